@@ -5,7 +5,7 @@ of a refusal. `python -m snapcap.service.cli.tables docs/security.md` writes the
 documentation from `LIMITS`. The reply, the log line and the metric of a 429 contain its code, and each such code
 has one entry.
 
-`errors.py` defines `PayloadTooLarge` and `NotReady`, which have several causes each. `images/room.py` defines
+`errors.py` defines `PayloadTooLarge` and `NotReady`, which have several causes each. `images/pool.py` defines
 `ImageMemoryFull`.
 """
 

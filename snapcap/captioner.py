@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from snapcap.models.errors import UserError
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.config.reader import settings_of
 from snapcap.service.engine.request import Completion, FinishReason
 from snapcap.service.errors import EngineFailed, InvalidOption, NotReady, ServiceError
-from snapcap.service.images.threads import decode_threads
+from snapcap.service.images.decode import decode_threads
 from snapcap.service.offline.captioning_run import images_ahead
 from snapcap.service.offline.failure import reason_of
 from snapcap.service.offline.feed import Asked

@@ -43,11 +43,11 @@ ROOMS = [
     "service/images",
     "service/ipc",
     "service/limits.py",
-    "service/memory",
+    "service/memory.py",
     "service/offline",
     "service/server",
     "service/telemetry",
-    "service/watch",
+    "service/watch.py",
     "snapcap",
     "tests/support",
 ]

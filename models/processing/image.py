@@ -2,33 +2,48 @@
 
 Only the first picture of an animation or of several pages is read. The size, the memory for decoding and the parts
 of the file are checked before a pixel is decoded: 236 KB of PNG can hold 300 MB.
+
+An estimate of memory is never below the actual memory: tests decode each format and mode in a fresh process and
+compare. A pixel's cost depends on the format.
 """
 
-from collections.abc import Callable
+import codecs
+import io
+import math
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageChops, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.processing.codecs import DAMAGED, check_whole, draft, lower_halves, opened, turn, unended
-from snapcap.models.processing.headers.bmp import read_bmp
-from snapcap.models.processing.headers.gif import read_gif
-from snapcap.models.processing.headers.header import (
+from snapcap.models.processing.headers import (
     LONGEST_SIDE,
     Header,
+    check_scans,
+    covers_all,
+    ended,
+    read_bmp,
+    read_gif,
+    read_jpeg,
+    read_png,
+    read_tiff,
+    read_webp,
+)
+from snapcap.models.processing.image_formats import (
+    ImageError,
+    NeedsMemory,
     damaged,
+    is_readable,
+    kind_of,
     not_a_picture,
     remedy,
     unsupported,
     zero_size,
 )
-from snapcap.models.processing.headers.jpeg import check_scans, read_jpeg
-from snapcap.models.processing.headers.png import read_png
-from snapcap.models.processing.headers.tiff import read_tiff
-from snapcap.models.processing.headers.webp import read_webp
-from snapcap.models.processing.image_error import ImageError, NeedsMemory
-from snapcap.models.processing.image_formats import is_readable, kind_of
-from snapcap.models.processing.image_memory import image_bytes, webp_bytes
-from snapcap.models.processing.rgb import to_rgb
 
 _HEADERS: dict[str, Callable[[bytes], Header]] = {
     "jpeg": read_jpeg,
@@ -254,3 +269,319 @@ def _swapped(size: tuple[int, int], swap: bool) -> tuple[int, int]:
 
 def _too_large(what: str, max_pixels: int) -> ImageError:
     return ImageError("too_large", f"an image{what} is over the limit of {max_pixels} pixels; scale it down first")
+
+
+# Bytes for a pixel of a WEBP, 4 for each of four pictures: two canvases of the decoder of animations, through
+# which Pillow reads every WEBP, the copy that the decoder returns, and the picture. Pictures made later take the
+# place of the last two.
+_WEBP_PIXEL = 16
+# Bytes for a pixel of the stored picture, and of the picture in RGB or turned: at most 4 each.
+_PIXEL = 8
+# Bytes for a pixel in decoders of video codecs, beside the above: planes of up to 16 bits of the picture and its
+# transparency, in each layout in which they are held, and the bytes that the decoder returns.
+_CODEC_PIXEL = {"AVIF": 32, "HEIF": 32}
+_COEFFICIENTS = 128  # bytes of a block of 8 × 8 coefficients, 2 each
+# Number of copies of the file's bytes: the file itself, and copies that a codec makes.
+_COPIES = 3
+_TABLES = 48  # bytes of the tables of Pillow's resize for each row and column
+
+
+def webp_bytes(
+    size: tuple[int, int], target: tuple[int, int] | None, length: int, final: tuple[int, int] | None = None
+) -> int:
+    """Returns `image_bytes` of a WEBP that is not open yet, because opening it makes the canvases."""
+    return size[0] * size[1] * _WEBP_PIXEL + _resizing(size, target) + _again(target, final) + _COPIES * length
+
+
+def image_bytes(
+    image: Image.Image,
+    full: tuple[int, int],
+    target: tuple[int, int] | None,
+    scans: int,
+    length: int,
+    final: tuple[int, int] | None = None,
+) -> int:
+    """Returns the peak memory, in bytes, for decoding and resizing a picture.
+
+    Args:
+        image: opened, and drafted if it will be.
+        full: (width, height) before the draft.
+        target: (width, height) of the first resize; ``None`` without one.
+        scans: number of the JPEG's scans.
+        length: bytes of the file.
+        final: (width, height) of the second resize; ``None`` without one.
+    """
+    pixels = image.size[0] * image.size[1]
+    peak = pixels * _CODEC_PIXEL.get(image.format or "", _PIXEL)
+    if isinstance(image, JpegImagePlugin.JpegImageFile) and (scans > 1 or "progressive" in image.info):
+        peak = max(peak, pixels * 4 + _coefficients(image, full))
+    return peak + _resizing(image.size, target) + _again(target, final) + _COPIES * length
+
+
+def _coefficients(image: JpegImagePlugin.JpegImageFile, full: tuple[int, int]) -> int:
+    """Returns the bytes of a JPEG's coefficients. libjpeg keeps all of them if they come in several scans."""
+    across = max((each[1] for each in image.layer), default=1) or 1
+    down = max((each[2] for each in image.layer), default=1) or 1
+    units = -(-full[0] // (8 * across)) * -(-full[1] // (8 * down))
+    return units * sum(each[1] * each[2] for each in image.layer) * _COEFFICIENTS
+
+
+def _again(target: tuple[int, int] | None, final: tuple[int, int] | None) -> int:
+    """Returns the bytes of a second resize. The picture before the first resize may still be held then."""
+    return 0 if target is None else _resizing(target, final)
+
+
+def _resizing(size: tuple[int, int], target: tuple[int, int] | None) -> int:
+    """Returns the bytes of a resize.
+
+    Pillow resizes across and then down, so the picture between has the new width and the old height. Before the
+    picture is loaded and turned, either side may be the width.
+    """
+    if target is None:
+        return 0
+    return 4 * (max(target) * max(size) + 3 * target[0] * target[1]) + _TABLES * sum(size)
+
+
+# Plugins of common formats are imported with this module. Plugins of rarer formats are imported with the first
+# such picture, or by `load_codecs`.
+_PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
+_RARE = {
+    "gif": "PIL.GifImagePlugin",
+    "bmp": "PIL.BmpImagePlugin",
+    "tiff": "PIL.TiffImagePlugin",
+    "avif": "PIL.AvifImagePlugin",
+    "heic": "pillow_heif",
+}
+
+# Modules of Pillow that its plugins import with the first picture that needs them.
+_LATE = ("PIL.ImageCms", "PIL.ImageColor", "PIL.ImagePalette", "PIL.MpoImagePlugin", "PIL.PpmImagePlugin")
+
+# Pillow's errors on damaged data, found by mutating files of every format.
+DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    struct.error,
+    zlib.error,
+)
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# The noise has no byte 0xFF, which begins a marker, and no byte 0. Neither has its complement.
+_NOISE = bytes(number * 73 % 251 + 2 for number in range(256))
+_OTHER_NOISE = bytes(255 - number for number in _NOISE)
+
+
+def load_codecs() -> None:
+    """Imports everything that decoding a picture may import, for processes that cannot open files later."""
+    for module in _LATE:
+        import_module(module)
+    for encoding in ("utf-16", "utf-8-sig"):  # encodings of text files, which are recognised to be refused
+        codecs.lookup(encoding)
+    for name, module in _RARE.items():
+        if not is_readable(name):
+            continue
+        plugin: Any = import_module(module)
+        # Each decoder process may use only the address space that its picture needs, and a thread takes some of
+        # it.
+        if name == "avif":
+            plugin.DEFAULT_MAX_THREADS = 1
+        elif name == "heic":
+            plugin.options.DECODE_THREADS = 1
+
+
+def opened(data: bytes, name: str) -> Image.Image:
+    """Returns the picture with its header read, by the plugin of format ``name``."""
+    if name == "heic":
+        opened: Image.Image = _plugin(name).HeifImageFile(io.BytesIO(data))
+        return opened
+    if name in _RARE:
+        _plugin(name)
+    return Image.open(io.BytesIO(data), formats=(name.upper(),))
+
+
+def _plugin(name: str) -> Any:
+    return import_module(_RARE[name])
+
+
+def unended(data: bytes) -> bytes:
+    """Returns a JPEG without an end marker in the form in which it is decoded."""
+    return ended(data, _NOISE)
+
+
+def draft(image: Image.Image, least: tuple[int, int]) -> tuple[float, float, float, float] | None:
+    """Lets a large JPEG be decoded at a fraction of its size. Returns the part of the result that the picture
+    fills."""
+    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+        return None
+    full = image.size
+    drafted = image.draft(None, (2 * least[0], 2 * least[1]))
+    return drafted[1] if drafted and image.size != full else None
+
+
+def check_whole(data: bytes, image: Image.Image, least: tuple[int, int] | None) -> None:
+    """Refuses a JPEG that lacks more than its end marker.
+
+    A decoder makes up missing data from the bytes that follow. So the picture is decoded twice, with different
+    noise behind its data: only a complete picture comes out the same.
+
+    Raises:
+        ImageError: ``truncated``.
+    """
+    if not covers_all(data):
+        raise damaged("jpeg")
+    try:
+        with opened(ended(data, _OTHER_NOISE), "jpeg") as other:
+            if least is not None:
+                draft(other, least)
+            checksum = _checksum(other)
+        same = checksum == _checksum(image)
+    except DAMAGED:
+        same = False
+    if not same:
+        raise damaged("jpeg")
+
+
+def _checksum(image: Image.Image) -> int:
+    """Returns a checksum of the pixels, computed a few rows at a time to save memory."""
+    image.load()
+    checksum = 0
+    for top in range(0, image.height, 64):
+        rows = image.crop((0, top, image.width, min(top + 64, image.height)))
+        checksum = zlib.crc32(rows.tobytes(), checksum)
+    return checksum
+
+
+def lower_halves(header: Header) -> Image.Image:
+    """Returns the low bytes of a PNG of 16-bit colours. Pillow itself keeps the high bytes."""
+    low = opened(header.data, "png")
+    # A sample's first byte is the high one. In the other byte order, the second byte is.
+    low.tile = [tile._replace(args="RGB;16L") for tile in low.tile]  # type: ignore[attr-defined]
+    low.load()
+    return low
+
+
+def turn(image: Image.Image) -> Image.Transpose | None:
+    """Returns the transposition that turns the image upright, or None if there is none to do."""
+    try:
+        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+    except DAMAGED:  # the EXIF block is damaged; the pixels may be good
+        return None
+
+
+# Pixels of a strip that is converted at a time.
+_STRIP = 1 << 18
+_OPAQUE = (255, 255)
+
+
+def to_rgb(
+    image: Image.Image,
+    key: Sequence[int] | None = None,
+    low: Image.Image | None = None,
+    frame: tuple[int, int, int, int] | None = None,
+    inverted: bool = False,
+) -> Image.Image:
+    """Returns the image in RGB, or the same object if it is opaque RGB already.
+
+    Args:
+        image: with its pixels loaded.
+        key: the transparent colour, in samples of 16 bits. A grey image holds all 16 bits.
+        low: the low bytes of the samples of a colour image with a ``key``.
+        frame: (left, top, right, bottom) outside of which the picture is transparent.
+        inverted: 0 is white in a grey image of more than 8 bits.
+
+    Raises:
+        ValueError: Pillow does not convert this mode.
+    """
+    if image.mode == "RGB" and not (image.has_transparency_data or key or frame):
+        return image
+    # Programs without an alpha channel leave its bytes at 0.
+    opaque = image.format == "BMP" and image.mode == "RGBA" and image.getextrema()[3:] == ((0, 0),)
+    scale = _scale(image)
+    whole = Image.new("RGB", image.size, "white")
+    left, top, right, bottom = frame or (0, 0, *image.size)
+    rows = max(_STRIP // image.width, 1)
+    for start in range(top, bottom, rows):
+        box = (left, start, right, min(start + rows, bottom))
+        strip = image.crop(box).convert("RGBX") if opaque else image.crop(box)
+        rgb = _rgb(strip, scale)
+        if inverted:
+            rgb = ImageChops.invert(rgb)
+        if key:
+            rgb.paste("white", mask=_equal(strip, key, low.crop(box) if low else None))
+        whole.paste(rgb, box)
+    return whole
+
+
+def _rgb(image: Image.Image, scale: float) -> Image.Image:
+    if image.mode.startswith("I;16"):  # Pillow's own conversion clips 16 bits to 255 instead of scaling
+        return _halves(image)[0].convert("RGB")
+    if image.mode in ("I", "F"):
+        return image.point(lambda value: value * scale).convert("L").convert("RGB")
+    if image.mode == "La":  # Pillow converts this mode to no other
+        image = image.convert("LA")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    rgba = image.convert("RGBA")
+    alpha = rgba.getchannel("A")
+    if alpha.getextrema() == _OPAQUE:
+        return rgba.convert("RGB")
+    white = Image.new("RGB", rgba.size, "white")
+    white.paste(rgba, mask=alpha)
+    return white
+
+
+def _scale(image: Image.Image) -> float:
+    """Returns the factor that brings the numbers of a picture of 32 bits a pixel to 0 to 255.
+
+    The largest number decides which value is white: up to 1 for floats it is 1, up to 255 it is 255, up to 65535
+    for integers it is 65535. Above these limits it is the largest number itself.
+    """
+    if image.mode not in ("I", "F"):
+        return 1.0
+    _, extreme = image.getextrema()
+    if isinstance(extreme, tuple):  # several bands, which these modes never have
+        return 1.0
+    largest = float(extreme)
+    if not math.isfinite(largest):
+        return 1.0
+    if largest <= 1 and image.mode == "F":
+        return 255.0
+    if largest <= 255:
+        return 1.0
+    return 1 / 256 if image.mode == "I" and largest <= 65535 else 255 / largest
+
+
+def _halves(image: Image.Image) -> tuple[Image.Image, Image.Image]:
+    """Returns the high and the low bytes of 16-bit samples."""
+    big = image.mode == "I;16B" or (image.mode == "I;16N" and sys.byteorder == "big")
+    data = image.tobytes()
+    first, second = (Image.frombytes("L", image.size, data[start::2]) for start in (0, 1))
+    return (first, second) if big else (second, first)
+
+
+def _equal(image: Image.Image, key: Sequence[int], low: Image.Image | None) -> Image.Image:
+    """Returns a mask that is 255 where all 16 bits of every sample equal the key's."""
+    uppers, lowers = (image.split(), low.split()) if low else tuple((each,) for each in _halves(image))
+    mask = Image.new("L", image.size, 255)
+    for upper, lower, value in zip(uppers, lowers, key, strict=True):
+        for half, wanted in ((upper, value >> 8), (lower, value & 255)):
+            mask = ImageChops.darker(mask, half.point([255 * (each == wanted) for each in range(256)]))
+    return mask

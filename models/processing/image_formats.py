@@ -1,11 +1,12 @@
 """Recognises the format of a file by its bytes, whatever its name, and lists the formats that are read.
 
-Imports no Pillow.
+Names the ways in which an image cannot be read, too, each with a reason for metrics and a remedy. The module
+imports no Pillow, because the HTTP process has none and needs both.
 """
 
 import struct
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 # The formats that are read, by their labels in metrics and logs. HEIC needs pillow-heif.
 READ = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
@@ -176,3 +177,62 @@ def _of_text(data: bytes) -> Kind | None:
     known = [(at, kind) for mark, kind in (("<svg", _SVG), ("<html", _HTML)) if (at := text.find(mark)) >= 0]
     # The first element is the document's: a page may hold a drawing, and a drawing a page.
     return min(known, key=lambda each: each[0])[1] if known else None
+
+
+Reason = Literal[
+    "empty",
+    "not_an_image",
+    "truncated",
+    "too_large",
+    "too_complex",
+    "zero_size",
+    "unsupported_format",
+    "wrong_size",
+]
+
+
+class ImageError(ValueError):
+    """A picture that cannot be read. The message says what to do. ``reason`` is a label for metrics."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NeedsMemory(Exception):  # noqa: N818 - the picture may be a good one
+    """A picture that needs more memory than was granted: ``size`` bytes. No pixel of it was decoded."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"it takes {size} bytes to decode")
+        self.size = size
+
+
+def damaged(name: str) -> ImageError:
+    """Returns the error of a file that no decoder can read to its end."""
+    return ImageError("truncated", f"the {name.upper()} data is incomplete or damaged; send the whole file")
+
+
+def too_complex(name: str, what: str, remedy: str = "save it anew, without them") -> ImageError:
+    """Returns the error of a file whose parts cost more than its pixels."""
+    return ImageError("too_complex", f"the {name} has {what}, which takes too long to decode; {remedy}")
+
+
+def zero_size() -> ImageError:
+    """Returns the error of a picture without pixels."""
+    return ImageError("zero_size", "the image is 0 pixels wide or high; send one with at least one pixel")
+
+
+def unsupported(what: str) -> ImageError:
+    """Returns the error of a format or variant that is not read, such as ``what`` = "JPEG XL images"."""
+    return ImageError("unsupported_format", f"{what} are not read; {remedy()}")
+
+
+def not_a_picture(kind: Kind | None) -> ImageError:
+    """Returns the error of data that no program shows as a picture."""
+    what = f"{kind.name}, not an image" if kind else "not an image"
+    return ImageError("not_an_image", f"the data is {what}; {remedy()}")
+
+
+def remedy() -> str:
+    """Returns advice to send one of the formats that are read."""
+    return f"send {readable()}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError
 from snapcap.models.processing import processor_config as fields
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_formats import ImageError
 
 if TYPE_CHECKING:
     import numpy as np

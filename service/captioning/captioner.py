@@ -6,23 +6,26 @@ This module imports no torch, and it imports numpy only when the first caption i
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.captioning.loop_handoff import LoopHandoff
-from snapcap.service.captioning.model_defaults import ModelDefaults
+from snapcap.service.captioning.model_defaults import ModelDefaults, Resolved
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.captioning.preparation import Preparation, Prepared
 from snapcap.service.captioning.stop_sequences import CaptionText
-from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.captioning.stream import CaptionStream, LoopHandoff, until
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import Admission, Permit
-from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady
-from snapcap.service.images.decoder import EncodedImage, ImageDecoder
-from snapcap.service.images.threads import ThreadImageDecoder, decode_threads
-from snapcap.service.memory.bodies import BodyAccount
+from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady, UnprocessableImage
+from snapcap.service.images.decode import (
+    DecodedImage,
+    EncodedImage,
+    ImageDecoder,
+    ThreadImageDecoder,
+    decode_threads,
+)
+from snapcap.service.memory import BodyAccount
 from snapcap.service.readiness import Readiness, State
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.progress.timeline import Timeline
@@ -84,7 +87,7 @@ class Captioner:
         self._model: _Model | None = None
         self._captioned = False
         self._pool = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
-        self._preparation = Preparation(metrics)
+        self._metrics = metrics
         self._admission = admission = Admission(limits.queue_size)
         metrics.queue_capacity.set(admission.capacity)
         metrics.queue_depth.set_function(lambda: admission.taken)
@@ -132,8 +135,7 @@ class Captioner:
         prompts: "PromptReader | None" = None,
     ) -> None:
         """Sets the model; requests are served from now on. Call this once. Without `image_decoder`, `pool` decodes
-        images. Without `prompts`, a prompt is tokenized in this process, on the thread that receives the decoded
-        image."""
+        images. Without `prompts`, a prompt is tokenized in this process, on the event loop."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
         self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
@@ -181,24 +183,17 @@ class Captioner:
         """
         times = times or CaptionTimes()
         model, deadline = self._servable(), times.started + self._timeout(options)
-        future: Future[Completion] = Future()
-        prompts: list[tuple[int, ...]] = []
-
-        def submit(prepared: Prepared) -> None:
-            # The decoder's callback submits the request straight to the device. The coroutine wakes only when the
-            # caption is complete.
-            prompts.append(prepared.request.prompt_ids)
-            _submit(model, prepared, request_id, deadline, future, permit, times)
-
-        encoded = EncodedImage(image, request_id, deadline, future.cancelled, account)
-        read = await self._read_prompt(model, options, request_id, deadline)
-        self._start(model, encoded, options, future, submit, read)
-        completion = await self._handoff().result(future, deadline)
+        encoded = EncodedImage(image, request_id, deadline, account)
+        async with until(deadline):
+            resolved = await self._resolve(model, options, encoded)
+            decoded = await self._decode(model, encoded, times)
+            future: Future[Completion] = Future()
+            _submit(model, encoded, decoded, resolved, permit, times, future)
+            completion = await self._handoff().result(future)
         times.completed(completion)
-        text = model.tokenizer.caption(prompts[0], completion.tokens)
         self._completed()
         return CaptionResult(
-            caption=text,
+            caption=model.tokenizer.caption(resolved.prompt_ids, completion.tokens),
             model=model.name,
             tokens=len(completion.tokens),
             finish_reason=completion.finish_reason,
@@ -228,36 +223,20 @@ class Captioner:
 
         Also raises all errors of `caption`.
         """
-        times = times or CaptionTimes()
         if live and options.sampling.searches:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
-        model, deadline, handoff = self._servable(), times.started + self._timeout(options), self._handoff()
-        queued: Future[CaptionStream] = Future()
-
-        def submit(prepared: Prepared) -> None:
-            prompt_ids, searches = prepared.request.prompt_ids, prepared.request.params.searches
-            text = model.tokenizer.stream(prompt_ids)
-            continued = bool(prompt_ids) and not model.tokenizer.takes_instructions
-            shown = CaptionText(stop, keep_leading_space=continued)
-            stream = CaptionStream(text.push, text.end, shown, len(prompt_ids), deadline, handoff, times)
-            stream.future.add_done_callback(partial(self._ended, times))
+        times = times or CaptionTimes()
+        model, deadline = self._servable(), times.started + self._timeout(options)
+        encoded = EncodedImage(image, request_id, deadline, account)
+        async with until(deadline):
+            resolved = await self._resolve(model, options, encoded, live=live)
+            stream = self._new_stream(model, resolved.prompt_ids, stop, deadline, times)
+            decoded = await self._decode(model, encoded, times)
             # A stop sequence ends the generation early, so it needs each token at once. A beam search has no token
             # to give before its end.
-            on_token = stream.feed if live or (stop and not searches) else None
-            _submit(model, prepared, request_id, deadline, stream.future, permit, times, on_token)
-            try:
-                queued.set_result(stream)
-            except InvalidStateError:  # the client has left
-                stream.close()
-
-        encoded = EncodedImage(image, request_id, deadline, queued.cancelled, account)
-        read = await self._read_prompt(model, options, request_id, deadline)
-        self._start(model, encoded, options, queued, submit, read, live)
-        try:
-            return await handoff.result(queued, deadline)
-        except BaseException:
-            queued.add_done_callback(_close_unused)
-            raise
+            on_token = stream.feed if live or (stop and not resolved.params.searches) else None
+            _submit(model, encoded, decoded, resolved, permit, times, stream.future, on_token)
+        return stream
 
     def close(self) -> None:
         """Stops the decode threads when their present images are done, and ends the process that tokenizes
@@ -266,30 +245,38 @@ class Captioner:
         if self._model is not None and self._model.prompts is not None:
             self._model.prompts.close()
 
-    async def _read_prompt(
-        self, model: _Model, options: CaptionOptions, request_id: str, deadline: float
-    ) -> Sequence[int] | None:
-        """Returns the ids of the request's prompt; None if there is no prompt or no process that tokenizes
-        prompts."""
-        if not options.prompt or model.prompts is None:
-            return None
-        most = model.engine.limits.max_prompt_tokens
-        return await self._handoff().result(
-            model.prompts.read(options.prompt, most, request_id, deadline), deadline
-        )
+    async def _resolve(
+        self, model: _Model, options: CaptionOptions, encoded: EncodedImage, *, live: bool = False
+    ) -> Resolved:
+        """Resolves the options of a request, after the process that tokenizes prompts has read its prompt."""
+        limits = model.engine.limits
+        ids: tuple[int, ...] | None = None
+        if options.prompt and model.prompts is not None:
+            most = limits.max_prompt_tokens
+            reading = model.prompts.read(options.prompt, most, encoded.request_id, encoded.deadline)
+            ids = await self._handoff().result(reading)
+        return model.defaults.resolve(options, limits, live=live, read=ids)
 
-    def _start(
-        self,
-        model: _Model,
-        encoded: EncodedImage,
-        options: CaptionOptions,
-        future: "Future[Any]",
-        then: Callable[[Prepared], object],
-        read: Sequence[int] | None,
-        live: bool = False,
-    ) -> None:
-        resolve = partial(model.defaults.resolve, limits=model.engine.limits, live=live, read=read)
-        self._preparation.start(encoded, options, (model.image_decoder, resolve), future, then)
+    async def _decode(self, model: _Model, encoded: EncodedImage, times: CaptionTimes) -> DecodedImage:
+        """Decodes the image of a request. The metrics count it, decoded or unreadable."""
+        try:
+            decoded = await model.image_decoder.decode(encoded)
+        except UnprocessableImage as error:
+            self._metrics.image_decode_failures.labels(error.reason).inc()
+            raise
+        self._metrics.image_decoded(decoded.format, decoded.seconds)
+        times.image_decoded(decoded)
+        return decoded
+
+    def _new_stream(
+        self, model: _Model, prompt_ids: tuple[int, ...], stop: Sequence[str], deadline: float, times: CaptionTimes
+    ) -> CaptionStream:
+        text = model.tokenizer.stream(prompt_ids)
+        continued = bool(prompt_ids) and not model.tokenizer.takes_instructions
+        shown = CaptionText(stop, keep_leading_space=continued)
+        stream = CaptionStream(text.push, text.end, shown, len(prompt_ids), deadline, self._handoff(), times)
+        stream.future.add_done_callback(partial(self._ended, times))
+        return stream
 
     def _handoff(self) -> LoopHandoff:
         """Returns the handoff of the running event loop, making it on first use."""
@@ -320,30 +307,35 @@ class Captioner:
 
 def _submit(
     model: _Model,
-    prepared: Prepared,
-    request_id: str,
-    deadline: float,
-    future: "Future[Completion]",
+    encoded: EncodedImage,
+    decoded: DecodedImage,
+    resolved: Resolved,
     permit: Permit,
     times: CaptionTimes,
+    future: "Future[Completion]",
     on_token: Callable[[int], None] | None = None,
 ) -> None:
+    """Passes a request to the engine. The result arrives in `future`, each token before it in `on_token`."""
     # The import is here because it imports numpy, which would delay the first second of the process.
     from snapcap.service.engine.request import CaptionRequest  # noqa: PLC0415
-
-    pixels, asked = prepared.image.pixels, prepared.request
-    times.image_decoded(prepared.image)
 
     def admitted() -> None:
         times.admitted = time.monotonic()
         permit.admitted()
 
-    ids, text_ids, params = asked.prompt_ids, asked.text_ids, asked.params
-    request = CaptionRequest(request_id, pixels, ids, params, deadline, future, on_token, admitted, text_ids)
-    model.engine.submit(request)
-
-
-def _close_unused(queued: "Future[CaptionStream]") -> None:
-    """Closes a stream that was queued just when its client left."""
-    if not queued.cancelled() and queued.exception() is None:
-        queued.result().close()
+    request = CaptionRequest(
+        encoded.request_id,
+        decoded.pixels,
+        resolved.prompt_ids,
+        resolved.params,
+        encoded.deadline,
+        future,
+        on_token,
+        admitted,
+        resolved.text_ids,
+    )
+    try:
+        model.engine.submit(request)
+    except BaseException:
+        decoded.discard()
+        raise

@@ -1,13 +1,14 @@
-"""Streams a caption from the device thread to the event loop, in pieces of text."""
+"""Waits on the event loop for other threads: for a result, with a deadline, or for the pieces of a stream."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.errors import DeadlineExceeded
@@ -15,9 +16,57 @@ from snapcap.service.errors import DeadlineExceeded
 if TYPE_CHECKING:
     from snapcap.service.engine.request import Completion
 
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def until(deadline: float) -> AsyncIterator[None]:
+    """Cancels what it encloses at `deadline`, a moment of `time.monotonic`. Raises DeadlineExceeded then."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded from None
+
+
+class LoopHandoff:
+    """Hands calls and results to one event loop. The loop is woken once for all calls that arrive before it runs:
+    one decode step may end many captions, and each wake-up costs a system call and the interpreter lock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: deque[Callable[[], object]] = deque()
+        self._woken = False
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Calls a function on the event loop, from any thread."""
+        self._calls.append(function)
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop is closed because the process ends
+                self.loop.call_soon_threadsafe(self._take)
+
+    async def result(self, future: "Future[T]") -> T:
+        """Waits for another thread's future and returns its result, or raises its error. Cancelling this call
+        cancels the future."""
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        future.add_done_callback(lambda _: self.call(partial(_wake, waiter)))
+        try:
+            await waiter
+        except BaseException:
+            future.cancel()
+            raise
+        return future.result()
+
+    def _take(self) -> None:
+        self._woken = False  # reset first, so that calls added during the loop below wake the event loop again
+        while self._calls:
+            self._calls.popleft()()
+
 
 class CaptionStream:
-    """Streams the text of one caption on the event loop of `handoff`.
+    """Streams the text of one caption on the event loop of `handoff`: an async iterator of pieces.
 
     `push` returns the text of one more token, and `end` the text that was held back. `deadline` is a moment of
     `time.monotonic`. The code that submits the request sets the moments of `times`.
@@ -42,7 +91,7 @@ class CaptionStream:
         self._text = text
         self._handoff = handoff
         self._times = times
-        self._deadline = handoff.loop.time() + deadline - time.monotonic()
+        self._deadline = deadline
         self._arrived: asyncio.Queue[int | None] = asyncio.Queue()
         self.future.add_done_callback(lambda _: self._hand_over(None))
 
@@ -63,24 +112,25 @@ class CaptionStream:
         self._times.completed(completion)
         return completion.backend, self._times.milliseconds(time.monotonic())
 
-    async def next(self) -> str | None:
-        """Returns the next piece of text, which is never empty; None at the end, when `finish_reason` is set.
+    def __aiter__(self) -> "CaptionStream":
+        return self
+
+    async def __anext__(self) -> str:
+        """Returns the next piece of text, which is never empty. At the end `finish_reason` is set.
 
         Raises:
+            StopAsyncIteration: the text is complete.
             DeadlineExceeded, EngineFailed
         """
         while self.finish_reason is None:
             piece = self._take(await self._next_token())
             if piece:
                 return piece
-        return None
+        raise StopAsyncIteration
 
     async def rest(self) -> str:
-        """Returns all text that `next` has not returned yet. Raises the errors of `next`."""
-        pieces = []
-        while (piece := await self.next()) is not None:
-            pieces.append(piece)
-        return "".join(pieces)
+        """Returns all text that the iteration has not returned yet. Raises its errors."""
+        return "".join([piece async for piece in self])
 
     def close(self) -> None:
         """Withdraws the request from the engine, which frees its slot."""
@@ -91,11 +141,11 @@ class CaptionStream:
 
     async def _next_token(self) -> int | None:
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with until(self._deadline):
                 return await self._arrived.get()
-        except TimeoutError:
+        except DeadlineExceeded:
             self.close()
-            raise DeadlineExceeded from None
+            raise
 
     def _take(self, token: int | None) -> str:
         if token is not None:
@@ -116,3 +166,8 @@ class CaptionStream:
             self.finish_reason = "stop"
             self.close()
         return piece
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

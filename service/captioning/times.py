@@ -8,7 +8,7 @@ from snapcap.service.telemetry.tracing import Span
 
 if TYPE_CHECKING:
     from snapcap.service.engine.request import Completion
-    from snapcap.service.images.decoder import DecodedImage
+    from snapcap.service.images.decode import DecodedImage
 
 
 class CaptionTimes:

@@ -16,7 +16,6 @@ Many refused images in a row have the same effect, at most once a minute.
 import asyncio
 import logging
 import math
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,30 +23,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapcap.models.errors import UserError
-from snapcap.service.errors import DeadlineExceeded, NotReady
-from snapcap.service.images.decoder import (
-    DecodedImage,
-    Done,
-    EncodedImage,
-    ImageResult,
-    UnreadableImage,
-    too_large,
-)
-from snapcap.service.images.processes.channel import WorkerChannel
-from snapcap.service.images.processes.family import ImageProcessFamily
-from snapcap.service.images.processes.fork import ImageProcesses
-from snapcap.service.images.processes.messages import (
-    Answer,
-    BadAnswer,
-    Broken,
-    Decoded,
-    Needs,
-    Refused,
-    Setup,
-)
-from snapcap.service.images.processes.worker_handle import Job, Worker
-from snapcap.service.images.room import ImageRoom
-from snapcap.service.images.sample import picture
+from snapcap.service.errors import DeadlineExceeded, NotReady, Overloaded, UnprocessableImage
+from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, too_large, unreadable
+from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
+from snapcap.service.images.parent import picture
+from snapcap.service.images.processes import ImageProcessFamily, Job, Worker
 from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.reasons import TRIED_AGAIN, Why
@@ -62,11 +42,13 @@ _CHECK_S = 30.0
 _REFUSALS = 32  # number of refused images in a row after which the server's own picture is decoded
 _BETWEEN_CHECKS_S = 60.0  # at least so many seconds apart, as some clients send nothing but damaged images
 _IDLE_LOOK_S = 5.0  # seconds between two checks of the processes without an image
+# Most images that may wait for the second half of the memory. A longer queue would mean that most images come after
+# their deadline.
+_MOST_WAITING = 16
+_CRASHED = "crashed"
+_CRASHED_SENTENCE = "the image ended the process that decoded it, and then another; send it in another format"
+_TOO_COMPLEX_SENTENCE = "the image takes too long to decode; save it anew, as baseline JPEG"
 _logger = logging.getLogger("snapcap.decode")
-_CRASHED = UnreadableImage(
-    "crashed", "the image ended the process that decoded it, and then another; send it in another format"
-)
-_TOO_COMPLEX = UnreadableImage("too_complex", "the image takes too long to decode; save it anew, as baseline JPEG")
 
 
 class ImageProcessError(RuntimeError):
@@ -77,8 +59,53 @@ class ImageProcessesEndedError(UserError):
     """Reports that all decode processes have ended and none can be started."""
 
 
+class ImageMemoryFull(Overloaded):
+    """Refuses an image because as many large images wait for memory as may."""
+
+    code = "image_memory_full"
+    title = "Too many large images"
+
+    def __init__(self) -> None:
+        super().__init__("As many large images wait for memory to be decoded as may")
+
+
+class ImageRoom:
+    """Divides the memory for pixels between images that are decoded at the same time.
+
+    Half of the memory is divided equally among the decode processes. Most images take far less than such a share.
+    An image that takes more waits for a part of the other half. `total`: bytes that all images together may take
+    while they are decoded. `processes`: number of decode processes.
+    """
+
+    def __init__(self, total: int, processes: int) -> None:
+        self.share = total // (2 * processes)
+        self.most = max(total // 2, self.share)
+        # With two processes or more, one takes no large image, so that small images do not wait for them.
+        self._processes = max(processes - 1, 1)
+        self._taken = 0
+        self._takers = 0
+
+    def refusal(self, waiting: int) -> ImageMemoryFull | None:
+        """Returns the refusal of one more large image if too many (`waiting`) wait already, else None."""
+        return ImageMemoryFull() if waiting >= _MOST_WAITING else None
+
+    def fits(self, size: int) -> bool:
+        """Returns whether a large image of `size` bytes may be decoded now."""
+        return self._takers < self._processes and self._taken + size <= self.most
+
+    def take(self, size: int) -> None:
+        """Takes the memory of a large image, `size` bytes."""
+        self._taken += size
+        self._takers += 1
+
+    def give_back(self, size: int) -> None:
+        self._taken -= size
+        self._takers -= 1
+
+
 class ProcessImageDecoder:
-    """Decodes images in processes. An `ImageDecoder` whose methods run on the event loop.
+    """Decodes images in processes. An `ImageDecoder`, and the user of the processes; its methods run on the event
+    loop.
 
     `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for decoding. `most_s`: the
     most CPU seconds that one image may take. `failed`: called once, with the error, when no image can be decoded
@@ -112,7 +139,7 @@ class ProcessImageDecoder:
         self._check: Job | None = None  # the server's own picture, until its outcome is known
         self._checked_at = -math.inf  # when a process was last killed for a check after refusals
         self._idle_look: asyncio.TimerHandle | None = None
-        self._family = ImageProcessFamily(processes, metrics, loop, self._began, self._gone)
+        self._family = ImageProcessFamily(processes, metrics, loop, self)
 
     def begin(self, transform: "ImageTransform") -> bool:
         """Starts the decode processes and waits for the first one. Call this outside the event loop. Returns False
@@ -124,13 +151,22 @@ class ProcessImageDecoder:
         """True once a decode process has answered."""
         return self._answered_once
 
-    def decode(self, encoded: EncodedImage, done: Done) -> None:
+    async def decode(self, encoded: EncodedImage) -> DecodedImage:
         if self._family.over:
-            done(NotReady("failed"))
-            return
-        self._waiting.append(Job(encoded, done))
+            raise NotReady("failed")
+        job = self._job(encoded)
+        self._waiting.append(job)
         self._feed()
         self._watch()
+        try:
+            outcome = await job.outcome
+        except asyncio.CancelledError:
+            if not job.outcome.cancelled():  # the outcome came just before the request was cancelled
+                _discard(job.outcome.result())
+            raise
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def give_up(self, why: str) -> None:
         """Ends the decode processes and calls `failed`, on the event loop. `why` is the reason, for the error."""
@@ -140,67 +176,37 @@ class ProcessImageDecoder:
         """Ends the decode processes and waits for their ends, after the event loop has stopped."""
         self._family.close()
 
-    def _gone(self, why: str) -> None:
-        self._idle.clear()
-        for jobs in (self._waiting, self._large):
-            while jobs:
-                jobs.popleft().end(NotReady("failed"))
-        self._failed(ImageProcessesEndedError(f"images cannot be decoded any more: {why}"))
+    def began(self, worker: Worker) -> None:
+        """Gives a new process the server's own picture, if that is to be tried, or else waiting images."""
+        check = self._check
+        if check is None or self._has_process(check) or not self._give(worker, check):
+            self._rest(worker)
+        self._feed()
+        if self._idle_look is None:
+            self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
 
-    def _feed(self) -> None:
-        """Hands waiting images to idle processes."""
-        while self._idle:
-            jobs = self._large if self._large and self._room.fits(self._large[0].size) else self._waiting
-            if not jobs:
-                return
-            job = jobs.popleft()
-            reason = job.encoded.given_up(time.monotonic())
-            if reason is not None:
-                job.end(reason)
-            elif not self._give(self._idle.pop(), job):
-                jobs.appendleft(job)
-
-    def _give(self, worker: Worker, job: Job) -> bool:
-        worker.has(job)
-        if not worker.channel.send(job.encoded.data, job.size or self._room.share):
-            worker.job = None
-            return False
-        if job.size:
-            self._room.take(job.size)
-        return True
-
-    def _taken_from(self, worker: Worker) -> Job | None:
-        """Removes and returns the image that a process has, and gives back its share of the memory."""
-        job, worker.job = worker.job, None
-        if job is not None and job.size:
-            self._room.give_back(job.size)
-        return job
-
-    def _answered(self, worker: Worker, answer: Answer) -> None:
+    def answered(self, worker: Worker, answer: Answer) -> None:
+        """Ends the image of a process with its answer, and gives the process the next one."""
         if worker.killed is not None:  # the answer came before the SIGKILL took effect
             return
         job, since = worker.job, worker.since
         granted = self._room.share if job is None else job.size or self._room.share
         if job is None or (isinstance(answer, Needs) and (job.size or answer.size <= granted)):
-            self._misbehaved(worker, BadAnswer(f"{type(answer).__name__} out of turn"))
+            self.misbehaved(worker, BadAnswer(f"{type(answer).__name__} out of turn"))
             return
-        slot = None
+        pixels = None
         if isinstance(answer, Decoded):
-            slot = self._slots.take()
             try:
-                self._pixels.copy(slot, worker.file)
+                pixels = self._copy_pixels(worker)
             except (ValueError, OSError) as error:
-                self._slots.give_back(slot)
-                self._misbehaved(worker, BadAnswer(str(error)))
+                self.misbehaved(worker, BadAnswer(str(error)))
                 return
         self._taken_from(worker)
         self._answered_once = True
-        outcome = (
-            self._wait_for_room(job, answer.size) if isinstance(answer, Needs) else _outcome(answer, slot, since)
-        )
-        taken_over = outcome is not None and self._end(job, outcome)
-        if slot is not None and not taken_over:
-            self._slots.give_back(slot)
+        if isinstance(answer, Needs):
+            self._wait_for_room(job, answer.size)
+        else:
+            self._end(job, self._outcome(answer, pixels, since))
         if self._family.over:  # the process is about to be ended
             return
         if isinstance(answer, Broken):  # its libraries may be in any state, and it may have been taken over
@@ -213,87 +219,15 @@ class ProcessImageDecoder:
             self._rest(worker)
         self._feed()
 
-    def _rest(self, worker: Worker) -> None:
-        worker.rests()
-        self._idle.append(worker)
-
-    def _refuses_all(self) -> bool:
-        long_ago = time.monotonic() - self._checked_at > _BETWEEN_CHECKS_S
-        return self._refusals >= _REFUSALS and self._check is None and long_ago
-
-    def _begin_check(self) -> None:
-        """Has the next new process decode the server's own picture."""
-        check = EncodedImage(picture(), "self-check", time.monotonic() + _CHECK_S, lambda: False)
-        self._check = Job(check, self._checked)
-
-    def _end(self, job: Job, outcome: ImageResult) -> bool:
-        """Ends a job with its outcome. After several failures that no image should cause, the next new process gets
-        the server's own picture; each of these failures ended a process, so a new one will come.
-
-        Returns whether the job's `done` took over the pixels.
-        """
-        if outcome is _CRASHED or isinstance(outcome, ImageProcessError):
-            self._failures += 1
-            if self._failures >= _SUSPICIOUS and self._check is None and not self._family.over:
-                self._begin_check()
-        elif isinstance(outcome, UnreadableImage):  # by any process, so that earlier failures still count
-            self._refusals += 1
-        elif isinstance(outcome, DecodedImage):
-            self._failures = self._refusals = 0
-        return job.end(outcome)
-
-    def _checked(self, outcome: ImageResult) -> bool:
-        """Ends the server if its own picture could not be decoded. Returns False, so that the slot of the pixels is
-        reused."""
-        self._check = None
-        short_of_memory = isinstance(outcome, UnreadableImage) and outcome.reason == "too_large"
-        if isinstance(outcome, UnreadableImage | ImageProcessError) and not short_of_memory:
-            self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
-        elif isinstance(outcome, DecodedImage):
-            self._failures = 0
-            _logger.warning("the server's own picture is decoded: images of several requests were at fault")
-        return False
-
-    def _wait_for_room(self, job: Job, size: int) -> ImageResult | None:
-        """Queues an image that needs more than a share of the memory. Returns the outcome if the image is refused,
-        else None."""
-        if size > self._room.most:
-            return too_large(size, self._room.most)
-        job.size = size
-        error = self._room.refusal(len(self._large))
-        if error is None:
-            self._large.append(job)
-        return error
-
-    def _misbehaved(self, worker: Worker, error: BadAnswer) -> None:
+    def misbehaved(self, worker: Worker, error: BadAnswer) -> None:
+        """Kills a process whose answer was none that it may give, unless it is killed already."""
         if worker.killed is None:
             if worker in self._idle:
                 self._idle.remove(worker)
             self._family.kill(worker, "bad_answer", str(error))
 
-    def _began(self, pid: int, end: socket.socket, file: int) -> Worker:
-        worker = Worker(pid, file)
-        worker.channel = WorkerChannel(
-            end,
-            self._loop,
-            partial(self._answered, worker),
-            partial(self._misbehaved, worker),
-            partial(self._ended, worker),
-        )
-        check = self._check
-        if check is None or self._has_process(check) or not self._give(worker, check):
-            self._rest(worker)
-        self._feed()
-        if self._idle_look is None:
-            self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
-        return worker
-
-    def _has_process(self, job: Job) -> bool:
-        return any(worker.job is job for worker in self._family.workers)
-
-    def _ended(self, worker: Worker) -> None:
+    def ended(self, worker: Worker) -> None:
         """Handles a process that has ended or has closed its socket: its image is tried again, or refused."""
-        self._family.lost(worker)
         if worker in self._idle:
             self._idle.remove(worker)
         self._watch()
@@ -304,14 +238,137 @@ class ProcessImageDecoder:
             return  # `_kill` has already ended the job
         job.attempts += 1
         if self._family.over:
-            job.end(NotReady("failed"))
+            self._finish(job, NotReady("failed"))
         elif job.attempts < _ATTEMPTS:
             if job is self._check:  # the next new process gets it
                 return
             (self._large if job.size else self._waiting).appendleft(job)
             self._feed()
         else:
-            self._end(job, _CRASHED)
+            self._end(job, unreadable(_CRASHED, _CRASHED_SENTENCE))
+
+    def gone(self, why: str) -> None:
+        """Ends all waiting images, and reports that no image can be decoded any more."""
+        self._idle.clear()
+        for jobs in (self._waiting, self._large):
+            while jobs:
+                self._finish(jobs.popleft(), NotReady("failed"))
+        self._failed(ImageProcessesEndedError(f"images cannot be decoded any more: {why}"))
+
+    def _job(self, encoded: EncodedImage) -> Job:
+        if encoded.account is not None:
+            encoded.account.hold()  # until the job ends, even if its request ends before
+        return Job(encoded, self._loop.create_future())
+
+    def _feed(self) -> None:
+        """Hands waiting images to idle processes."""
+        while self._idle:
+            jobs = self._large if self._large and self._room.fits(self._large[0].size) else self._waiting
+            if not jobs:
+                return
+            job = jobs.popleft()
+            reason = job.given_up(time.monotonic())
+            if reason is not None:
+                self._finish(job, reason)
+            elif not self._give(self._idle.pop(), job):
+                jobs.appendleft(job)
+
+    def _give(self, worker: Worker, job: Job) -> bool:
+        if not worker.give(job, job.size or self._room.share):
+            return False
+        if job.size:
+            self._room.take(job.size)
+        return True
+
+    def _taken_from(self, worker: Worker) -> Job | None:
+        """Removes and returns the image that a process has, and gives back its share of the memory."""
+        job, worker.job = worker.job, None
+        if job is not None and job.size:
+            self._room.give_back(job.size)
+        return job
+
+    def _copy_pixels(self, worker: Worker) -> FilledSlot:
+        """Copies the pixels of a process into a free slot. Raises ValueError or OSError if the process's file does
+        not have them."""
+        slot = self._slots.take()
+        try:
+            self._pixels.copy(slot, worker.file)
+        except BaseException:
+            self._slots.give_back(slot)
+            raise
+        return FilledSlot(slot)
+
+    def _outcome(
+        self, answer: Decoded | Refused | Broken, pixels: FilledSlot | None, since: float
+    ) -> DecodedImage | Exception:
+        """Returns the outcome of a process's answer. `pixels`: the slot of the pixels, if the answer is Decoded.
+        `since`: the moment when the process got the image."""
+        if isinstance(answer, Refused):
+            return unreadable(*answer)
+        if isinstance(answer, Broken) or pixels is None:
+            return ImageProcessError(f"in a decode process:\n{answer.trace if isinstance(answer, Broken) else ''}")
+        took = time.monotonic() - since
+        # The process cannot be trusted: its decoding cannot have begun before it got the image.
+        began, seconds = min(max(answer.began, since), since + took), min(answer.seconds, took)
+        return DecodedImage(pixels, answer.format, began, seconds, partial(self._slots.give_back, pixels.number))
+
+    def _end(self, job: Job, outcome: DecodedImage | Exception) -> None:
+        """Ends a job with its outcome. After several failures that no image should cause, the next new process gets
+        the server's own picture; each of these failures ended a process, so a new one will come."""
+        if isinstance(outcome, ImageProcessError) or _is_crash(outcome):
+            self._failures += 1
+            if self._failures >= _SUSPICIOUS and self._check is None and not self._family.over:
+                self._begin_check()
+        elif isinstance(outcome, UnprocessableImage):  # by any process, so that earlier failures still count
+            self._refusals += 1
+        elif isinstance(outcome, DecodedImage):
+            self._failures = self._refusals = 0
+        self._finish(job, outcome)
+
+    def _finish(self, job: Job, outcome: DecodedImage | Exception) -> None:
+        """Hands an outcome on that counts neither as a failure nor as a success of the processes."""
+        if job is self._check:
+            self._checked(outcome)
+        else:
+            job.end(outcome)
+
+    def _begin_check(self) -> None:
+        """Has the next new process decode the server's own picture."""
+        self._check = self._job(EncodedImage(picture(), "self-check", time.monotonic() + _CHECK_S))
+
+    def _refuses_all(self) -> bool:
+        long_ago = time.monotonic() - self._checked_at > _BETWEEN_CHECKS_S
+        return self._refusals >= _REFUSALS and self._check is None and long_ago
+
+    def _rest(self, worker: Worker) -> None:
+        worker.rests()
+        self._idle.append(worker)
+
+    def _checked(self, outcome: DecodedImage | Exception) -> None:
+        """Ends the server if its own picture could not be decoded."""
+        self._check = None
+        short_of_memory = isinstance(outcome, UnprocessableImage) and outcome.reason == "too_large"
+        if isinstance(outcome, UnprocessableImage | ImageProcessError) and not short_of_memory:
+            self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
+        elif isinstance(outcome, DecodedImage):
+            outcome.discard()
+            self._failures = 0
+            _logger.warning("the server's own picture is decoded: images of several requests were at fault")
+
+    def _wait_for_room(self, job: Job, size: int) -> None:
+        """Queues an image that needs more than a share of the memory, or refuses it."""
+        if size > self._room.most:
+            self._end(job, too_large(size, self._room.most))
+            return
+        job.size = size
+        refusal = self._room.refusal(len(self._large))
+        if refusal is None:
+            self._large.append(job)
+        else:
+            self._end(job, refusal)
+
+    def _has_process(self, job: Job) -> bool:
+        return any(worker.job is job for worker in self._family.workers)
 
     def _watch(self) -> None:
         if not self._looking and not self._family.over:
@@ -329,10 +386,10 @@ class ProcessImageDecoder:
                 self._kill(worker, why)
         for jobs in (self._waiting, self._large):
             for job in list(jobs):
-                reason = job.encoded.given_up(now)
+                reason = job.given_up(now)
                 if reason is not None:
                     jobs.remove(job)
-                    job.end(reason)
+                    self._finish(job, reason)
         self._family.look(_LOOK_S)
         busy = any(worker.job is not None for worker in self._family.workers)
         if busy or self._waiting or self._large or self._family.missing:
@@ -351,17 +408,14 @@ class ProcessImageDecoder:
     def _kill(self, worker: Worker, why: Why) -> None:
         self._family.kill(worker, why)
         if worker.job is not None and why not in TRIED_AGAIN:
-            worker.job.end(_TOO_COMPLEX if why == "too_complex" else DeadlineExceeded())
+            too_complex = unreadable("too_complex", _TOO_COMPLEX_SENTENCE)
+            self._finish(worker.job, too_complex if why == "too_complex" else DeadlineExceeded())
 
 
-def _outcome(answer: Decoded | Refused | Broken, slot: int | None, since: float) -> ImageResult:
-    """Returns the outcome of a process's answer. `slot`: the slot of the pixels, if the answer is Decoded.
-    `since`: the moment when the process got the image."""
-    if isinstance(answer, Refused):
-        return UnreadableImage(*answer)
-    if isinstance(answer, Broken) or slot is None:
-        return ImageProcessError(f"in a decode process:\n{answer.trace if isinstance(answer, Broken) else ''}")
-    took = time.monotonic() - since
-    # The process cannot be trusted: its decoding cannot have begun before it got the image.
-    began = min(max(answer.began, since), since + took)
-    return DecodedImage(FilledSlot(slot), answer.format, began, min(answer.seconds, took))
+def _is_crash(outcome: DecodedImage | Exception) -> bool:
+    return isinstance(outcome, UnprocessableImage) and outcome.reason == _CRASHED
+
+
+def _discard(outcome: DecodedImage | Exception) -> None:
+    if isinstance(outcome, DecodedImage):
+        outcome.discard()

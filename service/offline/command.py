@@ -12,7 +12,7 @@ from contextlib import closing
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.errors import ServiceError
-from snapcap.service.images.threads import decode_threads
+from snapcap.service.images.decode import decode_threads
 from snapcap.service.offline.arguments import Job
 from snapcap.service.offline.captioning_run import Tally, caption_images
 from snapcap.service.offline.discovery import find_images

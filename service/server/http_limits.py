@@ -6,8 +6,7 @@ import resource
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.config.http_settings import HttpLimits
 from snapcap.service.edge.connections import SPARE, ConnectionLimits
-from snapcap.service.memory.bodies import BodyBudget
-from snapcap.service.memory.budget import MemoryBudget, memory_limit
+from snapcap.service.memory import BodyBudget, MemoryBudget, memory_limit
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.machine.denied import process_limit
 

@@ -27,8 +27,8 @@ from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import Settings
 from snapcap.service.edge.connections import Connections
-from snapcap.service.images.room import decode_memory
-from snapcap.service.images.threads import decode_threads
+from snapcap.service.images.decode import decode_threads
+from snapcap.service.memory import decode_memory
 from snapcap.service.readiness import Readiness
 from snapcap.service.server.http_limits import body_limits, connection_limits
 from snapcap.service.server.late_imports import LateImports

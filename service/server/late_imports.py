@@ -53,7 +53,7 @@ class LateImports(Generic[T]):
             self._failed(error)
 
     def _stalled(self) -> None:
-        from snapcap.service.watch.watchdog import StalledError  # noqa: PLC0415 - needed by failures only
+        from snapcap.service.watch import StalledError  # noqa: PLC0415 - needed by failures only
 
         sentence = f"the imports of the start have not ended after {self._timeout:g} s (--start-timeout)"
         self._failed(StalledError(sentence))

@@ -22,7 +22,7 @@ from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it
 
 if TYPE_CHECKING:
     from snapcap.service.config.settings import Settings
-    from snapcap.service.images.processes.fork import ImageProcesses
+    from snapcap.service.images.decode import ImageProcesses
     from snapcap.service.ipc.shared_pixels import SharedPixels
     from snapcap.warmup.progress.timeline import Timeline
 
@@ -90,7 +90,7 @@ def fork_processes(
         ForkError: this system cannot fork, or the engine process has ended.
         OSError: the system has no memory left, or too many processes.
     """
-    from snapcap.service.images.processes.fork import decode_processes, fork_image_processes  # noqa: PLC0415
+    from snapcap.service.images.decode import decode_processes, fork_image_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
     engine = engine or fork_engine(others=listeners)

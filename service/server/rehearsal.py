@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -16,8 +17,8 @@ from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.images.decoder import DecodedImage, Done, EncodedImage, ImageDecoder
-from snapcap.service.images.sample import picture
+from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder
+from snapcap.service.images.parent import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
@@ -81,10 +82,10 @@ class DecodedBefore:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
 
-    def decode(self, encoded: EncodedImage, done: Done) -> None:
+    async def decode(self, encoded: EncodedImage) -> DecodedImage:
         slot = self._slots.take()
-        if not done(DecodedImage(FilledSlot(slot), "jpeg", time.monotonic(), 0.0)):
-            self._slots.give_back(slot)
+        free = partial(self._slots.give_back, slot)
+        return DecodedImage(FilledSlot(slot), "jpeg", time.monotonic(), 0.0, free)
 
 
 async def _ask(routes: CaptionRoutes, image: bytes, times: int) -> None:

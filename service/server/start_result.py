@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from snapcap.service.images.decoder import ImageDecoder
+from snapcap.service.images.decode import ImageDecoder
 from snapcap.service.ipc.fork import settle
 from snapcap.service.readiness import State
 from snapcap.warmup.errors import one_line, unexpected

@@ -21,9 +21,9 @@ from support.attacks.attack_pictures import (
 from support.parity.pictures import encoded, scene
 
 from snapcap.benchmarks.harness.processes import descendants, process_memory
-from snapcap.service.images.processes.worker import SLACK
-from snapcap.service.images.processes.worker_handle import cpu_seconds
-from snapcap.service.memory.budget import MemoryBudget
+from snapcap.service.images.processes import cpu_seconds
+from snapcap.service.images.worker import SLACK
+from snapcap.service.memory import MemoryBudget
 
 GIB = 1 << 30
 PIXELS = (8000, 6000)  # within the limit of 50 million

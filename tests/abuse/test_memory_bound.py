@@ -14,8 +14,8 @@ from support.attacks.full_capacity import full_capacity
 from support.servers.control_group import PROGRAM, kills, memory_group
 from support.servers.raw_http import connected
 
-from snapcap.service.images.processes.worker import SLACK
-from snapcap.service.memory.budget import MemoryBudget
+from snapcap.service.images.worker import SLACK
+from snapcap.service.memory import MemoryBudget
 
 GIB, MIB = 1 << 30, 1 << 20
 LIMIT = 4 * GIB

@@ -21,10 +21,9 @@ from support.attacks.hostile_images import read, refused
 from support.attacks.mutations import mutated
 from support.servers.server_process import clean_environment
 
-from snapcap.models.processing.image import ImageError
-from snapcap.models.processing.image_formats import READ, is_readable, sniff
+from snapcap.models.processing.image_formats import READ, ImageError, is_readable, sniff
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.images.processes.messages import HEAD, Answer, AnswerReader, Decoded, Refused
+from snapcap.service.images.messages import HEAD, Answer, AnswerReader, Decoded, Refused
 from snapcap.service.ipc.framing import RECEIVE_BYTES
 from snapcap.service.ipc.shared_pixels import image_file
 
@@ -71,10 +70,10 @@ TRANSFORM = ImageTransform(size=(16, 16), max_pixels=MAX_PIXELS)
 PATIENCE = 60.0
 PROGRAM = f"""
 import socket, sys
-from snapcap.models.processing.codecs import load_codecs
+from snapcap.models.processing.image import load_codecs
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.images.processes.worker import decode_images
-from snapcap.service.images.sample import picture
+from snapcap.service.images.worker import decode_images
+from snapcap.service.images.parent import picture
 load_codecs()
 transform = ImageTransform(size=(16, 16), max_pixels={MAX_PIXELS})
 transform.decode(picture())

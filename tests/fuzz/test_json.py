@@ -18,8 +18,7 @@ from snapcap.service.api.caption.request import read_image
 from snapcap.service.api.huggingface.request import parse_inputs
 from snapcap.service.api.openai.request import LABELS, OPTIONS, parse_chat
 from snapcap.service.api.v2.request import parse_infer
-from snapcap.service.captioning.fields import NEUTRAL
-from snapcap.service.captioning.options import NAMES, CaptionOptions
+from snapcap.service.captioning.options import NAMES, NEUTRAL, CaptionOptions
 
 LIMITS = BodyLimits(1 << 20, 5.0)
 SEEDS = corpus("json")

@@ -25,7 +25,7 @@ FIRST = (
     "e2e/test_interrupted_build.py",
     "e2e/test_shared_build.py",
     "deploy/test_observed_server.py",
-    "service/watch/test_hung_server.py",
+    "service/test_hung_server.py",
     "e2e",
     "deploy",
     "benchmarks",

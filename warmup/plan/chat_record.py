@@ -23,7 +23,7 @@ from snapcap.warmup.store.store import CHATS, StoreError
 
 _logger = logging.getLogger("snapcap.start")
 _MOST_BYTES = 256 * 1024
-_SOURCES = ("chat.py", "chat_render.py", "chat_template.py", "tokenizer_files.py")
+_SOURCES = ("chat.py", "chat_render.py", "tokenizer.py")
 # Files of a checkpoint from which its chat template and tokenizer are read.
 _FILES = (
     "chat_template.jinja",

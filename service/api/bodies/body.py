@@ -14,7 +14,7 @@ from starlette.requests import Request
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.multipart import Part, boundary_of, parse_multipart
 from snapcap.service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge
-from snapcap.service.memory.bodies import BodyAccount, BodyBudget, body_account, open_account
+from snapcap.service.memory import BodyAccount, BodyBudget, body_account, open_account
 
 T = TypeVar("T")
 # A body that keeps coming at this rate is slow, not stalled. 256 kbit/s.

@@ -12,8 +12,13 @@ from snapcap.service.api.bodies.base64_text import decode_base64
 from snapcap.service.api.bodies.body import BodyLimits, parse_received, read_body, read_multipart
 from snapcap.service.api.bodies.json_body import image_from_base64, json_object, read_json
 from snapcap.service.api.bodies.multipart import Part
-from snapcap.service.captioning.fields import sort_fields
-from snapcap.service.captioning.options import NAMES, CaptionOptions, options_from_json, options_from_text
+from snapcap.service.captioning.options import (
+    NAMES,
+    CaptionOptions,
+    options_from_json,
+    options_from_text,
+    sort_fields,
+)
 from snapcap.service.errors import EmptyBody, MissingImage, TooManyImages, UnknownOption, UnsupportedMediaType
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.captioning.captioner import Captioner, CaptionResult
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import EngineFailed, ServiceError
-from snapcap.service.memory.bodies import body_account
+from snapcap.service.memory import body_account
 from snapcap.service.telemetry.metrics import Metrics
 
 MAX_IMAGES = 16

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.json_body import image_from_base64, json_object, member_object
 from snapcap.service.api.caption.request import read_image_or_json
-from snapcap.service.captioning.fields import sort_fields
-from snapcap.service.captioning.options import NAMES, CaptionOptions, options_from_json
+from snapcap.service.captioning.options import NAMES, CaptionOptions, options_from_json, sort_fields
 from snapcap.service.errors import InvalidOption, MissingImage
 
 MAX_LENGTH = "max_length"

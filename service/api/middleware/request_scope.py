@@ -10,7 +10,7 @@ from snapcap.service.api.middleware.request_id import HEADER, identify, trace_id
 from snapcap.service.api.middleware.request_log import RequestLog
 from snapcap.service.api.middleware.request_spans import begin_span, end_span
 from snapcap.service.api.problems import forget_frames
-from snapcap.service.memory.bodies import body_account
+from snapcap.service.memory import body_account
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
 from snapcap.service.telemetry.tracing import Tracing

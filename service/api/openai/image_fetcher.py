@@ -13,7 +13,7 @@ from snapcap.service.api.bodies.body import BodyClock, BodyLimits
 from snapcap.service.api.openai.image_url import AllowedHosts, Target, is_public, percent_encoded
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused
 from snapcap.service.limits import MAX_IMAGE_FETCHES, ImageFetchesFull
-from snapcap.service.memory.bodies import BodyAccount
+from snapcap.service.memory import BodyAccount
 
 if TYPE_CHECKING:
     import h11

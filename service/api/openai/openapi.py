@@ -20,7 +20,7 @@ from snapcap.service.api.openapi.schema_parts import (
 )
 from snapcap.service.api.problems import OPENAI
 from snapcap.service.captioning import options as caption_options
-from snapcap.service.captioning.fields import EMPTY, NEUTRAL
+from snapcap.service.captioning.options import EMPTY, NEUTRAL
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.json_body import json_object
 from snapcap.service.api.openai.messages import read_messages, text_of
 from snapcap.service.captioning import options
-from snapcap.service.captioning.fields import sort_fields
-from snapcap.service.captioning.options import CaptionOptions, options_from_json
+from snapcap.service.captioning.options import CaptionOptions, options_from_json, sort_fields
 from snapcap.service.errors import InvalidOption
 
 MAX_STOPS = 4

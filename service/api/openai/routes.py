@@ -26,7 +26,7 @@ from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import UnsupportedMediaType
-from snapcap.service.memory.bodies import body_account
+from snapcap.service.memory import body_account
 
 # The model names that huggingface_hub's chat client sends if it has only an address, now and in older versions. The
 # empty name is that of other clients whose user chose none.
@@ -132,7 +132,7 @@ class OpenAIRoutes:
     async def _begin(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str | None]:
         stream = await self._open(request, chat, permit)
         try:
-            return stream, await stream.next()
+            return stream, await anext(stream, None)
         except BaseException:
             stream.close()
             raise
@@ -151,7 +151,7 @@ class OpenAIRoutes:
         try:
             while piece is not None:
                 yield delta({"content": piece})
-                piece = await stream.next()
+                piece = await anext(stream, None)
         except Exception as error:
             yield json.dumps(openai_error(self._handler.note(request, error)))
             return

@@ -10,8 +10,7 @@ from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.json_body import image_from_base64, json_object, member_object
-from snapcap.service.captioning.fields import sort_fields
-from snapcap.service.captioning.options import NAMES, CaptionOptions, integer, options_from_json
+from snapcap.service.captioning.options import NAMES, CaptionOptions, integer, options_from_json, sort_fields
 from snapcap.service.errors import (
     BadRequest,
     InvalidJson,

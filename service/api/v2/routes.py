@@ -23,7 +23,7 @@ from snapcap.service.api.v2.request import INPUT, OUTPUT, InferRequest, bytes_el
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import NotFound, NotReady
-from snapcap.service.memory.bodies import body_account
+from snapcap.service.memory import body_account
 from snapcap.service.readiness import Readiness
 from snapcap.warmup.version import snapcap_version
 

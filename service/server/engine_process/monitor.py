@@ -33,16 +33,14 @@ from snapcap.service.engine.remote.messages import (
     Turn,
     Usage,
 )
-from snapcap.service.images.pool import ProcessImageDecoder
-from snapcap.service.images.room import ImageRoom, decode_memory
+from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
 from snapcap.service.ipc.fork import how_it_ended
 from snapcap.service.ipc.shared_pixels import Slots
+from snapcap.service.memory import decode_memory
 from snapcap.service.readiness import State
 from snapcap.service.server.processes import ServerProcesses
 from snapcap.service.server.start_result import StartResult
-from snapcap.service.watch.engine_watch import EngineWatch
-from snapcap.service.watch.last_words import STACKS, end_on_signal, print_stacks_on_signal
-from snapcap.service.watch.watchdog import StalledError, Watchdog
+from snapcap.service.watch import STACKS, EngineWatch, StalledError, Watchdog, end_on_signal, print_stacks_on_signal
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Services

@@ -31,8 +31,7 @@ from snapcap.service.engine.remote.messages import (
 from snapcap.service.engine.remote.server import EngineServer
 from snapcap.service.ipc.fork import settle
 from snapcap.service.ipc.shared_pixels import SharedPixels
-from snapcap.service.watch.last_words import print_stacks_on_signal
-from snapcap.service.watch.loop_watch import LoopWatch
+from snapcap.service.watch import LoopWatch, print_stacks_on_signal
 from snapcap.warmup.errors import one_line, unexpected
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline

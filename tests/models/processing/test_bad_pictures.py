@@ -10,7 +10,7 @@ from PIL import Image
 from support.parity.pictures import encoded, scene, write_config
 
 from snapcap.models.config import ConfigError
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
 

@@ -19,8 +19,7 @@ from support.checkpoints.permissions import denied
 
 from snapcap.models.config import ConfigError
 from snapcap.models.errors import PromptError
-from snapcap.models.processing.chat import DEFAULT_INSTRUCTION, ChatEncoder, read_chat
-from snapcap.models.processing.chat_template import ChatTemplate, read_template
+from snapcap.models.processing.chat import DEFAULT_INSTRUCTION, ChatEncoder, ChatTemplate, read_chat, read_template
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.text import ChatIds, ImageMarkup
 

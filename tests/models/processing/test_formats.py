@@ -11,8 +11,14 @@ from support.attacks.hostile_images import zipped
 from support.parity.pictures import encoded, scene
 
 from snapcap.models.processing import image_formats
-from snapcap.models.processing.image_error import ImageError
-from snapcap.models.processing.image_formats import HEAD_BYTES, TAIL_BYTES, is_readable, kind_of, readable
+from snapcap.models.processing.image_formats import (
+    HEAD_BYTES,
+    TAIL_BYTES,
+    ImageError,
+    is_readable,
+    kind_of,
+    readable,
+)
 from snapcap.models.processing.transform import ImageTransform
 
 TRANSFORM = ImageTransform((32, 32))

@@ -16,10 +16,8 @@ from support.attacks.attack_pictures import (
 )
 from support.parity.pictures import encoded, scene
 
-from snapcap.models.processing.headers.header import MOST_PARTS
-from snapcap.models.processing.headers.jpeg import MOST_SCANS, check_scans, read_jpeg
-from snapcap.models.processing.headers.webp import webp_size
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.headers import MOST_PARTS, MOST_SCANS, check_scans, read_jpeg, webp_size
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
 TRANSFORM = ImageTransform((32, 32))

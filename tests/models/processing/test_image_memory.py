@@ -15,7 +15,7 @@ from support.attacks.hostile_images import png
 from support.parity.pictures import encoded, scene
 from support.servers.server_process import python
 
-from snapcap.models.processing.image_error import ImageError, NeedsMemory
+from snapcap.models.processing.image_formats import ImageError, NeedsMemory
 from snapcap.models.processing.transform import ImageTransform
 
 # Interpreter, tables, rows that a codec works on: what does not grow with the picture.
@@ -23,10 +23,10 @@ SLACK = 8 << 20
 # Each picture in a process of its own, forked from one that has decoded before.
 PROGRAM = """
 import json, os, sys
-from snapcap.models.processing.codecs import load_codecs
-from snapcap.models.processing.image_error import ImageError, NeedsMemory
+from snapcap.models.processing.image import load_codecs
+from snapcap.models.processing.image_formats import ImageError, NeedsMemory
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.images.sample import picture
+from snapcap.service.images.parent import picture
 
 def memory(name):
     with open("/proc/self/status") as file:

@@ -7,7 +7,7 @@ from PIL import Image
 from support.attacks.attack_pictures import scan_ends
 from support.parity.pictures import encoded, scene
 
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
 TRANSFORM = ImageTransform((60, 60))

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from support.parity.pictures import encoded, scene
 
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
 TRANSFORM = ImageTransform((30, 40))

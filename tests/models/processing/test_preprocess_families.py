@@ -12,7 +12,7 @@ from PIL import Image
 from support.parity.pictures import encoded, scene
 
 from snapcap.models.config import ConfigError
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}

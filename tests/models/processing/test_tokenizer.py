@@ -14,7 +14,7 @@ from tokenizers import Regex, decoders, pre_tokenizers
 
 from snapcap.models.config import ConfigError
 from snapcap.models.errors import TokenizerFailed
-from snapcap.models.processing import tokenizer_files
+from snapcap.models.processing import tokenizer as tokenizer_module
 from snapcap.models.processing.tokenizer import Tokenizer
 
 TEXTS = [
@@ -172,7 +172,7 @@ def test_a_panic_of_the_library_is_a_file_that_cannot_be_read(
         raise PanicException("index out of bounds")
 
     monkeypatch.setattr(
-        tokenizer_files, "tokenizers", SimpleNamespace(Tokenizer=SimpleNamespace(from_buffer=panic))
+        tokenizer_module, "tokenizers", SimpleNamespace(Tokenizer=SimpleNamespace(from_buffer=panic))
     )
     with pytest.raises(ConfigError, match=r"tokenizer\.json.*index out of bounds"):
         Tokenizer.from_folder(demo_folder)

@@ -11,8 +11,7 @@ from support.checkpoints.tokenizer_cases import assert_equal_to_transformers, by
 from support.checkpoints.word_pieces import word_piece_vocabulary
 
 from snapcap.models.config import ConfigError
-from snapcap.models.processing.tokenizer import Tokenizer
-from snapcap.models.processing.tokenizer_files import read_backend
+from snapcap.models.processing.tokenizer import Tokenizer, read_backend
 
 TEXTS = [
     "a photography of",

@@ -9,8 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 from support.servers.good_requests import APIS, PATHS, good_request, options_of
 
-from snapcap.service.captioning.fields import MAX_UNKNOWN, NEUTRAL, sort_fields
-from snapcap.service.captioning.options import NAMES
+from snapcap.service.captioning.options import MAX_UNKNOWN, NAMES, NEUTRAL, sort_fields
 from snapcap.service.errors import InvalidOption
 
 Png = Callable[..., bytes]

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from snapcap.service.api.app import Services
-from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stop_sequences import CaptionText
-from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.captioning.stream import CaptionStream, LoopHandoff
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.request import Completion
 from snapcap.service.errors import DeadlineExceeded, EngineFailed
-from snapcap.service.images.decoder import DecodedImage, Done, EncodedImage
+from snapcap.service.images.decode import DecodedImage, EncodedImage
 from snapcap.service.limits import QueueFull
 
 PATIENCE = 30.0
@@ -45,15 +44,15 @@ def test_a_piece_is_there_before_the_next_token_is() -> None:
         caption = stream()
         for token, piece in ((11, "11"), (12, " 12")):
             await asyncio.to_thread(caption.feed, token)
-            assert await caption.next() == piece
+            assert await anext(caption, None) == piece
             assert not caption.future.done()
-        waiting = asyncio.ensure_future(caption.next())
+        waiting = asyncio.ensure_future(anext(caption, None))
         await asyncio.sleep(0)
         assert not waiting.done()
         await asyncio.to_thread(caption.future.set_result, completion(11, 12, reason="length"))
         assert await waiting is None
         assert (caption.finish_reason, caption.prompt_tokens, caption.completion_tokens) == ("length", 3, 2)
-        assert await caption.next() is None
+        assert await anext(caption, None) is None
 
     run(scenario())
 
@@ -76,7 +75,7 @@ def test_a_stop_sequence_ends_the_generation() -> None:
         caption = stream("2 3")
         for token in (1, 2):
             caption.feed(token)
-        assert await caption.next() == "1"
+        assert await anext(caption, None) == "1"
         assert not caption.future.cancelled()
         caption.feed(3)
         caption.feed(4)
@@ -102,9 +101,9 @@ def test_a_failure_comes_after_what_was_generated() -> None:
         caption = stream()
         caption.feed(1)
         caption.future.set_exception(EngineFailed())
-        assert await caption.next() == "1"
+        assert await anext(caption, None) == "1"
         with pytest.raises(EngineFailed):
-            await caption.next()
+            await anext(caption, None)
 
     run(scenario())
 
@@ -113,9 +112,9 @@ def test_a_device_that_hangs_does_not_hold_the_client() -> None:
     async def scenario() -> None:
         caption = stream(seconds=0.05)
         caption.feed(1)
-        assert await caption.next() == "1"
+        assert await anext(caption, None) == "1"
         with pytest.raises(DeadlineExceeded):
-            await caption.next()
+            await anext(caption, None)
         assert caption.future.cancelled()
 
     run(scenario())
@@ -132,41 +131,49 @@ def test_a_token_after_the_loop_has_ended_disturbs_nobody() -> None:
     kept[0].future.set_result(completion(1))
 
 
-class Immediate:
-    """A decoder that has the picture at once."""
+class Decoded:
+    """A decoder that has the picture at once, in a slot."""
 
     def __init__(self) -> None:
-        self.taken: list[bool] = []
+        self.slots_free = 1
 
-    def decode(self, encoded: EncodedImage, done: Done) -> None:
-        self.taken.append(done(DecodedImage(np.zeros((8, 8, 3), np.uint8), "png", 0.0, 0.0)))
+    async def decode(self, encoded: EncodedImage) -> DecodedImage:
+        self.slots_free -= 1
+        return DecodedImage(np.zeros((8, 8, 3), np.uint8), "png", 0.0, 0.0, self._free)
 
-
-def test_a_client_that_leaves_as_its_stream_begins_frees_the_slot(services: Services, engine: Any) -> None:
-    """The request is with the engine, and nobody has the stream yet."""
-    captioner, decoder = services.captioner, Immediate()
-    model: Any = captioner._model
-    captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
-    engine.gate.clear()
-
-    async def scenario() -> None:
-        beginning = asyncio.create_task(captioner.stream(b"x", CaptionOptions(), "1", captioner.admit(), live=True))
-        await asyncio.sleep(0)
-        assert decoder.taken == [True]
-        beginning.cancel()
-        with suppress(asyncio.CancelledError):
-            await beginning
-
-    run(scenario())
-    (request,) = engine.requests
-    assert request.future.cancelled()
+    def _free(self) -> None:
+        self.slots_free += 1
 
 
 def test_an_engine_that_refuses_a_stream_does_not_have_its_picture(services: Services, engine: Any) -> None:
-    captioner, decoder = services.captioner, Immediate()
+    captioner, decoder = services.captioner, Decoded()
     model: Any = captioner._model
     captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
     engine.refuse = QueueFull()
     with pytest.raises(QueueFull):
         asyncio.run(captioner.stream(b"x", CaptionOptions(), "1", captioner.admit(), live=True))
-    assert decoder.taken == [False]
+    assert decoder.slots_free == 1
+    engine.refuse = None
+    asyncio.run(captioner.stream(b"x", CaptionOptions(), "2", captioner.admit(), live=True))
+    assert decoder.slots_free == 0, "the engine has the picture"
+
+
+def test_a_client_that_leaves_when_its_request_is_with_the_engine_withdraws_it(
+    services: Services, engine: Any
+) -> None:
+    captioner, decoder = services.captioner, Decoded()
+    model: Any = captioner._model
+    captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
+    engine.gate.clear()
+
+    async def scenario() -> None:
+        captioning = asyncio.create_task(captioner.caption(b"x", CaptionOptions(), "1", captioner.admit()))
+        await asyncio.sleep(0)
+        assert len(engine.requests) == 1
+        captioning.cancel()
+        with suppress(asyncio.CancelledError):
+            await captioning
+
+    run(scenario())
+    (request,) = engine.requests
+    assert request.future.cancelled()

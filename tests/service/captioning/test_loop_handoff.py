@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.captioning.loop_handoff import LoopHandoff
+from snapcap.service.captioning.stream import LoopHandoff, until
 from snapcap.service.errors import DeadlineExceeded
 
 
@@ -26,10 +26,6 @@ class CountingLoop(asyncio.SelectorEventLoop):
         return super().call_soon_threadsafe(callback, *args, **kwargs)
 
 
-def later() -> float:
-    return time.monotonic() + 30
-
-
 def test_a_step_that_ends_many_wakes_the_loop_once() -> None:
     futures: list[Future[int]] = [Future() for _ in range(64)]
 
@@ -37,7 +33,7 @@ def test_a_step_that_ends_many_wakes_the_loop_once() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, CountingLoop)
         handoff = LoopHandoff(loop)
-        waiting = [asyncio.ensure_future(handoff.result(future, later())) for future in futures]
+        waiting = [asyncio.ensure_future(handoff.result(future)) for future in futures]
         await asyncio.sleep(0)
         device = threading.Thread(target=lambda: [future.set_result(n) for n, future in enumerate(futures)])
         device.start()
@@ -77,7 +73,7 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
     future.set_exception(KeyError("x"))
 
     async def scenario() -> int:
-        return await LoopHandoff(asyncio.get_running_loop()).result(future, later())
+        return await LoopHandoff(asyncio.get_running_loop()).result(future)
 
     with pytest.raises(KeyError):
         asyncio.run(scenario())
@@ -87,7 +83,8 @@ def test_the_deadline_withdraws_the_request() -> None:
     future: Future[int] = Future()
 
     async def scenario() -> int:
-        return await LoopHandoff(asyncio.get_running_loop()).result(future, time.monotonic() + 0.01)
+        async with until(time.monotonic() + 0.01):
+            return await LoopHandoff(asyncio.get_running_loop()).result(future)
 
     with pytest.raises(DeadlineExceeded):
         asyncio.run(scenario())
@@ -98,7 +95,7 @@ def test_who_stops_waiting_withdraws_the_request() -> None:
     future: Future[int] = Future()
 
     async def scenario() -> None:
-        task = asyncio.ensure_future(LoopHandoff(asyncio.get_running_loop()).result(future, later()))
+        task = asyncio.ensure_future(LoopHandoff(asyncio.get_running_loop()).result(future))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])

@@ -10,9 +10,8 @@ from support.fakes.list_engine import PATIENCE
 
 from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
-from snapcap.service.images.processes import family as decode_family
-from snapcap.service.images.processes import worker_handle as decode_worker
-from snapcap.service.images.processes.messages import Decoded, Ended, Needs, pack_answer, pack_notice
+from snapcap.service.images import processes as decode_family
+from snapcap.service.images.messages import Decoded, Ended, Needs, pack_answer, pack_notice
 from snapcap.service.ipc import shared_pixels
 
 
@@ -39,12 +38,13 @@ def test_a_late_image_ends_its_process_and_is_not_tried_again(
     async def scene() -> None:
         world = World()
         await world.begin()
-        late, waits = world.ask(1, seconds=0.02), [world.ask(2), world.ask(3, seconds=0.02)]
+        late, waits = await world.ask(1, seconds=0.02), [await world.ask(2), await world.ask(3, seconds=0.02)]
         (first,) = [each for each in world.working() if (each.job() or b"?")[0] == 1]
         await until(lambda: bool(killed))
         assert killed == [first.pid]
-        assert isinstance(late.exception(0), DeadlineExceeded)
-        assert isinstance(waits[1].exception(0), DeadlineExceeded), "it was not begun, and does not wait"
+        await turns()
+        assert isinstance(late.exception(), DeadlineExceeded)
+        assert isinstance(waits[1].exception(), DeadlineExceeded), "it was not begun, and does not wait"
         first.answer()  # faster than the signal
         await turns()
         assert len(world.slots) == SLOTS, "none is held by a process"
@@ -63,7 +63,7 @@ def test_a_late_image_ends_its_process_and_is_not_tried_again(
         "decode process killed",
         "killed at the deadline of its request",
     )
-    assert (fields["request_id"], fields["bytes"], fields["format"]) == ("request-1", 10, "unknown")
+    assert (fields["request_id"], fields["bytes"], fields["format"]) == ("1", 10, "unknown")
 
 
 def test_an_image_that_takes_too_long_is_refused_for_that(killed: list[int]) -> None:
@@ -71,9 +71,10 @@ def test_an_image_that_takes_too_long_is_refused_for_that(killed: list[int]) -> 
         world = World()
         world.decoder._most_s = 0.0
         await world.begin(1)
-        future = world.ask(1)
+        future = await world.ask(1)
         await until(lambda: bool(killed))
-        error = future.exception(0)
+        await turns()
+        error = future.exception()
         assert isinstance(error, UnprocessableImage)
         assert error.reason == "too_complex"
         world.processes[0].die()
@@ -90,10 +91,10 @@ def test_a_process_whose_client_left_may_come_to_its_end_but_not_for_long(
     async def scene() -> None:
         world = World()
         await world.begin(1)
-        world.ask(1).cancel()
+        (await world.ask(1)).cancel()
         await asyncio.sleep(0.05)
         assert killed == []
-        monkeypatch.setattr(decode_worker, "LEFT_S", 0.0)
+        monkeypatch.setattr(decode_family, "LEFT_S", 0.0)
         await until(lambda: bool(killed))
         assert killed_for(world) == {"client_left": 1}
         world.processes[0].die()
@@ -111,8 +112,8 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
         world = World()
         await world.begin()
         clocks = {each.pid: 0.0 for each in world.processes}
-        monkeypatch.setattr(decode_worker, "cpu_seconds", clocks.get)
-        future = world.ask(1)
+        monkeypatch.setattr(decode_family, "cpu_seconds", clocks.get)
+        future = await world.ask(1)
         (hung,) = world.working()
         for _ in range(10):
             clocks[hung.pid] += 0.01
@@ -129,7 +130,7 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
         assert killed_for(world) == {"hung": 1}
         world.close()
 
-    monkeypatch.setattr(decode_worker, "HUNG_S", 0.15)
+    monkeypatch.setattr(decode_family, "HUNG_S", 0.15)
     play(scene())
 
 
@@ -142,9 +143,9 @@ def test_a_process_that_works_without_an_image_is_replaced(
     async def scene() -> None:
         world = World()
         amounts = dict.fromkeys(range(1_000_000_000, 1_000_000_004), 0)
-        monkeypatch.setattr(decode_worker, used, amounts.get)
+        monkeypatch.setattr(decode_family, used, amounts.get)
         await world.begin()
-        world.ask(1)
+        await world.ask(1)
         (worker,) = world.working()
         if used == "cpu_seconds":
             amounts[worker.pid] = 1 << 30
@@ -154,7 +155,7 @@ def test_a_process_that_works_without_an_image_is_replaced(
         amounts[worker.pid] += 1 << 30
         await until(lambda: bool(killed))
         assert killed == [worker.pid]
-        world.ask(2)
+        await world.ask(2)
         await turns()
         (other,) = world.working()
         assert other is not worker
@@ -175,7 +176,7 @@ def test_a_process_that_says_what_none_says_is_killed(
         world = World()
         await world.begin(1)
         (process,) = world.processes
-        future = world.ask(1) if bad != "unasked" else None
+        future = await world.ask(1) if bad != "unasked" else None
         if bad == "half an image":
             os.ftruncate(process.file, 6)
             process.end.sendall(pack_answer(Decoded("png", 1.0, 0.5)))

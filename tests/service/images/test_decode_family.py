@@ -11,26 +11,26 @@ from support.servers.server_process import is_gone
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import NotReady, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
+from snapcap.service.images import processes as decode_family
+from snapcap.service.images.messages import Answer, Broken, Ended, Needs, NoneBegan, Refused, pack_notice
+from snapcap.service.images.parent import picture
 from snapcap.service.images.pool import ImageProcessesEndedError
-from snapcap.service.images.processes import family as decode_family
-from snapcap.service.images.processes.messages import Answer, Broken, Ended, Needs, NoneBegan, Refused, pack_notice
-from snapcap.service.images.sample import picture
 
 
 def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
     async def scene() -> None:
         world = World()
         await world.begin()
-        futures = [world.ask(value) for value in (1, 2, 3)]
+        futures = [await world.ask(value) for value in (1, 2, 3)]
         world.parent.kill()
         world.control.close()
         await turns()
-        assert isinstance(futures[2].exception(0), NotReady), "it was not begun"
+        assert isinstance(futures[2].exception(), NotReady), "it was not begun"
         for each in world.processes:
             each.die()
         await turns()
-        futures.append(world.ask(4))
-        assert all(isinstance(each.exception(0), NotReady) for each in futures)
+        futures.append(await world.ask(4))
+        assert all(isinstance(each.exception(), NotReady) for each in futures)
         (error,) = world.failures
         assert isinstance(error, ImageProcessesEndedError)
         assert str(error).endswith("the process that starts those that decode has ended")
@@ -86,13 +86,14 @@ def test_where_none_can_be_started_any_more_the_server_ends(monkeypatch: pytest.
     async def scene() -> None:
         world = World()
         await world.begin(1)
-        future = world.ask(1)
+        future = await world.ask(1)
         world.processes[0].die()
         while not world.failures:
             world.control.sendall(pack_notice(NoneBegan(12)))
             await asyncio.sleep(0.01)
+        await turns()
         assert "no process could be started" in str(world.failures[0])
-        assert isinstance(future.exception(0), NotReady)
+        assert isinstance(future.exception(), NotReady)
         world.close()
 
     play(asyncio.wait_for(scene(), PATIENCE))
@@ -105,7 +106,7 @@ def test_processes_that_never_come_end_the_start(monkeypatch: pytest.MonkeyPatch
         assert not await asyncio.to_thread(world.decoder.begin, ImageTransform((2, 2)))
         await turns()
         assert isinstance(world.failures[0], ImageProcessesEndedError)
-        assert isinstance(world.ask(1).exception(0), NotReady)
+        assert isinstance((await world.ask(1)).exception(), NotReady)
         world.close()
 
     play(scene())
@@ -118,7 +119,7 @@ def test_a_process_whose_child_keeps_its_socket_has_ended_when_its_parent_says_s
         world = World()
         await world.begin(1)
         for value in range(1, 2 * SLOTS):
-            future = world.ask(value)
+            future = await world.ask(value)
             (process,) = world.working()
             world.control.sendall(pack_notice(Ended(process.pid, 0)))
             await turns()
@@ -179,16 +180,16 @@ def test_when_images_of_several_requests_end_their_processes_the_servers_own_is_
 
         for value in range(1, 4):
             assert picture() != world.processes[-1].job()
-            future = world.ask(value)
+            future = await world.ask(value)
             await crash()
-            assert isinstance(future.exception(0), UnprocessableImage)
+            assert isinstance(future.exception(), UnprocessableImage)
         await turns()
         assert world.processes[-1].job() == picture()
         if well:
             world.processes[-1].answer()
             await turns()
             assert world.failures == []
-            world.ask(9)
+            await world.ask(9)
             await turns()
             world.processes[-1].answer()
             await turns()
@@ -205,7 +206,7 @@ def test_when_images_of_several_requests_end_their_processes_the_servers_own_is_
 
 async def fail(world: World, answer: Answer) -> None:
     """Has one more picture answered like this; a process that is killed for it ends and is replaced."""
-    world.ask(7)
+    await world.ask(7)
     await turns()
     (worker,) = world.working()
     worker.answer(answer)
@@ -259,13 +260,13 @@ def test_when_every_image_is_refused_the_servers_own_is_tried(ends: bool, monkey
                 await fail(world, damaged)
 
         await refuse(3)
-        world.ask(7)
+        await world.ask(7)
         await turns()
         world.working()[0].answer()  # one that is decoded: they are counted anew
         await turns()
         await refuse(4)
         assert killed_for(world) == {}
-        world.ask(7)
+        await world.ask(7)
         await turns()
         (worker,) = world.working()
         worker.answer(damaged)
@@ -322,7 +323,7 @@ def test_a_process_that_asks_for_memory_twice_is_killed() -> None:
     async def scene() -> None:
         world = World()
         await world.begin(1)
-        world.ask(7)
+        await world.ask(7)
         await turns()
         (worker,) = world.processes
         worker.answer(Needs(MEMORY // 2 - 1))

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapcap.models.processing.image_error import Reason
-from snapcap.models.processing.image_formats import READ
-from snapcap.service.images.processes.messages import (
+from snapcap.models.processing.image_formats import READ, Reason
+from snapcap.service.images.messages import (
     Answer,
     AnswerReader,
     BadAnswer,

@@ -13,16 +13,16 @@ import pytest
 from support.fakes.list_engine import PATIENCE
 from support.servers.server_process import clean_environment
 
-from snapcap.service.images.processes.messages import Began, Ended, Notice, NoticeReader, pack_notice
-from snapcap.service.images.processes.notice_channel import NoticeChannel
+from snapcap.service.images.messages import Began, Ended, Notice, NoticeReader, pack_notice
+from snapcap.service.images.processes import NoticeChannel
 from snapcap.service.ipc.framing import RECEIVE_BYTES
 from snapcap.service.ipc.shared_pixels import image_file
 
 PROGRAM = """
 import socket, sys
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.images.processes import supervisor as decode_parent
-from snapcap.service.images.processes.messages import Setup
+from snapcap.service.images import parent as decode_parent
+from snapcap.service.images.messages import Setup
 decode_parent.FULL_S = 0.01
 family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), Setup(ImageTransform((2, 2)), 1 << 30))
 family.keep()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.fakes.list_engine import PATIENCE
 
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.images.processes.messages import (
+from snapcap.service.images.messages import (
     HEAD,
     Answer,
     AnswerReader,
@@ -21,8 +21,8 @@ from snapcap.service.images.processes.messages import (
     Needs,
     Refused,
 )
-from snapcap.service.images.processes.worker import answer_images
-from snapcap.service.images.sample import picture
+from snapcap.service.images.parent import picture
+from snapcap.service.images.worker import answer_images
 from snapcap.service.ipc.framing import RECEIVE_BYTES
 from snapcap.service.ipc.shared_pixels import image_file
 

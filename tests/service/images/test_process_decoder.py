@@ -4,18 +4,16 @@ import pytest
 from support.fakes.decode_world import COMPLETION, MEMORY, SLOTS, World, of, play, turns
 
 from snapcap.service.engine.remote.messages import Turn
-from snapcap.service.errors import EngineFailed, UnprocessableImage
-from snapcap.service.images.decoder import EncodedImage
-from snapcap.service.images.pool import ImageProcessError
-from snapcap.service.images.processes.messages import Broken, Ended, Needs, Refused, pack_notice
-from snapcap.service.images.room import ImageMemoryFull
+from snapcap.service.errors import UnprocessableImage
+from snapcap.service.images.messages import Answer, Broken, Ended, Needs, Refused, pack_notice
+from snapcap.service.images.pool import ImageMemoryFull, ImageProcessError
 
 
 def test_an_image_goes_to_a_process_and_its_slot_to_the_engine() -> None:
     async def scene() -> None:
         world = World()
         await world.begin()
-        future = world.ask(9)
+        future = await world.ask(9)
         (process,) = world.working()
         assert process.job() == bytes([9]) * 10
         process.answer()
@@ -24,7 +22,8 @@ def test_an_image_goes_to_a_process_and_its_slot_to_the_engine() -> None:
         assert (world.pixels.read(message.slot) == 9).all()
         assert len(world.slots) == SLOTS - 1
         world.engine.take(Turn.of()._replace(admitted=[message.number], completed=[(message.number, COMPLETION)]))
-        assert future.result(0) == COMPLETION
+        await turns()
+        assert future.result().tokens == len(COMPLETION.tokens)
         assert len(world.slots) == SLOTS
         world.close()
 
@@ -37,32 +36,42 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("error", [Panic("a panic"), ValueError("a mistake")], ids=["panic", "error"])
 def test_whatever_is_raised_while_an_image_is_handed_on_costs_its_request_alone(error: BaseException) -> None:
-    """Its slot and its process are there for the next: here by resolving the options, and by whoever decodes."""
-
-    def fail(_: object) -> bool:
-        raise error
+    """Its slot and its process are there for the next."""
 
     async def scene() -> None:
         world = World()
         await world.begin()
         for _ in range(3 * SLOTS):
-            future = world.ask(7, raises=error)
-            world.decoder.decode(EncodedImage(bytes(10), "direct", 1e12, lambda: False), fail)
+            future = await world.ask(7, raises=error)
             for process in world.working():
                 process.answer()
             await turns()
-            told = future.exception(0)
-            assert told is error or (isinstance(told, EngineFailed) and told.__cause__ is error)
+            assert future.exception() is error
             assert len(world.slots) == SLOTS
-        await ends_well(world)
-        world.close()
-
-    async def ends_well(world: World) -> None:
-        world.ask(9)
+        await world.ask(9)
         (process,) = world.working()
         process.answer()
         await turns()
         assert len(world.submitted) == 1
+        world.close()
+
+    play(scene())
+
+
+@pytest.mark.parametrize("answer", [None, Broken("ZeroDivisionError")], ids=["pixels", "error"])
+def test_an_answer_for_a_client_that_leaves_in_the_same_turn_frees_its_slot(answer: Answer | None) -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin(1)
+        future = await world.ask(9)
+        (process,), (worker,) = world.working(), world.decoder._family.workers
+        process.answer(answer)
+        worker._receive()  # the request has its outcome, and has not run yet
+        assert (len(world.slots), future.done()) == (SLOTS - (answer is None), False)
+        future.cancel()
+        await turns()
+        assert (len(world.slots), future.cancelled(), world.submitted) == (SLOTS, True, [])
+        world.close()
 
     play(scene())
 
@@ -71,7 +80,7 @@ def test_images_wait_in_order_and_those_whose_clients_left_are_not_begun() -> No
     async def scene() -> None:
         world = World()
         await world.begin(1)
-        futures = [world.ask(value) for value in range(1, 5)]
+        futures = [await world.ask(value) for value in range(1, 5)]
         futures[1].cancel()
         (process,) = world.processes
         seen = []
@@ -91,8 +100,8 @@ def test_an_image_that_the_socket_has_no_room_for_does_not_hold_the_loop() -> No
     async def scene() -> None:
         world = World()
         await world.begin(1)
-        world.ask(5, size=9_000_000)  # returns, though nobody reads yet
-        world.ask(6)
+        await world.ask(5, size=9_000_000)  # returns, though nobody reads yet
+        await world.ask(6)
         (process,) = world.processes
         for _ in range(1000):
             await turns()
@@ -104,7 +113,7 @@ def test_an_image_that_the_socket_has_no_room_for_does_not_hold_the_loop() -> No
         await turns()
         assert process.job() == bytes([6]) * 10
         (worker,) = world.decoder._family.workers
-        assert len(worker.channel._rest.obj) == 0, "the image is not held any longer"
+        assert len(worker._rest.obj) == 0, "the image is not held any longer"
         world.close()
 
     play(scene())
@@ -114,16 +123,16 @@ def test_errors_are_those_of_decoding_in_this_process() -> None:
     async def scene() -> None:
         world = World()
         await world.begin(1)
-        refused, broken = world.ask(1), world.ask(2)
+        refused, broken = await world.ask(1), await world.ask(2)
         world.processes[0].answer(Refused("truncated", "the PNG data is incomplete"))
         await turns()
         world.processes[0].answer(Broken("Traceback\nZeroDivisionError"))
         await turns()
-        error = refused.exception(0)
+        error = refused.exception()
         assert isinstance(error, UnprocessableImage)
         assert (error.detail, error.reason) == ("The PNG data is incomplete.", "truncated")
-        assert isinstance(broken.exception(0), ImageProcessError)
-        assert "ZeroDivisionError" in str(broken.exception(0))
+        assert isinstance(broken.exception(), ImageProcessError)
+        assert "ZeroDivisionError" in str(broken.exception())
         assert world.metrics.image_decode_failures.labels("truncated")._value.get() == 1
         assert len(world.slots) == SLOTS
         world.close()
@@ -135,7 +144,7 @@ def test_what_a_process_had_when_it_died_goes_to_an_idle_one_at_once() -> None:
     async def scene() -> None:
         world = World()
         await world.begin()
-        world.ask(1)
+        await world.ask(1)
         (killed,) = world.working()
         killed.die()
         await turns()
@@ -150,7 +159,7 @@ def test_what_a_process_had_when_it_died_is_tried_once_more_and_then_refused() -
     async def scene() -> None:
         world = World()
         await world.begin()
-        good, bad = world.ask(1), world.ask(2)
+        good, bad = await world.ask(1), await world.ask(2)
         (killed,) = [each for each in world.working() if (each.job() or b"?")[0] == 2]
         killed.die()
         await turns()
@@ -163,11 +172,11 @@ def test_what_a_process_had_when_it_died_is_tried_once_more_and_then_refused() -
         assert (other.job() or b"?")[0] == 2
         other.die()
         await turns()
-        error = bad.exception(0)
+        error = bad.exception()
         assert isinstance(error, UnprocessableImage)
         assert (error.status, error.reason) == (422, "crashed")
         world.add()
-        world.ask(3)
+        await world.ask(3)
         await turns()
         world.processes[-1].answer()
         await turns()
@@ -184,7 +193,7 @@ def test_processes_that_died_idle_cost_no_image_an_attempt(caplog: pytest.LogCap
         await world.begin()
         for each in world.processes:
             each.die()
-        future = world.ask(1)  # before their ends were heard
+        future = await world.ask(1)  # before their ends were heard
         world.control.sendall(pack_notice(Ended(7, -9)))
         world.add()
         await turns()
@@ -204,14 +213,14 @@ def test_an_image_that_takes_more_than_a_share_waits_for_the_rest() -> None:
     async def scene() -> None:
         world = World()
         await world.begin()
-        futures = [world.ask(value) for value in (1, 2)]
+        futures = [await world.ask(value) for value in (1, 2)]
         for process in world.working():
             assert process.room == MEMORY // 4
             process.answer(Needs(1800))
         await turns()
         (process,) = world.working()
         assert process.room == 1800, "one at a time: a process is for the others"
-        futures.append(world.ask(3))
+        futures.append(await world.ask(3))
         (other,) = [each for each in world.working() if each is not process]
         assert (other.room, (other.job() or b"?")[0]) == (MEMORY // 4, 3)
         other.answer()
@@ -233,14 +242,14 @@ def test_the_memory_of_a_process_that_died_is_there_again() -> None:
         world = World()
         await world.begin()
         for _ in range(3):
-            future = world.ask(1)
+            future = await world.ask(1)
             world.working()[0].answer(Needs(2000))
             await turns()
             for _ in range(2):
                 world.working()[0].die()
                 world.add()
                 await turns()
-            assert isinstance(future.exception(0), UnprocessableImage)
+            assert isinstance(future.exception(), UnprocessableImage)
         assert (world.decoder._room._taken, world.decoder._room._takers, len(world.slots)) == (0, 0, SLOTS)
         world.close()
 
@@ -251,20 +260,20 @@ def test_what_no_room_is_enough_for_is_refused_and_too_many_that_wait_are_for_la
     async def scene() -> None:
         world = World()
         await world.begin()
-        future = world.ask(1)
+        future = await world.ask(1)
         world.working()[0].answer(Needs(2001))
         await turns()
-        error = future.exception(0)
+        error = future.exception()
         assert isinstance(error, UnprocessableImage)
         assert (error.status, error.reason) == (422, "too_large")
-        waiting = [world.ask(2)]
+        waiting = [await world.ask(2)]
         while not any(each.done() for each in waiting):
             process = next(each for each in world.working() if each.room == MEMORY // 4)
             process.answer(Needs(2000))
             await turns()
-            waiting.append(world.ask(2))
+            waiting.append(await world.ask(2))
         (refused,) = [each for each in waiting if each.done()]
-        assert isinstance(refused.exception(0), ImageMemoryFull)
+        assert isinstance(refused.exception(), ImageMemoryFull)
         assert len(waiting) > 10
         world.close()
 

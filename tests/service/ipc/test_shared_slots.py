@@ -1,6 +1,6 @@
 """The slots of the shared pixels, whatever happens in whatever order to clients, decode processes and engine."""
 
-from concurrent.futures import Future
+import asyncio
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +10,7 @@ from support.fakes.decode_world import COMPLETION, QUEUE, SLOTS, World, play, tu
 
 from snapcap.service.engine.remote.messages import Cancel, Submit, Turn
 from snapcap.service.errors import NotReady, UnprocessableImage
-from snapcap.service.images.processes.messages import Refused
+from snapcap.service.images.messages import Refused
 from snapcap.service.limits import QueueFull
 
 
@@ -19,14 +19,19 @@ class History:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.asked: list[Future[Any]] = []
+        self.asked: list[asyncio.Task[Any]] = []
         self.waiting: dict[int, Submit] = {}  # for the device
         self.running: dict[int, Submit] = {}
         self._heard = 0
 
-    async def step(self, action: str, which: int) -> None:
-        getattr(self, action)(which)
-        await turns()
+    async def step(self, action: str, which: int, turns: int) -> None:
+        """`turns` of the event loop pass before the next step, which may be too few for all that follows."""
+        if action == "ask":
+            await self.ask()
+        else:
+            getattr(self, action)(which)
+        for _ in range(turns):
+            await asyncio.sleep(0)
         for message in self.world.messages[self._heard :]:
             if isinstance(message, Submit):
                 self.waiting[message.number] = message
@@ -43,18 +48,19 @@ class History:
                 process.answer()
             await turns()
         self.world.engine.fail()
+        await turns()
         for future in self.asked:
-            error = None if future.cancelled() else future.exception(0)
+            error = None if future.cancelled() else future.exception()
             assert error is None or isinstance(error, UnprocessableImage | NotReady)
         assert len(self.world.slots) == SLOTS
         assert self.world.admission.taken == 0
         self.world.close()
 
-    def ask(self, _which: int) -> None:
+    async def ask(self) -> None:
         with suppress(QueueFull):
             permit = self.world.admission.admit()
             permit.take()
-            self.asked.append(self.world.ask(len(self.asked) + 1, permit=permit))
+            self.asked.append(await self.world.ask(len(self.asked) + 1, permit=permit))
 
     def answer(self, which: int) -> None:
         for process in chosen(self.world.working(), which):
@@ -92,12 +98,13 @@ def chosen(items: list[Any], which: int) -> list[Any]:
 actions = st.tuples(
     st.sampled_from(("ask", "ask", "answer", "answer", "refuse", "die", "leave", "admit", "complete")),
     st.integers(0, 7),
+    st.integers(0, 8),
 )
 
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(actions, max_size=50))
-def test_no_slot_is_lost_and_no_two_requests_share_one(steps: list[tuple[str, int]]) -> None:
+def test_no_slot_is_lost_and_no_two_requests_share_one(steps: list[tuple[str, int, int]]) -> None:
     """Every request that comes to the engine finds its own pixels when it is admitted, however clients leave and
     processes die; and when all is over, all slots are free."""
 
@@ -105,8 +112,8 @@ def test_no_slot_is_lost_and_no_two_requests_share_one(steps: list[tuple[str, in
         world = World()
         await world.begin()
         history = History(world)
-        for action, which in steps:
-            await history.step(action, which)
+        for step in steps:
+            await history.step(*step)
         await history.end()
 
     play(scene())

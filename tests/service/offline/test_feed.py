@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.fakes.list_engine import LIMITS, PATIENCE, Served
 
-from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.service.captioning.model_defaults import Resolved
 from snapcap.service.offline.feed import Asked, Feed, FeedResult
 from snapcap.warmup.runtime.slot_request import SamplingParams

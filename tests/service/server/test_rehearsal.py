@@ -15,9 +15,8 @@ from snapcap.service.api.caption.routes import CaptionRoutes
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest
-from snapcap.service.images.decoder import DecodedImage, EncodedImage
-from snapcap.service.images.sample import picture
-from snapcap.service.images.threads import ThreadImageDecoder
+from snapcap.service.images.decode import EncodedImage, ThreadImageDecoder
+from snapcap.service.images.parent import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
 from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
@@ -124,15 +123,9 @@ def test_the_pixels_that_a_rehearsal_left_are_given_to_the_next_one_and_back_whe
     slots = Slots(2)
     left = slots.take()
     slots.give_back(left)
-    encoded = EncodedImage(b"", "1", 1e12, lambda: False)
-    given: list[DecodedImage] = []
-
-    def refused(image: DecodedImage) -> bool:
-        given.append(image)
-        return False
-
-    DecodedBefore(slots).decode(encoded, refused)
-    assert [image.pixels for image in given] == [FilledSlot(left)]
-    assert len(slots) == 2
-    DecodedBefore(slots).decode(encoded, lambda image: True)
+    decoder, encoded = DecodedBefore(slots), EncodedImage(b"", "1", 1e12)
+    given = asyncio.run(decoder.decode(encoded))
+    assert given.pixels == FilledSlot(left)
     assert len(slots) == 1
+    given.discard()
+    assert len(slots) == 2

@@ -9,7 +9,7 @@ from support.servers.server_process import python
 LIVE = """
 import json, sys
 import snapcap.service.server.serve, snapcap.service.server.http_process
-import snapcap.service.images.processes.fork, snapcap.service.ipc.shared_pixels  # which are for the forks
+import snapcap.service.images.decode, snapcap.service.ipc.shared_pixels  # which are for the forks
 import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl  # which the server imports when it runs
 print(json.dumps([name for name in sys.modules if name.startswith("snapcap.")]))
 """
@@ -47,7 +47,7 @@ print(json.dumps([name for name in web if name in sys.modules]))
 DECODING = """
 import json, sys
 import snapcap.service.server.serve
-import snapcap.service.images.processes.supervisor, snapcap.models.processing.image
+import snapcap.service.images.decode, snapcap.service.images.parent, snapcap.models.processing.image
 other = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "tokenizers", "torch")
 other += ("numpy",)
 print(json.dumps([name for name in other if name in sys.modules]))

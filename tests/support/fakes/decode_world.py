@@ -5,27 +5,23 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from support.fakes.list_engine import LIMITS, Observer
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.captioning.model_defaults import Resolved
+from snapcap.service.captioning.captioner import Captioner, CaptionLimits, CaptionResult
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.captioning.preparation import Preparation, Prepared
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.images.decoder import EncodedImage
-from snapcap.service.images.pool import ProcessImageDecoder
-from snapcap.service.images.processes.fork import ImageProcesses
-from snapcap.service.images.processes.messages import (
+from snapcap.service.images.decode import ImageProcesses
+from snapcap.service.images.messages import (
     HEAD,
     Answer,
     Began,
@@ -34,12 +30,13 @@ from snapcap.service.images.processes.messages import (
     pack_answer,
     pack_notice,
 )
-from snapcap.service.images.room import ImageRoom
+from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
 from snapcap.service.ipc.fork import ChildProcess
 from snapcap.service.ipc.framing import Unpacker
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots, image_file, write_image
+from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
-from snapcap.warmup.runtime.slot_request import SamplingParams
+from snapcap.warmup.progress.timeline import Timeline
 
 QUEUE, PROCESSES = 4, 2
 MEMORY, MOST_S = 4000, 1e9
@@ -108,8 +105,13 @@ class World:
             asyncio.get_running_loop(),
             self.failures.append,
         )
-        self.decoding = Preparation(self.metrics)
         self.admission = Admission(QUEUE)
+        self.refusals: dict[str, BaseException | None] = {}
+        limits, readiness = CaptionLimits(1e9, QUEUE, 1), Readiness(lambda: "serving")
+        self.captioner = Captioner(limits, readiness, self.metrics, Timeline(0.0))
+        tokenizer: Any = SimpleNamespace(prompt_ids=lambda _: (), caption=lambda _, tokens: str(tokens))
+        engine: Any = SimpleNamespace(limits=LIMITS, submit=self._submit)
+        self.captioner.attach(engine, ImageTransform(SIZE), tokenizer, "fake", self.decoder)
         self.processes: list[Played] = []
 
     async def begin(self, count: int = PROCESSES) -> None:
@@ -129,35 +131,32 @@ class World:
         ours.close()
         self.processes.append(Played(number, theirs, file))
 
-    def ask(
+    async def ask(
         self,
         value: int,
         size: int = 10,
         seconds: float = 1e9,
         permit: Permit | None = None,
         raises: BaseException | None = None,
-    ) -> "Future[Any]":
-        """Decode an image whose pixels will all be of this value, and submit it. `seconds`: until its deadline. A
-        `permit` is released as the request ends. `raises`: the error of resolving its options."""
-        future: Future[Any] = Future()
-        admitted = None if permit is None else permit.admitted
+    ) -> "asyncio.Task[CaptionResult]":
+        """Begin to caption an image whose pixels will all be of this value. `seconds`: until its deadline. A
+        `permit` is released as the request ends. `raises`: the error with which the engine refuses the request."""
+        self.refusals[str(value)] = raises
 
-        def submit(prepared: Prepared) -> None:
-            params, pixels = SamplingParams(), prepared.image.pixels
-            self.engine.submit(CaptionRequest(str(value), pixels, (), params, 1e12, future, None, admitted))
+        async def caption() -> CaptionResult:
+            with permit or Admission(1).admit() as held:
+                image, options = bytes([value]) * size, CaptionOptions(timeout=seconds)
+                return await self.captioner.caption(image, options, str(value), held)
 
-        def resolve(options: CaptionOptions) -> Resolved:
-            if raises is not None:
-                raise raises
-            return Resolved((), (), options.sampling)
+        task = asyncio.create_task(caption())
+        await asyncio.sleep(0)
+        return task
 
-        model = self.decoder, resolve
-        deadline = time.monotonic() + seconds
-        encoded = EncodedImage(bytes([value]) * size, f"request-{value}", deadline, future.cancelled)
-        self.decoding.start(encoded, CaptionOptions(), model, future, submit)
-        if permit is not None:
-            future.add_done_callback(lambda _: permit.release())
-        return future
+    def _submit(self, request: CaptionRequest) -> None:
+        error = self.refusals[request.id]
+        if error is not None:
+            raise error
+        self.engine.submit(request)
 
     def working(self) -> list[Played]:
         return [each for each in self.processes if each.end.fileno() >= 0 and each.job() is not None]
@@ -173,13 +172,14 @@ class World:
         self.parent.stdin.close()
         self.control.close()
         self.decoder.close()
+        self.captioner.close()
         with suppress(ChildProcessError):
             self.parent.wait()
 
 
 async def turns() -> None:
-    """The loop looks at its sockets and calls what is due."""
-    for _ in range(4):
+    """The loop looks at its sockets, calls what is due, and wakes the requests that wait for it."""
+    for _ in range(8):
         await asyncio.sleep(0)
 
 

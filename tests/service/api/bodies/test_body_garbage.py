@@ -10,7 +10,7 @@ import pytest
 from support.servers.bounded_server import BoundedServer, reply, until
 
 from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.memory.bodies import BodyBudget
+from snapcap.service.memory import BodyBudget
 
 SIZE = 700_000
 TIMES = 10

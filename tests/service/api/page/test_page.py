@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.models.processing.image_error import Reason
+from snapcap.models.processing.image_formats import Reason
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.caption.routes import MAX_IMAGES

@@ -10,8 +10,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, get_args
 
-from snapcap.models.processing.image_error import Reason
-from snapcap.models.processing.image_formats import READ
+from snapcap.models.processing.image_formats import READ, Reason
 
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform

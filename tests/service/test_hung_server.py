@@ -199,7 +199,7 @@ def test_a_search_whose_bucket_fails_is_refused_with_a_sentence(tmp_path: Path, 
 
 IN_A_CONTAINER = """
 import os, signal, sys, time
-from snapcap.service.watch.last_words import END, STACKS, end_on_signal, print_stacks_on_signal
+from snapcap.service.watch import END, STACKS, end_on_signal, print_stacks_on_signal
 print_stacks_on_signal()
 end_on_signal()
 if os.fork() == 0:
@@ -209,7 +209,7 @@ if os.fork() == 0:
     if os.getppid() != parent:
         os._exit(0)
     print("outlives SIGKILL", flush=True)
-    from snapcap.service.watch.loop_watch import LoopWatch
+    from snapcap.service.watch import LoopWatch
     watch = LoopWatch(0.5, parent)
     watch._watch()
     os._exit(0)

@@ -3,8 +3,7 @@
 import pytest
 
 from snapcap.service.engine.remote.messages import Pulse
-from snapcap.service.watch.engine_watch import LONG_WORK, EngineWatch
-from snapcap.service.watch.watchdog import StalledError, Watchdog
+from snapcap.service.watch import LONG_WORK, EngineWatch, StalledError, Watchdog
 from snapcap.warmup.errors import one_line, unexpected
 
 

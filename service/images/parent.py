@@ -10,10 +10,11 @@ import resource
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 
-from snapcap.service.images.processes.messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
-from snapcap.service.images.processes.worker import decode_images
-from snapcap.service.images.sample import picture
+from snapcap.models.processing.image_formats import ImageError
+from snapcap.service.images.messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
+from snapcap.service.images.worker import decode_images
 from snapcap.service.ipc.fork import fork_child, settle
 from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker
 from snapcap.service.ipc.shared_pixels import image_file
@@ -29,6 +30,13 @@ _NICE = 5
 _logger = logging.getLogger("snapcap.decode")
 
 
+def picture() -> bytes:
+    """Returns the server's own picture, a JPEG of 500 x 375 pixels, which is decoded before any client's image: by
+    the parent before it forks, and in the rehearsal. The picture is a file, because the HTTP process may lack
+    Pillow to make one."""
+    return Path(__file__).with_name("sample.jpg").read_bytes()
+
+
 def serve_image_processes(count: int, end: socket.socket) -> int:
     """Keeps `count` decode processes running until the server ends. Returns the exit status 0."""
     forget_environment()
@@ -36,9 +44,8 @@ def serve_image_processes(count: int, end: socket.socket) -> int:
         os.nice(_NICE)
     except OSError as error:
         report_denied("nice", "processes that decode images have the server's priority", str(error.strerror))
-    # Imports Pillow while the server finds the checkpoint.
-    from snapcap.models.processing.codecs import load_codecs  # noqa: PLC0415
-    from snapcap.models.processing.image_error import ImageError  # noqa: PLC0415
+    # The parent alone imports the codecs, while the server finds the checkpoint.
+    from snapcap.models.processing.image import load_codecs  # noqa: PLC0415
 
     load_codecs()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.service.memory.budget import MemoryBudget, memory_limit
+from snapcap.service.memory import MemoryBudget, memory_limit
 
 GIB = 1 << 30
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.models.processing.image_formats import TIFF_HEADS
-from snapcap.service.images.processes.messages import (
+from snapcap.models.processing.image_formats import TIFF_HEADS, ImageError, NeedsMemory
+from snapcap.service.images.messages import (
     HEAD,
     Answer,
     Broken,
@@ -147,9 +147,6 @@ def answer_images(
 
 
 def _decode(image: bytes, room: int, file: int, transform: "ImageTransform") -> Answer:
-    # Imported before the fork.
-    from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415
-
     began = time.monotonic()
     try:
         decoded = transform.decode(image, room)

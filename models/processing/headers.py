@@ -1,0 +1,688 @@
+"""Reads the headers of image files before a codec sees the data, and removes parts that no codec needs.
+
+For each format a function returns the `Header`. The function refuses a file whose parts cost more than its pixels.
+"""
+
+import math
+import re
+import struct
+import zlib
+from typing import NamedTuple
+
+from snapcap.models.dataclass import dataclass
+from snapcap.models.processing.image_formats import damaged, too_complex, unsupported, zero_size
+
+# Pillow takes 2 to 4 µs and 150 bytes for each segment, chunk or strip. 20 MiB of PNG in chunks of 8 KiB are
+# 2,560.
+MOST_PARTS = 65_536
+LONGEST_SIDE = 65_535  # greatest side of any JPEG; the tables of Pillow's resize grow with the sides of a PNG
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a picture's file.
+
+    format: ``jpeg``, ``png`` and so on.
+    data: the data for the codec: the file without the parts that no codec needs.
+    size: (width, height) as stored. None if the codec's own reader tells it without decoding.
+    memory: bytes that the codec takes beside the pixels and the file.
+    scans: the number of a JPEG's scans.
+    lacks_end: a JPEG has no end marker.
+    key: the 16-bit sample values of the one transparent colour, if Pillow does not compare them.
+    frame: (left, top, right, bottom) of the first frame, if it does not cover the whole picture.
+    inverted: 0 is white, where Pillow takes it for black.
+    """
+
+    format: str
+    data: bytes
+    size: tuple[int, int] | None = None
+    memory: int = 0
+    scans: int = 1
+    lacks_end: bool = False
+    key: tuple[int, ...] | None = None
+    frame: tuple[int, int, int, int] | None = None
+    inverted: bool = False
+
+
+# JPEG
+
+# Encoders write 10 scans (libjpeg), up to 17 (mozjpeg), and 26 for four components.
+MOST_SCANS = 100
+# A scan of a million flat pixels takes 0.5 to 1.5 ms, so this limit is a second or two, or 20 scans of 50 million
+# pixels.
+MOST_SCANNED = 1_000_000_000
+_MOST_JUNK = 65_536  # bytes between two segments; Pillow skips them one at a time
+
+_SOS, _EOI, _SOF, _SOI = 0xDA, 0xD9, 0xC0, 0xD8
+# Inside a scan, 0xFF before 0 is data, 0xFF before D0 to D7 is a restart marker, and 0xFF before 0xFF is padding.
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_LENGTH = struct.Struct(">H")
+_JPEG_FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, components
+_HUFFMAN = (0xC0, 0xC1, 0xC2)
+_ARITHMETIC = (0xC9, 0xCA)
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {
+    0xF7
+}  # C4, C8 and CC are tables and an extension
+_JPEG_LS = 0xF7
+_LOSSLESS = (0xC3, 0xC7, 0xCB, 0xCF)
+# Application segments that tell how pixels are coded, or how the picture is turned.
+_NEEDED_SEGMENTS = {0xE0: (b"JFIF",), 0xE1: (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"), 0xEE: (b"Adobe",)}
+_COMMENT = 0xFE
+
+
+def read_jpeg(data: bytes) -> Header:
+    """Returns the header of a JPEG, from the segments before its first scan.
+
+    Profiles, comments, previews and the file's other pictures are removed. Pillow would read every byte of them,
+    and refuse the picture if one is wrong.
+
+    Raises:
+        ImageError: ``too_complex``, ``unsupported_format``, ``zero_size``, ``truncated``.
+    """
+    at, parts, dropped = 2, 0, []
+    kept: set[bytes] = set()
+    while (found := _MARKER.search(data, at)) is not None:
+        if found.start() - at > _MOST_JUNK:
+            raise damaged("jpeg")
+        marker = data[found.end() - 1]
+        if marker in (_EOI, _SOS):
+            break
+        parts += 1
+        if parts > MOST_PARTS:
+            raise too_complex("JPEG", f"more than {MOST_PARTS} segments")
+        end = _after_segment(data, found.end(), marker)
+        if marker in _JPEG_FRAMES:
+            _check_jpeg_frame(data, found.end() + 2, marker)
+        elif marker == _COMMENT or 0xE0 <= marker <= 0xEF:
+            start = next(
+                (each for each in _NEEDED_SEGMENTS.get(marker, ()) if data.startswith(each, found.end() + 2)), b""
+            )
+            if start and start not in kept:
+                kept.add(start)
+            else:
+                dropped.append((found.start(), end))
+        at = end
+    scan = found.start() if found is not None else len(data)
+    lacks_end = data.rfind(b"\xff\xd9", scan) < 0
+    return Header("jpeg", _without_segments(data, dropped), lacks_end=lacks_end)
+
+
+def check_scans(data: bytes, pixels: int) -> int:
+    """Returns the number of scans of a JPEG of ``pixels`` pixels.
+
+    Raises:
+        ImageError: ``too_complex``, the scans would take too long to decode.
+    """
+    most = min(MOST_SCANS, MOST_SCANNED // max(pixels, 1))
+    # The count is at least the number of scans. Other segments, such as previews, can hold these bytes too.
+    if data.count(b"\xff\xda") <= 1:
+        return 1
+    scans = _count_scans(data, most + 1)
+    if scans > most:
+        raise too_complex("JPEG", f"more than {most} scans at this size", "save it with fewer, or as baseline JPEG")
+    return scans
+
+
+def covers_all(data: bytes) -> bool:
+    """Returns whether the scans hold everything that the frame announces.
+
+    A complete picture has every component, and a progressive one every bit of every coefficient. A file that was
+    cut between two scans otherwise looks complete.
+    """
+    at, progressive = 2, False
+    components: bytes = b""
+    missing: dict[tuple[int, int], int] = {}
+    while (found := _MARKER.search(data, at)) is not None:
+        start, marker = found.end(), data[found.end() - 1]
+        if marker == _EOI:
+            break
+        segment = data[start + 2 : _after_segment(data, start, marker)]
+        if marker in _JPEG_FRAMES and len(segment) >= 6:
+            progressive = marker in (0xC2, 0xCA)
+            components = segment[6::3][: segment[5]]
+            missing = {(each, k): 16 for each in components for k in range(64 if progressive else 1)}
+        if marker == _SOS and len(segment) >= 4:
+            first, last, bits = segment[-3], segment[-2], segment[-1] & 15
+            for each in segment[1:-3:2]:
+                for k in range(first, min(last, 63) + 1) if progressive else (0,):
+                    missing[each, k] = bits
+        at = _after_segment(data, start, marker)
+    return bool(missing) and not any(missing.values())
+
+
+def ended(data: bytes, noise: bytes) -> bytes:
+    """Returns a JPEG that lacks its end marker with noise and an end marker appended.
+
+    A decoder that has the whole picture skips the noise. A decoder that lacks data reads the noise instead. The
+    noise contains restart markers, for decoders that wait for one.
+    """
+    # The data may end with half of the end marker, or with the zeros of a program that reserved space in the file.
+    data = data.rstrip(b"\xff") if data.endswith(b"\xff") else data
+    if data.endswith(bytes(16)):
+        data = data.rstrip(b"\0")
+    last = max(range(8), key=lambda number: data.rfind(bytes([0xFF, 0xD0 + number])))
+    following = range(last + 1, last + 9) if bytes([0xFF, 0xD0 + last]) in data else range(8)
+    restarts = b"".join(bytes([0xFF, 0xD0 + number % 8]) + noise for number in following)
+    return data + noise + restarts + b"\xff\xd9"
+
+
+def _count_scans(data: bytes, most: int) -> int:
+    """Counts the scans of a JPEG, up to ``most``.
+
+    Everything that libjpeg may take for a marker counts as one here, so no scan can be hidden. Only segments that
+    libjpeg skips by their length are skipped.
+    """
+    at, scans, parts = 2, 0, 0
+    while scans < most and (found := _MARKER.search(data, at)) is not None:
+        marker = data[found.end() - 1]
+        if marker == _EOI:
+            break
+        scans += marker == _SOS
+        parts += 1
+        if parts > MOST_PARTS:
+            raise too_complex("JPEG", f"more than {MOST_PARTS} segments")
+        at = _after_segment(data, found.end(), marker)
+    return scans
+
+
+def _after_segment(data: bytes, at: int, marker: int) -> int:
+    """Returns the end of a marker's segment, or ``at`` if the marker has none."""
+    if marker >= _SOF and marker != _SOI and at + 2 <= len(data):
+        return at + int(_LENGTH.unpack_from(data, at)[0])
+    return at
+
+
+def _check_jpeg_frame(data: bytes, at: int, marker: int) -> None:
+    if marker == _JPEG_LS:
+        raise unsupported("JPEG-LS images")
+    if marker in _LOSSLESS:
+        raise unsupported("lossless JPEG images")
+    if marker not in _HUFFMAN + _ARITHMETIC:
+        raise unsupported("hierarchical JPEG images")
+    if at + _JPEG_FRAME.size > len(data):
+        raise damaged("jpeg")
+    bits, height, width, components = _JPEG_FRAME.unpack_from(data, at)
+    if bits != 8:
+        raise unsupported(f"{bits}-bit JPEG images")
+    if 0 in (height, width):
+        raise zero_size()
+    if components not in (1, 3, 4):
+        raise unsupported(f"JPEG images of {components} components")
+
+
+def _without_segments(data: bytes, dropped: list[tuple[int, int]]) -> bytes:
+    if not dropped:
+        return data
+    pieces, at = [], 0
+    for start, end in dropped:
+        pieces.append(data[at:start])
+        at = end
+    return b"".join([*pieces, data[at:]])
+
+
+# PNG
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_CHUNK = struct.Struct(">I4s")
+_PNG_HEADER = struct.Struct(">IIBB")  # width, height, bits of a sample, kind of colour
+_PNG_GREY, _PNG_RGB, _PNG_PALETTE = 0, 2, 3
+_PNG_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
+_XMP = b"XML:com.adobe.xmp\0"
+# ImageMagick writes EXIF blocks as text, in which Pillow finds how the picture is turned.
+_EXIF_TEXTS = (b"Raw profile type exif\0", b"Raw profile type APP1\0")
+_MOST_PNG_TEXT = 1 << 20  # bytes; Pillow refuses the picture of a longer text
+
+
+def read_png(data: bytes) -> Header:
+    """Returns the header of a PNG.
+
+    Pillow reads every chunk, and refuses the picture if one is large or wrong. Kept are the critical chunks, the
+    transparent colour and the picture's orientation. Later frames of an animation are removed.
+
+    Raises:
+        ImageError: ``too_complex``, ``zero_size``, ``unsupported_format``, ``truncated``.
+    """
+    reader = _PngReader(data)
+    at, parts = len(_PNG_SIGNATURE), 0
+    while at + _PNG_CHUNK.size <= len(data):
+        length, kind = _PNG_CHUNK.unpack_from(data, at)
+        parts += 1
+        if parts > MOST_PARTS:
+            raise too_complex("PNG", f"more than {MOST_PARTS} chunks")
+        end = at + _PNG_CHUNK.size + length + 4
+        if parts == 1 and kind == b"CgBI":
+            raise unsupported("PNG images that were changed for iPhone apps (CgBI)")
+        reader.take(kind, at, end)
+        at = end
+        if kind == b"IEND":
+            break
+    return Header("png", reader.joined(), memory=reader.memory, key=reader.key)
+
+
+class _PngReader:
+    """Chooses the chunks that Pillow gets."""
+
+    def __init__(self, data: bytes) -> None:
+        self.memory = 0
+        self.key: tuple[int, ...] | None = None
+        self._data = data
+        self._pieces: list[bytes] = []
+        self._from = 0  # start of kept data that is not in pieces yet
+        self._to = len(_PNG_SIGNATURE)  # end of that data
+        self._depth = 8
+        self._colour = -1
+        self._pixels = 0
+        self._seen: set[bytes] = set()
+
+    def take(self, kind: bytes, at: int, end: int) -> None:
+        if kind == b"IHDR" and self._colour < 0:
+            self._read_size(at)
+        if kind in _PNG_CRITICAL:
+            self._keep(at, end)
+        elif kind == b"tRNS" and b"IDAT" not in self._seen:
+            self._read_transparency(at, end)
+        elif kind == b"eXIf" or (kind in (b"tEXt", b"zTXt", b"iTXt") and self._tells_turn(kind, at + 8, end - 4)):
+            if kind not in self._seen and self._is_whole(at, end):
+                self._keep(at, end)
+        else:
+            return
+        self._seen.add(kind)
+
+    def joined(self) -> bytes:
+        if not self._pieces and self._to >= len(self._data):
+            return self._data
+        return b"".join([*self._pieces, self._data[self._from : self._to]])
+
+    def _read_size(self, at: int) -> None:
+        if at + 8 + _PNG_HEADER.size > len(self._data):
+            raise damaged("png")
+        width, height, self._depth, self._colour = _PNG_HEADER.unpack_from(self._data, at + 8)
+        if 0 in (width, height):
+            raise zero_size()
+        if self._depth not in (1, 2, 4, 8, 16):
+            raise damaged("png")
+        self._pixels = width * height
+
+    def _keep(self, at: int, end: int) -> None:
+        if at != self._to:
+            self._pieces.append(self._data[self._from : self._to])
+            self._from = at
+        self._to = end
+
+    def _is_whole(self, at: int, end: int) -> bool:
+        """Returns whether a chunk's checksum is right. A damaged chunk that is not critical is dropped, and the
+        picture kept."""
+        if end > len(self._data):
+            return False
+        return zlib.crc32(memoryview(self._data)[at + 4 : end - 4]) == int.from_bytes(
+            self._data[end - 4 : end], "big"
+        )
+
+    def _read_transparency(self, at: int, end: int) -> None:
+        """Keeps the transparent colour, scaled to 8 bits: Pillow compares it with samples that it has scaled to 8
+        bits."""
+        content = self._data[at + 8 : end - 4]
+        if self._colour == _PNG_PALETTE:
+            if 0 < len(content) <= 256 and self._is_whole(at, end):
+                self._keep(at, end)
+            return
+        samples = {_PNG_GREY: 1, _PNG_RGB: 3}.get(self._colour)
+        if samples is None or len(content) != 2 * samples or not self._is_whole(at, end):
+            return
+        key = struct.unpack(f">{samples}H", content)
+        if self._depth == 16:
+            self.key = key
+            # The low bytes of the samples are decoded separately.
+            self.memory = 8 * self._pixels
+            return
+        most = (1 << self._depth) - 1
+        scaled = struct.pack(f">{samples}H", *((value & most) * 255 // most for value in key))
+        self._pieces += [self._data[self._from : self._to], _png_chunk(b"tRNS", scaled)]
+        self._from = self._to = end
+
+    def _tells_turn(self, kind: bytes, at: int, end: int) -> bool:
+        """Returns whether a text chunk is a block of EXIF or XMP that Pillow reads."""
+        start = self._data[at : at + len(_EXIF_TEXTS[0]) + 5]
+        if kind == b"iTXt":
+            # A flag behind the keyword tells whether the text is compressed.
+            return start.startswith(_XMP + b"\0") and end - at <= _MOST_PNG_TEXT
+        keyword = next((each for each in _EXIF_TEXTS if start.startswith(each)), None)
+        if keyword is None or end - at > _MOST_PNG_TEXT:
+            return False
+        return kind == b"tEXt" or _unpacks(self._data[at + len(keyword) + 1 : end])
+
+
+def _unpacks(packed: bytes) -> bool:
+    """Returns whether compressed text is valid and no longer than Pillow reads."""
+    unpacker = zlib.decompressobj()
+    try:
+        unpacker.decompress(packed, _MOST_PNG_TEXT)
+    except zlib.error:
+        return False
+    return unpacker.eof
+
+
+def _png_chunk(kind: bytes, content: bytes) -> bytes:
+    return _PNG_CHUNK.pack(len(content), kind) + content + zlib.crc32(kind + content).to_bytes(4, "big")
+
+
+# WEBP
+
+_WEBP_CHUNK = struct.Struct("<4sI")
+
+
+def read_webp(data: bytes) -> Header:
+    """Returns the header of a WEBP. Its decoder skips chunks that it does not need, so none is removed.
+
+    Raises:
+        ImageError: ``too_complex``.
+    """
+    at, parts = 12, 0
+    while at + 8 <= len(data):
+        _, length = _WEBP_CHUNK.unpack_from(data, at)
+        parts += 1
+        if parts > MOST_PARTS:
+            raise too_complex("WEBP", f"more than {MOST_PARTS} chunks")
+        at += 8 + length + (length & 1)
+    return Header("webp", data, webp_size(data))
+
+
+def webp_size(data: bytes) -> tuple[int, int] | None:
+    """Returns (width, height) of a WEBP from its first chunk, or None if this chunk is of no known kind."""
+    kind, body = data[12:16], data[20:30]
+    if kind == b"VP8X" and len(body) == 10:
+        return int.from_bytes(body[4:7], "little") + 1, int.from_bytes(body[7:10], "little") + 1
+    if kind == b"VP8L" and len(body) >= 5 and body[0] == 0x2F:
+        bits = int.from_bytes(body[1:5], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8 " and body[3:6] == b"\x9d\x01\x2a" and len(body) == 10:
+        width, height = struct.unpack_from("<HH", body, 6)
+        return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+# GIF
+
+_GIF_SCREEN = struct.Struct("<HHB")  # width, height, flags
+_GIF_FRAME = struct.Struct("<HHHHB")  # left, top, width, height, flags
+_GIF_CONTROL = 0xF9
+# A comment of 20 MiB has 82,000 blocks of 255 bytes.
+_MOST_GIF_BLOCKS = 1 << 20
+
+
+def read_gif(data: bytes) -> Header:
+    """Returns the header of a GIF, with data that ends with the first frame's part of the file.
+
+    Comments and other extensions are removed. The frame's disposal method is removed too, because Pillow would
+    make a picture for it.
+
+    Raises:
+        ImageError: ``too_complex``, ``zero_size``, ``truncated``.
+    """
+    if len(data) < 13:
+        raise damaged("gif")
+    width, height, flags = _GIF_SCREEN.unpack_from(data, 6)
+    start = 13 + _gif_palette(flags)
+    at, control = _first_gif_frame(data, start)
+    left, top, across, down, _ = _GIF_FRAME.unpack_from(data, at + 1)
+    size = max(width, left + across), max(height, top + down)
+    if 0 in size or 0 in (across, down):
+        raise zero_size()
+    box = (left, top, left + across, top + down)
+    frame = None if box == (0, 0, *size) or control[3] & 1 else box
+    return Header("gif", b"".join([data[:start], control, data[at:]]), size, frame=frame)
+
+
+def _first_gif_frame(data: bytes, at: int) -> tuple[int, bytes]:
+    """Returns the offset of the first frame, and an extension that names the frame's transparent colour."""
+    parts, blocks = 0, 0
+    flags, clear = 0, 0
+    while at + 1 + _GIF_FRAME.size <= len(data):
+        if data[at] == 0x2C:
+            return at, bytes([0x21, _GIF_CONTROL, 4, flags, 0, 0, clear, 0])
+        parts += 1
+        if parts > MOST_PARTS:
+            raise too_complex("GIF", f"more than {MOST_PARTS} extensions")
+        if data[at] != 0x21:  # Pillow skips bytes that begin no block
+            at += 1
+            continue
+        if data[at + 1] == _GIF_CONTROL and data[at + 2] >= 4:
+            flags, clear = data[at + 3] & 1, data[at + 6]
+        at += 2
+        while at < len(data) and data[at]:
+            at += data[at] + 1
+            blocks += 1
+            if blocks > _MOST_GIF_BLOCKS:
+                raise too_complex("GIF", f"more than {_MOST_GIF_BLOCKS} blocks before its picture")
+        at += 1
+    raise damaged("gif")
+
+
+def _gif_palette(flags: int) -> int:
+    """Returns the size in bytes of the palette that a header's flags announce."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+# BMP
+
+_OLD_BMP = 12  # header size of OS/2 and Windows 2, in bytes
+_BMP_RAW, _BMP_RLE8, _BMP_RLE4, _BMP_MASKS = range(4)
+_BMP_DEPTHS = (1, 4, 8, 16, 24, 32)
+# Pillow unpacks runs in Python: a second for this many pixels, or for this many bytes of the file.
+MOST_RUN_PIXELS = 8_000_000
+MOST_RUN_BYTES = 4_000_000
+
+
+def read_bmp(data: bytes) -> Header:
+    """Returns the header of a BMP.
+
+    Raises:
+        ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
+    """
+    head = int.from_bytes(data[14:18], "little")
+    if len(data) < 14 + head:
+        raise damaged("bmp")
+    if head == _OLD_BMP:
+        width, height, _, depth = struct.unpack_from("<4H", data, 18)
+        compression = _BMP_RAW
+    else:
+        width, height, _, depth, compression = struct.unpack_from("<IiHHI", data, 18)
+        height = abs(height)  # negative if the first row is the top one
+        width &= 0xFFFFFFFF
+    if 0 in (width, height):
+        raise zero_size()
+    if compression > _BMP_MASKS:
+        raise unsupported(f"BMP images of compression {compression}")
+    if depth not in _BMP_DEPTHS:
+        raise unsupported(f"BMP images of {depth} bits")
+    if compression not in (_BMP_RLE8, _BMP_RLE4):
+        return Header("bmp", data, (width, height))
+    if width * height > MOST_RUN_PIXELS or len(data) > MOST_RUN_BYTES:
+        raise too_complex("BMP", "its pixels in runs and is large", "save it without compression")
+    return Header("bmp", data, (width, height), memory=4 * width * height)
+
+
+# TIFF
+
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES = 273, 277, 278, 279, 284
+_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
+_SUB_DIRECTORIES, _DNG = 330, 50706
+# The numbers below are fill order, orientation, options of fax codes, predictor, palette, extra samples, number
+# format, JPEG's tables, coefficients and subsampling of YCbCr, and its reference black and white.
+_KEPT_TAGS = frozenset(
+    {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES}
+    | {_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES}
+    | {266, 274, 292, 293, 317, 320, 338, 339, 347, 529, 530, 531, 532}
+)
+_TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
+_TIFF_INTEGERS = {1: "B", 3: "H", 4: "I"}
+_TIFF_RAW, _TIFF_JPEG = 1, 7
+# Uncompressed, fax, LZW, JPEG, Deflate and PackBits.
+_TIFF_COMPRESSIONS = frozenset({_TIFF_RAW, 2, 3, 4, 5, _TIFF_JPEG, 8, 32773, 32946})
+_COMPRESSION_NAMES = {
+    6: "old JPEG",
+    34925: "LZMA",
+    50000: "Zstandard",
+    50001: "WEBP",
+    34712: "JPEG 2000",
+    34887: "LERC",
+}
+_CAMERA = (32803, 34892)  # samples of a colour filter array, and linear raw data
+_WHITE_IS_ZERO, _LAB = 0, 8
+_MOST_SAMPLES = 6  # Pillow's own limit of samples per pixel
+
+
+class _TiffEntry(NamedTuple):
+    kind: int
+    values: int  # number of values
+    at: int  # offset of the values in the file
+    raw: bytes  # the entry's last four bytes in the directory
+
+
+def read_tiff(data: bytes) -> Header:
+    """Returns the header of a TIFF's first page.
+
+    Raises:
+        ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
+    """
+    directory = _TiffDirectory(data)
+    entries = directory.entries
+    photometric = directory.number(_PHOTOMETRIC, 0)
+    if _DNG in entries or photometric in _CAMERA:
+        raise unsupported("camera RAW images")
+    # The first page of NEF, ARW and other RAW files is a thumbnail.
+    if directory.number(254, 0) & 1 and _SUB_DIRECTORIES in entries:
+        raise unsupported("camera RAW images")
+    if photometric == _LAB:
+        raise unsupported("TIFF images in CIELAB colours")
+    size = directory.number(_WIDTH, 0), directory.number(_HEIGHT, 0)
+    if 0 in size:
+        raise zero_size()
+    compression = directory.number(_COMPRESSION, _TIFF_RAW)
+    if compression not in _TIFF_COMPRESSIONS:
+        raise unsupported(f"TIFF images with {_COMPRESSION_NAMES.get(compression, f'compression {compression}')}")
+    samples, bits = directory.number(_SAMPLES, 1), directory.numbers(_BITS, _MOST_SAMPLES) or (1,)
+    if samples > _MOST_SAMPLES or max(bits) > 64:
+        raise unsupported(f"TIFF images of {samples} samples and {max(bits)} bits")
+    pieces = _TiffPieces(directory, size, samples, max(bits))
+    pieces.check(compression)
+    inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
+    memory = 0 if compression == _TIFF_RAW else pieces.memory
+    # libtiff gets a copy of the file.
+    return Header("tiff", directory.written(pieces), size, memory=memory + len(data), inverted=inverted)
+
+
+class _TiffDirectory:
+    """The tags of the first page."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.order = "<" if data.startswith(b"II") else ">"
+        self._entry = struct.Struct(f"{self.order}HHI4s")
+        at = self._unpack("I", 4)
+        count = self._unpack("H", at)
+        if count == 0 or at + 2 + count * self._entry.size > len(data):
+            raise damaged("tiff")
+        self.entries: dict[int, _TiffEntry] = {}
+        for number in range(count):
+            start = at + 2 + number * self._entry.size
+            tag, kind, values, inline = self._entry.unpack_from(data, start)
+            length = _TIFF_SIZES.get(kind, 0) * values
+            place = start + 8 if length <= 4 else struct.unpack(f"{self.order}I", inline)[0]
+            self.entries.setdefault(tag, _TiffEntry(kind, values, place, inline))
+
+    def numbers(self, tag: int, most: int) -> tuple[int, ...]:
+        """Returns up to ``most`` values of a tag. Empty if the tag is missing."""
+        entry = self.entries.get(tag)
+        if entry is None:
+            return ()
+        letter, count = _TIFF_INTEGERS.get(entry.kind), min(entry.values, most)
+        if letter is None or not count or entry.at + count * _TIFF_SIZES[entry.kind] > len(self.data):
+            raise damaged("tiff")
+        return struct.unpack_from(f"{self.order}{count}{letter}", self.data, entry.at)
+
+    def number(self, tag: int, default: int) -> int:
+        values = self.numbers(tag, 1)
+        return values[0] if values else default
+
+    def written(self, pieces: "_TiffPieces") -> bytes:
+        """Returns the file with a new directory at its end, which has only the tags that are needed and no further
+        pages."""
+        kept = []
+        for tag in sorted(_KEPT_TAGS & self.entries.keys()):
+            kind, count, at, raw = self.entries[tag]
+            size = _TIFF_SIZES.get(kind, 0)
+            if tag in pieces.tags and count > pieces.count:
+                count = pieces.count  # Pillow would read pieces that are not in the picture
+                if count * size <= 4:  # values that fit lie in the directory itself
+                    raw = self.data[at : at + count * size].ljust(4, b"\0")
+            if not size or count > MOST_PARTS * 2 or at + count * size > len(self.data):
+                raise damaged("tiff")
+            kept.append(self._entry.pack(tag, kind, count, raw))
+        padding = b"\0" * (len(self.data) & 1)
+        head = self.data[:4] + struct.pack(f"{self.order}I", len(self.data) + len(padding))
+        length = struct.pack(f"{self.order}H", len(kept))
+        return b"".join([head, memoryview(self.data)[8:], padding, length, *kept, bytes(4)])
+
+    def _unpack(self, letter: str, at: int) -> int:
+        try:
+            return int(struct.unpack_from(f"{self.order}{letter}", self.data, at)[0])
+        except struct.error:
+            raise damaged("tiff") from None
+
+
+class _TiffPieces:
+    """The strips or tiles of a page."""
+
+    def __init__(self, directory: _TiffDirectory, size: tuple[int, int], samples: int, bits: int) -> None:
+        self._directory = directory
+        width, height = size
+        planes = samples if directory.number(_PLANES, 1) == 2 else 1
+        if _TILES in directory.entries and _STRIPS not in directory.entries:
+            self.tags = (_TILES, _TILE_BYTES)
+            across, down = directory.number(_TILE_WIDTH, 0), directory.number(_TILE_HEIGHT, 0)
+        else:
+            self.tags = (_STRIPS, _STRIP_BYTES)
+            across, down = width, min(directory.number(_ROWS, height), height)
+        if 0 in (across, down):
+            raise damaged("tiff")
+        self.count = math.ceil(width / across) * math.ceil(height / down) * planes
+        self._pixels = across * down
+        self._tiled = self.tags == (_TILES, _TILE_BYTES)
+        self._rows = down, height
+        self._row_bytes = math.ceil(across * bits * (1 if planes > 1 else samples) / 8)
+        # The memory of an unpacked piece, and of its conversion to RGBA.
+        self.memory = self._pixels * (samples * bits // 8 + 1 + 4)
+
+    def check(self, compression: int) -> None:
+        """Refuses pages that take much longer than their pixels and bytes suggest."""
+        offsets, lengths = self.tags
+        if self.count > MOST_PARTS:
+            raise too_complex("TIFF", f"more than {MOST_PARTS} strips or tiles", "save it with larger ones")
+        places = self._directory.numbers(offsets, self.count)
+        if len(places) < self.count:
+            raise damaged("tiff")
+        data = self._directory.data
+        sizes = self._directory.numbers(lengths, self.count) if compression != _TIFF_RAW else self._uncompressed()
+        # Behind the file's end Pillow would find the new directory, and read it as pixels.
+        if any(place + size > len(data) for place, size in zip(places, sizes, strict=False)):
+            raise damaged("tiff")
+        if compression == _TIFF_RAW:
+            return
+        if sum(sizes) > 2 * len(data) + MOST_PARTS:  # data shared by several pieces is unpacked once for each
+            raise too_complex("TIFF", "strips or tiles that lie on each other", "save it anew")
+        if compression == _TIFF_JPEG:
+            scans = data.count(b"\xff\xda")
+            if scans > MOST_SCANS * self.count or scans * self._pixels > max(
+                MOST_SCANNED, self.count * self._pixels
+            ):
+                raise too_complex("TIFF", "too many scans of JPEG at this size", "save it with fewer")
+
+    def _uncompressed(self) -> list[int]:
+        """Returns the bytes of each uncompressed piece. The last strip ends with the picture, a tile never does."""
+        down, height = self._rows
+        strips = math.ceil(height / down)
+        last = down if self._tiled else height - (strips - 1) * down
+        rows = [last if number % strips == strips - 1 else down for number in range(self.count)]
+        return [each * self._row_bytes for each in rows]

@@ -1,0 +1,174 @@
+"""Decodes images: the protocol of a decoder with its input and result, and the two ways to decode.
+
+Threads of this process cannot be killed. They are for a user's own images, and for servers behind another server.
+`snapcap serve` decodes in processes. This module forks the parent of these processes (`parent.py`) before the
+server imports `pool.py`, which gives images to them.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from snapcap.models.dataclass import dataclass
+from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
+from snapcap.service.ipc.fork import ChildProcess, Closable, fork_child
+from snapcap.warmup.machine.cpus import available_cpus
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    import numpy as np
+
+    from snapcap.models.processing.transform import ImageTransform
+    from snapcap.service.ipc.shared_pixels import FilledSlot
+    from snapcap.service.memory import BodyAccount
+
+_MOST = 12  # decode processes
+_MOST_OF_FEW_CPUS = 4
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """Holds an image to decode. `deadline`: the moment of `time.monotonic` at which the request expires. `account`
+    counts the image's bytes until the decoder is done with the image."""
+
+    data: bytes
+    request_id: str
+    deadline: float
+    account: "BodyAccount | None" = None
+
+
+@dataclass(frozen=True)
+class DecodedImage:
+    """Holds a decoded image: its pixels as uint8 [H, W, 3] or in a slot of the shared pixels, and its file's
+    format. `began` is a moment of `time.monotonic`; `seconds` is the time that decoding took. `free_slot` frees the
+    slot, if the pixels are in one."""
+
+    pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"
+    format: str
+    began: float
+    seconds: float
+    free_slot: Callable[[], object] | None = None
+
+    def discard(self) -> None:
+        """Frees the memory of pixels that no engine has taken."""
+        if self.free_slot is not None:
+            self.free_slot()
+
+
+class ImageDecoder(Protocol):
+    """Decodes images: in threads (`ThreadImageDecoder`) or in processes (`ProcessImageDecoder`)."""
+
+    async def decode(self, encoded: EncodedImage) -> DecodedImage:
+        """Decodes an image. The caller passes the pixels to an engine, or discards the image. Cancelling the call
+        withdraws the image.
+
+        Raises:
+            UnprocessableImage: the image cannot be used.
+            DeadlineExceeded, ImageMemoryFull, NotReady, or an error that no image should cause.
+        """
+
+
+def unreadable(reason: str, sentence: str) -> UnprocessableImage:
+    """Returns the error for an image that cannot be used. `reason` is a label for metrics. `sentence` says why or
+    what to do, without capital and full stop."""
+    return UnprocessableImage(f"{sentence[:1].upper()}{sentence[1:]}.", reason)
+
+
+def too_large(needed: int, most: int) -> UnprocessableImage:
+    """Returns the error for an image that takes more memory than any image may. `needed` and `most` are in
+    bytes."""
+    sentence = (
+        f"the image takes about {_mebibytes(needed)} MiB of memory to be decoded, over the limit of "
+        f"{_mebibytes(most)} MiB; scale it down, or send it as baseline JPEG"
+    )
+    return unreadable("too_large", sentence)
+
+
+def decode_threads(asked: int) -> int:
+    """Returns the number of decode threads: `asked`, or if that is 0 one for each CPU, up to 8.
+
+    Between Pillow's calls each thread needs the interpreter lock. With 16 threads on 16 CPUs the server's
+    throughput was lower than with 8 (``snapcap bench throughput --serve=--decode-threads=16``).
+    """
+    return asked or min(available_cpus(), 8)
+
+
+class ThreadImageDecoder:
+    """Decodes images on the threads of `pool`. `room`: the most bytes of memory that decoding one image may take;
+    None sets no limit."""
+
+    def __init__(self, pool: "Executor", transform: "ImageTransform", room: int | None = None) -> None:
+        self._pool = pool
+        self._transform = transform
+        self._room = room
+
+    async def decode(self, encoded: EncodedImage) -> DecodedImage:
+        # The command line, the library and the processes that are forked here have no event loop.
+        import asyncio  # noqa: PLC0415
+
+        future = self._pool.submit(self._run, encoded)
+        if encoded.account is not None:
+            # The thread keeps the bytes until it is done with them, even if the request is cancelled before.
+            account = encoded.account.hold()
+            future.add_done_callback(lambda _: account.release())
+        return await asyncio.wrap_future(future)
+
+    def _run(self, encoded: EncodedImage) -> DecodedImage:
+        # Already imported by now.
+        from snapcap.models.processing.image_formats import ImageError, NeedsMemory  # noqa: PLC0415
+
+        began = time.monotonic()
+        if began >= encoded.deadline:
+            raise DeadlineExceeded
+        try:
+            decoded = self._transform.decode(encoded.data, self._room)
+        except ImageError as error:
+            raise unreadable(error.reason, str(error)) from None
+        except NeedsMemory as needs:
+            raise too_large(needs.size, self._room or 0) from None
+        return DecodedImage(decoded.pixels, decoded.format, began, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class ImageProcesses:
+    """Holds the number of decode processes and their parent. New processes' sockets come through the parent's
+    `end`."""
+
+    count: int
+    parent: ChildProcess
+
+
+def decode_processes(asked: int | None) -> int:
+    """Returns the number of decode processes: `asked`, or if that is None five for eight CPUs, at most 12. Few
+    CPUs get one each, up to 4.
+
+    Apart from the model, decoding takes most of a request's CPU time (benchmarks/NOTES.md). The remaining CPUs are
+    for the HTTP process, the engine process and background builds.
+    """
+    if asked is not None:
+        return asked
+    cpus = available_cpus()
+    return max(min(cpus * 5 // 8, _MOST), min(cpus, _MOST_OF_FEW_CPUS))
+
+
+def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcesses:
+    """Forks the parent, which forks `count` decode processes later. `others`: open files that the parent must
+    close.
+
+    Raises:
+        ForkError: this system cannot fork.
+    """
+    return ImageProcesses(count, fork_child(lambda end: _serve_image_processes(count, end), others))
+
+
+def _serve_image_processes(count: int, end: socket.socket) -> int:
+    # The child alone imports it.
+    from snapcap.service.images.parent import serve_image_processes  # noqa: PLC0415
+
+    return serve_image_processes(count, end)
+
+
+def _mebibytes(size: int) -> int:
+    return -(-size >> 20)

@@ -1,1 +1,0 @@
-"""Runs and watches the processes that decode images."""

@@ -1,0 +1,157 @@
+"""Divides the memory that a server may take between what requests make it hold, and counts request bodies.
+
+The bound of all processes of a server together, in bytes, which no traffic takes it past (docs/security.md):
+
+    start + documents + bodies + pixels + prompts + queue_size x row + max_connections x connection
+
+`start` is what it takes when it is READY, with the buffers of all rows of its largest bucket; `documents` are
+FastAPI and pydantic, 20 MiB, which the first request for the OpenAPI document imports; `prompts` is the process
+that tokenizes them, with what a prompt may take there (`captioning/prompt_worker.py`); `row` is one picture of the
+model's input size, 3 bytes a pixel; a connection holds a packet of 256 KiB, 64 KiB of a body and a head.
+"""
+
+import math
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapcap.models.dataclass import dataclass
+from snapcap.service.limits import BodyMemoryFull
+from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
+from snapcap.warmup.machine.denied import process_limit
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from snapcap.service.config.settings import Settings
+
+_FILES = ("memory.max", "memory.limit_in_bytes")  # cgroup version 2, and version 1
+# More makes nothing faster: 32 bodies of 20 MiB, and more pictures of 50 million pixels than CPUs decode at a time.
+_MOST_BODIES = 1 << 30
+_MOST_PIXELS = 4 << 30
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Bytes that requests may make a server hold: `bodies` of requests on their way and until their images are
+    decoded, `pixels` of images that are being decoded."""
+
+    bodies: int
+    pixels: int
+
+    @classmethod
+    def of(cls, limit: int) -> "MemoryBudget":
+        """The shares of a server that may take `limit` bytes: a sixteenth for bodies and a quarter for pixels. The
+        rest is the model's, and the interpreter's in each process."""
+        return cls(min(limit // 16, _MOST_BODIES), min(limit // 4, _MOST_PIXELS))
+
+
+def memory_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> int:
+    """Bytes that the processes of this server may take together: the least of the machine's memory, the limits of
+    the control groups, as `docker run --memory` and Kubernetes set them, and RLIMIT_AS."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    address_space, _ = process_limit(resource.RLIMIT_AS)
+    limits = [machine, *_group_limits(membership, mounts)]
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space)
+    return min(limits)
+
+
+def decode_memory(settings: "Settings") -> int:
+    """Returns the bytes of memory that all images together may take while they are decoded: the value of the
+    option, or else a fixed part of the server's memory."""
+    asked = settings.images.decode_memory
+    return MemoryBudget.of(memory_limit()).pixels if asked is None else asked
+
+
+def _group_limits(membership: Path, mounts: Path) -> Iterator[int]:
+    for group in control_groups("memory", membership, mounts):
+        for name in _FILES:
+            try:
+                text = (group / name).read_text().strip()
+                if text != "max":
+                    yield int(text)
+            except (OSError, ValueError):  # not there, or not as the kernel writes it
+                continue
+
+
+_KEY = "body_account"
+
+
+class BodyBudget:
+    """Bytes of all bodies together, from any thread. Counted is what has been received, not what was announced: a
+    client that sends nothing reserves nothing."""
+
+    def __init__(self, limit: float = math.inf) -> None:
+        """`limit`: in bytes. A request that is alone may exceed it, so that no limit can refuse a body that is
+        within the limit of one."""
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._held = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held now."""
+        return self._held
+
+    def add(self, count: int, own: int) -> None:
+        """`own`: what the asking request holds already. Raises BodyMemoryFull; then nothing is added."""
+        with self._lock:
+            if self._held + count > self.limit and self._held > own:
+                raise BodyMemoryFull(int(self.limit))
+            self._held += count
+
+    def remove(self, count: int) -> None:
+        with self._lock:
+            self._held -= count
+
+
+class BodyAccount:
+    """Counts the bytes that one request holds until its reply is complete and each of its images is decoded. Images
+    of a client that has left count until then too."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._lock = threading.Lock()
+        self._holders = 1
+        self._bytes = 0
+
+    def take(self, count: int) -> None:
+        """Adds bytes. Raises BodyMemoryFull if there is no room; the caller must not keep them then."""
+        self._budget.add(count, self._bytes)
+        self._bytes += count
+
+    def give_back(self, count: int) -> None:
+        """Removes bytes."""
+        self._bytes -= count
+        self._budget.remove(count)
+
+    def hold(self) -> "BodyAccount":
+        """Adds a holder: the bytes are given back when every holder has called `release`."""
+        with self._lock:
+            self._holders += 1
+        return self
+
+    def release(self) -> None:
+        """Removes a holder, and gives all bytes back after the last one."""
+        with self._lock:
+            self._holders -= 1
+            last = self._holders == 0
+        if last:
+            self.give_back(self._bytes)
+
+
+def open_account(scope: "Scope", budget: BodyBudget) -> BodyAccount:
+    """The account of a request whose body is about to be read."""
+    account = BodyAccount(budget)
+    scope.setdefault("state", {})[_KEY] = account
+    return account
+
+
+def body_account(scope: "Scope") -> BodyAccount | None:
+    """The account of a request; None when its body has not been read."""
+    account: BodyAccount | None = scope["state"].get(_KEY)
+    return account

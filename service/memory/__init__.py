@@ -1,1 +1,0 @@
-"""Bounds what requests may make the server hold."""

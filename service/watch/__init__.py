@@ -1,1 +1,0 @@
-"""Notices a device thread or an event loop that makes no progress."""
