@@ -89,7 +89,7 @@ def save(folder: Path) -> None:
     """Saves the compiled code, in the form of a jit artifact set."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from snapcap.warmup.start.jit.compile_cache import CompileCache
+    from snapcap.warmup.start.jit import CompileCache
 
     folder.mkdir(parents=True, exist_ok=True)
     for path in CompileCache(Path(cache_dir())).save().values():

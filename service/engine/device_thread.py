@@ -16,8 +16,7 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.start import load
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.start.start import StartedModel, load
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint

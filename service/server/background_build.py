@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from snapcap.warmup.options import StartOptions
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.start.background_build import BackgroundBuild
-    from snapcap.warmup.start.started import StartedModel
+    from snapcap.warmup.start.start import StartedModel
 
 _logger = logging.getLogger("snapcap.build")
 

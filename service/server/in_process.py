@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.started import StartedModel
+    from snapcap.warmup.start.start import StartedModel
 
 
 def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:

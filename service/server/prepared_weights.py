@@ -12,7 +12,7 @@ from snapcap.service.readiness import AFTER_READY_S, after_ready
 if TYPE_CHECKING:
     from snapcap.warmup.machine.worker import Worker
     from snapcap.warmup.options import StartOptions
-    from snapcap.warmup.start.started import StartedModel
+    from snapcap.warmup.start.start import StartedModel
 
 _LOWEST_PRIORITY = 19
 _logger = logging.getLogger("snapcap.weights")

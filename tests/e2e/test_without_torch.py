@@ -25,8 +25,7 @@ from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.packages import region_of
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.start import native
-from snapcap.warmup.start.start import load
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.start.start import StartedModel, load
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.folder import FolderStore
 

@@ -99,6 +99,10 @@ class Runner(Generic[B]):
         else:
             self._step[bucket] = self._step_plan(bucket, callables)
 
+    def is_bound(self, component: Component, bucket: Bucket) -> bool:
+        """Returns whether a component's bucket has callables."""
+        return bucket in (self._encode if component == "encoder" else self._step)
+
     def bound(self, component: Component, bucket: Bucket) -> Callables:
         """Returns the callables that run a component's bucket now."""
         return self._encode[bucket].run if component == "encoder" else self._step[bucket].run

@@ -27,7 +27,7 @@ from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.compare import CheckError
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.start.preparation import find_artifacts
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.start.start import StartedModel
 from snapcap.warmup.start.swap import swap_bucket
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.lease import Held, Lease, acquire

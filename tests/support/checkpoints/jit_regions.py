@@ -50,7 +50,7 @@ def main() -> None:
     from snapcap.warmup.progress.compile_events import cache_counts, compiled_graphs
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.progress.timeline import Timeline
-    from snapcap.warmup.start.jit.start import open_compiler
+    from snapcap.warmup.start.jit import open_compiler
     from snapcap.warmup.store.fetch import Fetched
 
     torch.set_grad_enabled(False)

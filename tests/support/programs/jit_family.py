@@ -17,7 +17,7 @@ from snapcap.warmup.progress.compile_events import compiled_graphs
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SlotRequest
-from snapcap.warmup.start.jit.start import open_compiler
+from snapcap.warmup.start.jit import open_compiler
 from snapcap.warmup.store.fetch import Fetched
 
 

@@ -15,8 +15,7 @@ from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, S
 from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
-from snapcap.warmup.start.jit.compile_cache import LIBRARIES, PAYLOAD, CompileCache, RestoreError
-from snapcap.warmup.start.jit.start import Jit
+from snapcap.warmup.start.jit import LIBRARIES, PAYLOAD, CompileCache, Jit, RestoreError
 from snapcap.warmup.store.fetch import fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.publish import new_manifest, publish

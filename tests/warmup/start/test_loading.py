@@ -26,8 +26,7 @@ from snapcap.warmup.runtime.backends.aot import PackageError
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.devices.torch_settings import open_device
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.start.start import before_ready, load
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.start.start import StartedModel, before_ready, load
 from snapcap.warmup.start.warmer import Warmer, self_test
 
 SIZES = (1, 2, 5)

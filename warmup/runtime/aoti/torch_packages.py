@@ -17,7 +17,7 @@ from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.packages import PackageError
 from snapcap.warmup.runtime.aoti.tensors import run_on_tensors
 from snapcap.warmup.runtime.backends.aot import AotBackend
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.model import Model
 from snapcap.warmup.store.blobs import VerifiedFile
 
 
@@ -35,10 +35,10 @@ class TorchPackages:
 
 
 def torch_backend(
-    entries: Mapping[str, VerifiedFile], input_specs: Mapping[str, Any], model: LoadedModel
+    entries: Mapping[str, VerifiedFile], input_specs: Mapping[str, Any], model: Model[Tensor]
 ) -> AotBackend[Tensor]:
     """The `aot` backend for a model of torch's tensors."""
-    return AotBackend(entries, input_specs, model, TorchPackages(model.device))
+    return AotBackend(entries, input_specs, model, TorchPackages(model.state.tokens.device))
 
 
 def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:

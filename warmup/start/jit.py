@@ -1,25 +1,39 @@
-"""Opens the compiler in a server that starts on the `jit` backend, and closes it once every bucket has run.
+"""Starts with torch.compile: restores the caches that an earlier start published, and publishes new graphs.
 
     import torch ─ import compiler ─ … ─ restore ─ warm: trace, look up or compile ─ no more compiling ─ publish
 
-Where every lookup hits, nothing is compiled and nothing is published. The cache folder ends with the start.
+Where every lookup hits, nothing is compiled and nothing is published. The cache folder ends with the start. The
+files of a `jit` artifact set are what torch.compile keeps of its work:
+
+    jit/cache.bin        torch's own cache artifacts: graphs by key. A pickle, so loading it runs code
+    jit/libraries.zip    the shared libraries compiled for them, which torch leaves out; without them a CPU start
+                         would call the C++ compiler for every kernel again
+
+Both are used only as the bytes whose digest the manifest names.
 """
 
 import contextlib
 import importlib
+import io
 import logging
+import os
 import threading
+import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
 from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.installation import resolve_device
+from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.plan import Plan
@@ -27,11 +41,17 @@ from snapcap.warmup.progress.compile_events import cache_counts
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.backends.jit import JitBackend
-from snapcap.warmup.start.jit.compile_cache import CompileCache, RestoreError
+from snapcap.warmup.store.blobs import ChangedError
 from snapcap.warmup.store.publish import Published
 from snapcap.warmup.store.store import StoreError
 from snapcap.warmup.store.worker import publish_in_worker
 
+if TYPE_CHECKING:
+    from torch.compiler._cache import CacheInfo
+
+PAYLOAD = "jit/cache.bin"
+LIBRARIES = "jit/libraries.zip"
+_LIBRARY = ".so"
 _logger = logging.getLogger("snapcap.jit")
 
 
@@ -65,7 +85,7 @@ def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStat
 class Jit:
     """Compiles until ``settle``. Device thread only."""
 
-    def __init__(self, options: StartOptions, status: StartupStatus, cache: CompileCache) -> None:
+    def __init__(self, options: StartOptions, status: StartupStatus, cache: "CompileCache") -> None:
         self._options = options
         self._status = status
         self._cache = cache
@@ -145,3 +165,100 @@ class Jit:
                 "no compiled graph fits; the region runs eager",
                 extra={"fields": {"region": region, "bucket": bucket}},
             )
+
+
+class RestoreError(RuntimeError):
+    """A set that was verified when it was fetched, and cannot be used now; one line that says why."""
+
+
+@dataclass
+class CompileCache:
+    """The cache folder of one start. Nothing is in it but what the start puts there: neither an earlier start nor
+    another program makes this one look warm."""
+
+    folder: Path
+    _restored: set[tuple[str, str]] = field(default_factory=set)
+
+    @classmethod
+    @contextlib.contextmanager
+    def private(cls, more: Mapping[str, str]) -> Iterator["CompileCache"]:
+        """A new folder for Inductor and Triton, until the block ends. To be entered before torch compiles.
+
+        Libraries that are loaded by then stay loaded. ``more``: other variables of the compiler, for as long.
+        """
+        with scratch_folder("snapcap-jit-") as folder:
+            variables = {
+                "TORCHINDUCTOR_CACHE_DIR": str(folder),
+                "TRITON_CACHE_DIR": str(folder / "triton"),
+                "TORCH_WARM_POOL": "0",  # no compiler processes before there is something to compile
+                **more,
+            }
+            before = {variable: os.environ.get(variable) for variable in variables}
+            os.environ.update(variables)
+            try:
+                yield cls(folder)
+            finally:
+                for variable, value in before.items():
+                    os.environ.pop(variable)
+                    if value is not None:
+                        os.environ[variable] = value
+
+    def restore(self, artifacts: "Artifacts") -> int:
+        """Give torch what a set holds; returns the number of cached graphs and parts of graphs.
+
+        Raises:
+            RestoreError: a file is missing or has changed since it was fetched, or torch cannot read it.
+        """
+        from torch.compiler import load_cache_artifacts  # noqa: PLC0415
+
+        payload, libraries = (_verified(artifacts, name) for name in (PAYLOAD, LIBRARIES))
+        with zipfile.ZipFile(io.BytesIO(libraries)) as archive:
+            archive.extractall(self.folder)
+        info = load_cache_artifacts(payload)
+        if info is None:
+            raise RestoreError(f"torch cannot read {PAYLOAD}; the log has the cause")
+        self._restored = _names(info)
+        return len(self._restored)
+
+    def save(self) -> dict[str, Path]:
+        """Write what this start's graphs need to files of the cache folder, by entry name.
+
+        Empty where torch has cached nothing that was not restored. Graphs that were restored and not compiled in
+        this process are left out, so every bucket must have run.
+        """
+        from torch.compiler import save_cache_artifacts  # noqa: PLC0415
+
+        saved = save_cache_artifacts()
+        if saved is None or _names(saved[1]) <= self._restored:
+            return {}
+        files = {name: self.folder / Path(name).name for name in (PAYLOAD, LIBRARIES)}
+        files[PAYLOAD].write_bytes(saved[0])
+        _archive(self.folder, files[LIBRARIES])
+        return files
+
+
+def _names(info: "CacheInfo") -> set[tuple[str, str]]:
+    artifacts: Mapping[str, list[str]] = info.artifacts
+    return {(kind, key) for kind, keys in artifacts.items() for key in keys}
+
+
+def _verified(artifacts: "Artifacts", name: str) -> bytes:
+    """The bytes of an entry, hashed after they were read: a file could have changed since it was fetched."""
+    file = artifacts.fetched.entries.get(name)
+    if file is None:
+        raise RestoreError(f"the artifact set has no {name}")
+    try:
+        return file.read()
+    except ChangedError:
+        raise RestoreError(f"{name} has changed since it was fetched") from None
+    except OSError as error:
+        raise RestoreError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def _archive(folder: Path, path: Path) -> None:
+    """All libraries below a folder; equal contents give equal bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for library in sorted(folder.rglob(f"*{_LIBRARY}")):
+            info = zipfile.ZipInfo(str(library.relative_to(folder)), date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, library.read_bytes())
