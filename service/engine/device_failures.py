@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from snapcap.models.errors import UserError
 
 if TYPE_CHECKING:
-    from snapcap.warmup.runtime.devices.device import DeviceHealth
+    from snapcap.warmup.runtime.devices import DeviceHealth
 
 # After so many failed turns in a row the fault is lasting, whatever it is: further requests would only fail too.
 MAX_CONSECUTIVE_FAILURES = 3

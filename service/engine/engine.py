@@ -26,7 +26,7 @@ from snapcap.service.errors import EngineFailed
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 if TYPE_CHECKING:
-    from snapcap.warmup.runtime.devices.device import PendingTokens, Timer
+    from snapcap.warmup.runtime.devices import PendingTokens, Timer
     from snapcap.warmup.runtime.runner import Runner
 
 log = logging.getLogger("snapcap.engine")

@@ -19,11 +19,10 @@ from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti import native_packages
-from snapcap.warmup.runtime.aoti.container import AotiError, Container
+from snapcap.warmup.runtime.aoti import native as native_packages
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.packages import region_of
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container, region_of
+from snapcap.warmup.runtime.torch_model import LoadedModel
 from snapcap.warmup.start import native
 from snapcap.warmup.start.start import StartedModel, load
 from snapcap.warmup.store.blobs import VerifiedFile

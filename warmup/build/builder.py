@@ -4,7 +4,7 @@
     compiler ─▶ CPU library ──┴▶ checkers ─▶ kept beside their records ─▶ (all done) ─▶ manifest
 
 A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile. The CPU library
-(`runtime.aoti.cpu_library`) is in the set where every package runs on it.
+(`runtime.aoti.packages`) is in the set where every package runs on it.
 
 A piece of work on a GPU begins when its memory is free (`room`). A package that ran out of memory all the same is
 made again when all workers have ended, alone.

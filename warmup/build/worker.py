@@ -24,8 +24,8 @@ from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.memory import MemoryPlan
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.runtime.aoti.packages import entry_name
-from snapcap.warmup.runtime.devices.torch_settings import DTYPES, open_device
 from snapcap.warmup.runtime.model import Model
+from snapcap.warmup.runtime.torch_model import DTYPES, open_device
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from snapcap.models.memory.memory import B
 from snapcap.models.regions.names import forced_end
 from snapcap.models.regions.table import ROWS, Component, RegionCall, Regions, layer_inputs
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.devices.device import (
+from snapcap.warmup.runtime.backends import Backend
+from snapcap.warmup.runtime.devices import (
     Captured,
     Device,
     DeviceHealth,

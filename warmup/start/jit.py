@@ -10,6 +10,8 @@ files of a `jit` artifact set are what torch.compile keeps of its work:
                          would call the C++ compiler for every kernel again
 
 Both are used only as the bytes whose digest the manifest names.
+
+After the warm-up nothing is compiled any more: a call that no compiled graph fits runs the region's own function.
 """
 
 import contextlib
@@ -18,15 +20,22 @@ import io
 import logging
 import os
 import threading
+import types
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.regions.fused.compiled import compiled_function
+from snapcap.models.regions.table import Region
 from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
 from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
@@ -36,11 +45,12 @@ from snapcap.warmup.machine.installation import resolve_device
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.plan import InductorOption, Plan, inductor_options
 from snapcap.warmup.progress.compile_events import cache_counts
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.backends.jit import JitBackend
+from snapcap.warmup.runtime.torch_model import DTYPES
 from snapcap.warmup.store.blobs import ChangedError
 from snapcap.warmup.store.publish import Published
 from snapcap.warmup.store.store import StoreError
@@ -93,7 +103,7 @@ class Jit:
         self._restored = False
         self._fallbacks: Counter[tuple[str, int]] = Counter()
 
-    def backend(self, plan: Plan, artifacts: Artifacts) -> JitBackend:
+    def backend(self, plan: Plan, artifacts: Artifacts) -> "JitBackend":
         """Returns the backend that compiles the regions. On a hit its compile cache is filled from the artifacts
         first."""
         self._artifacts = artifacts
@@ -262,3 +272,66 @@ def _archive(folder: Path, path: Path) -> None:
             info = zipfile.ZipInfo(str(library.relative_to(folder)), date_time=(1980, 1, 1, 0, 0, 0))
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, library.read_bytes())
+
+
+OnFallback = Callable[[str, int], None]
+
+# Precompiled headers make a CPU's first start faster where there are few CPUs. But torch makes them in a start that
+# compiles nothing too, which takes longer than all else of it, and in a folder that all programs share.
+ALONE: Mapping[str, InductorOption] = {"cpp_cache_precompile_headers": False}
+
+
+@dataclass(frozen=True)
+class JitBackend:
+    """Compiles a callable when it is first called. ``on_fallback`` is told the region and bucket of each call that
+    ran eager because none of its graphs fitted."""
+
+    plan: Plan
+    on_fallback: OnFallback
+
+    @property
+    def name(self) -> str:
+        return "jit"
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+        """Returns a function that compiles for the shapes of its first call; a graph break is an error. A region
+        that is called on demand stays eager: no request may wait for a compiler."""
+        if region.on_demand:
+            return region.function
+        plan = self.plan
+        function = own_code(
+            region.function,
+            compiled_function(region, torch.device(plan.device), DTYPES[plan.dtype]),
+            f"{region.name}_b{bucket.size}",
+            lambda: self.on_fallback(region.name, bucket.size),
+        )
+        return compile_static(
+            function, {**inductor_options(plan.mode(region.component), plan.device_type), **ALONE}
+        )
+
+
+def compile_static(function: RegionFunction, options: Mapping[str, InductorOption]) -> RegionFunction:
+    """`torch.compile` as a whole and for fixed shapes, with those Inductor options that are not about packages."""
+    own: dict[str, Any] = {key: value for key, value in options.items() if not key.startswith("aot_inductor.")}
+    compiled: RegionFunction = torch.compile(function, fullgraph=True, dynamic=False, options=own)
+    return compiled
+
+
+def own_code(
+    eager: RegionFunction, compiled: RegionFunction, name: str, on_eager: Callable[[], None]
+) -> RegionFunction:
+    """A function to compile, with a name and a code object of its own: ``compiled`` where it is traced, and
+    ``eager``, after a call of ``on_eager``, where it is run instead.
+
+    Dynamo keeps graphs, and counts recompiles, by code object. Regions that shared one would look each other's
+    guards through at every call, and from the ninth bucket on exceed `recompile_limit`.
+    """
+
+    def run(*inputs: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # a constant for the tracer
+            return compiled(*inputs)
+        on_eager()
+        return eager(*inputs)
+
+    code = run.__code__.replace(co_name=name, co_qualname=name)
+    return types.FunctionType(code, run.__globals__, name, None, run.__closure__)

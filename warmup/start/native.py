@@ -17,16 +17,14 @@ from snapcap.warmup.plan.artifacts import CPU_LIBRARY, Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti.container import AotiError, Container
-from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
-from snapcap.warmup.runtime.aoti.packages import region_of
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container, open_cpu_library, region_of
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared.mapped import MappedWeights
-    from snapcap.warmup.runtime.aoti.native_cuda_tensors import NativeCudaMemory
-    from snapcap.warmup.runtime.aoti.native_tensors import NativeMemory, NativeTensor
-    from snapcap.warmup.runtime.backends.base import Backend
-    from snapcap.warmup.runtime.devices.device import Device
+    from snapcap.warmup.runtime.aoti.native import NativeMemory, NativeTensor
+    from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaMemory
+    from snapcap.warmup.runtime.backends import Backend
+    from snapcap.warmup.runtime.devices import Device
     from snapcap.warmup.runtime.model import Model
     from snapcap.warmup.start.warmer import Warmer
     from snapcap.warmup.store.blobs import VerifiedFile
@@ -94,12 +92,11 @@ class NativeLoader:
 
     def open_device(self) -> "Device[NativeTensor]":
         from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415  no other start needs it
-        from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415  likewise
+        from snapcap.warmup.runtime.aoti.native import NativeMemory, NativePackages  # noqa: PLC0415  likewise
 
         plan, library, standalone = self._plan, self._library, self._standalone
         if plan.device_type == "cpu":
-            from snapcap.warmup.runtime.aoti.native_tensors import NativeMemory  # noqa: PLC0415  likewise
-            from snapcap.warmup.runtime.devices.cpu import CpuDevice  # noqa: PLC0415  likewise
+            from snapcap.warmup.runtime.devices import CpuDevice  # noqa: PLC0415  likewise
 
             # The CPU library's helpers hold nobody up. But a batch comes of several clients, whose next images are
             # decoded meanwhile.
@@ -109,9 +106,8 @@ class NativeLoader:
             self._memory = host = NativeMemory(libtorch)
             self._packages = NativePackages(libtorch, "cpu", None, self._opening, standalone, plan.threads, alone)
             return CpuDevice(host)
-        from snapcap.warmup.runtime.aoti.cublas import loading_cublas  # noqa: PLC0415  likewise
         from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415  likewise
-        from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice  # noqa: PLC0415  likewise
+        from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice, loading_cublas  # noqa: PLC0415  likewise
 
         index = int(plan.device.partition(":")[2] or 0)
         cuda, libtorch = CudaRuntime(library, index), Libtorch(library, index)
@@ -145,7 +141,7 @@ class NativeLoader:
     def open_packages(
         self, warmer: "Warmer", model: "Model[NativeTensor]", artifacts: Artifacts | None
     ) -> "Backend":
-        from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415  no other start needs it
+        from snapcap.warmup.runtime.backends import AotBackend  # noqa: PLC0415  no other start needs it
 
         return AotBackend(self._entries, self._artifacts.input_specs, model, self._packages)
 

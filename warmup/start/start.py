@@ -38,7 +38,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti.container import CaptureError
+from snapcap.warmup.runtime.aoti.packages import CaptureError
 from snapcap.warmup.start.native import NativeLoader
 from snapcap.warmup.start.preparation import STEPS, Preparation, prepare
 from snapcap.warmup.start.published import begin_fetcher, close_behind
@@ -48,8 +48,8 @@ from snapcap.warmup.weights.published.source import may_be_published
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared.mapped import MappedWeights
-    from snapcap.warmup.runtime.backends.base import Backend
-    from snapcap.warmup.runtime.devices.device import Device
+    from snapcap.warmup.runtime.backends import Backend
+    from snapcap.warmup.runtime.devices import Device
     from snapcap.warmup.runtime.model import Model
     from snapcap.warmup.runtime.runner import Runner
     from snapcap.warmup.start.jit import Jit

@@ -11,8 +11,8 @@ from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import InputSpecError, PackageError
-from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.devices.device import Pixels
+from snapcap.warmup.runtime.backends import Backend
+from snapcap.warmup.runtime.devices import Pixels
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 

@@ -15,12 +15,16 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.backends.eager import EagerBackend
-from snapcap.warmup.runtime.devices.device import Device
-from snapcap.warmup.runtime.devices.torch_settings import avoid_driver_compilation, open_device, torch_device
-from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
+from snapcap.warmup.runtime.backends import Backend, EagerBackend
+from snapcap.warmup.runtime.devices import Device
 from snapcap.warmup.runtime.model import Model
+from snapcap.warmup.runtime.torch_model import (
+    LoadedModel,
+    avoid_driver_compilation,
+    load_model,
+    open_device,
+    torch_device,
+)
 from snapcap.warmup.start.warmer import Warmer
 
 if TYPE_CHECKING:

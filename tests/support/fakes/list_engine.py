@@ -13,7 +13,7 @@ from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 
 if TYPE_CHECKING:
-    from snapcap.warmup.runtime.devices.device import DeviceHealth
+    from snapcap.warmup.runtime.devices import DeviceHealth
 
 PATIENCE = 30.0
 START, EOS = 1, 2

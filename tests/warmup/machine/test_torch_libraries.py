@@ -25,9 +25,9 @@ import snapcap.service.ipc.shared_pixels
 import snapcap.service.telemetry.logs
 import snapcap.service.server.engine_process.run
 import snapcap.service.engine.device_thread
-import snapcap.warmup.runtime.aoti.native_packages
-import snapcap.warmup.runtime.aoti.native_tensors
-import snapcap.warmup.runtime.devices.cpu
+import snapcap.warmup.runtime.aoti.native
+import snapcap.warmup.runtime.aoti.native
+import snapcap.warmup.runtime.devices
 import snapcap.warmup.runtime.runner
 import snapcap.warmup.start.warmer
 print(json.dumps([sorted(compiled() - before), looked, "torch" in sys.modules]))

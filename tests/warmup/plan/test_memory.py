@@ -21,7 +21,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, buckets_that_fit, checkpoint_bytes
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.plan.room import fitted
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.torch_model import LoadedModel
 
 GIB = 1 << 30
 ON_GPU = Plan("cuda:0", "bfloat16", (1, 4, 16, 64), 64, 1)

@@ -22,10 +22,9 @@ from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Plan, make_plan
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.backends.aot import PackageError
-from snapcap.warmup.runtime.backends.eager import EagerBackend
-from snapcap.warmup.runtime.devices.torch_settings import open_device
+from snapcap.warmup.runtime.backends import EagerBackend, PackageError
 from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.runtime.torch_model import open_device
 from snapcap.warmup.start.start import StartedModel, before_ready, load
 from snapcap.warmup.start.warmer import Warmer, self_test
 
