@@ -147,7 +147,7 @@ def main() -> int:
     if captures:
         values |= steady_steps(steps, buckets, "_graph")
     if how.way != "eager":
-        from snapcap.warmup.progress.compile_events import cache_counts, compiled_graphs
+        from snapcap.warmup.progress.status import cache_counts, compiled_graphs
 
         values |= {"graphs": compiled_graphs(), **cache_counts()._asdict()}
     result(values)

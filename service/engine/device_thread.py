@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.engine.engine import Engine, EngineObserver, NoObserver
-from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import after_ready
 from snapcap.warmup.errors import first_line

@@ -15,7 +15,7 @@ from snapcap.service.images.decoder import (
     UnreadableImage,
     too_large,
 )
-from snapcap.warmup.machine.cpus import available_cpus
+from snapcap.warmup.machine.capacity import available_cpus
 
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform

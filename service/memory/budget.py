@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
+from snapcap.warmup.machine.capacity import MEMBERSHIP, MOUNTS, control_groups
 from snapcap.warmup.machine.denied import process_limit
 
 _FILES = ("memory.max", "memory.limit_in_bytes")  # cgroup version 2, and version 1

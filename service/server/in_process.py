@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.images.threads import ThreadImageDecoder
-from snapcap.service.server.background_build import start_build
-from snapcap.service.server.prepared_weights import start_preparing
+from snapcap.service.server.background import start_build, start_preparing
 from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch.engine_watch import EngineWatch
 

@@ -16,7 +16,7 @@ from snapcap.models.regions.table import RegionCall
 from snapcap.warmup.artifacts.manifest import open_envelope, seal
 from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
+from snapcap.warmup.plan.plan import CPU_LIBRARY
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti import native as native_packages

@@ -25,9 +25,9 @@ from snapcap.models.regions.table import Region
 from snapcap.models.weights.sets import Weights
 from snapcap.models.weights.source import WeightSet
 from snapcap.warmup.build.worker import Workbench, empty, serve_regions
-from snapcap.warmup.machine.cpus import whole_cpus
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
+from snapcap.warmup.machine.capacity import whole_cpus
 from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.plan import CPU_LIBRARY
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native import NativePackages
 from snapcap.warmup.runtime.aoti.packages import Container, open_cpu_library

@@ -19,7 +19,7 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region
 from snapcap.models.weights.load import Normalisation, load_weights
 from snapcap.models.weights.sets import Weights
-from snapcap.warmup.machine.tasks import Task, serve_tasks
+from snapcap.warmup.machine.worker import Task, serve_tasks
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.memory import MemoryPlan
 from snapcap.warmup.plan.plan import Plan

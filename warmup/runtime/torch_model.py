@@ -27,6 +27,8 @@ from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.runtime.devices import Captured, CpuDevice, Device, DeviceHealth, PendingTokens, Pixels
 from snapcap.warmup.runtime.model import Model, check_weights
 
+_logger = logging.getLogger("snapcap.weights")
+
 
 class CudaDevice:
     """A `Device` that works while the host goes on."""
@@ -213,9 +215,6 @@ def avoid_driver_compilation() -> None:
 def torch_device(device: torch.device) -> Device[Tensor]:
     """Returns the device for a runner over torch's tensors."""
     return CudaDevice(device) if device.type == "cuda" else CpuDevice(TorchHostMemory())
-
-
-_logger = logging.getLogger("snapcap.weights")
 
 
 class LoadedModel(Model[Tensor]):

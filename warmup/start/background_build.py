@@ -23,12 +23,11 @@ from snapcap.warmup.build.release import publish_built, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.build.tasks import Built, Event
 from snapcap.warmup.errors import BuildError
-from snapcap.warmup.machine.cpus import all_but_one
+from snapcap.warmup.machine.capacity import all_but_one
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, gib
-from snapcap.warmup.plan.room import free_here
+from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, free_here, gib
 from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupStatus
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
 from snapcap.warmup.runtime.backends import Backend, EagerBackend

@@ -41,14 +41,12 @@ from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.cxx import require_compiler
+from snapcap.warmup.machine.files import scratch_folder
 from snapcap.warmup.machine.installation import resolve_device
-from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.plan.plan import InductorOption, Plan, inductor_options
-from snapcap.warmup.progress.compile_events import cache_counts
-from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.plan.plan import Artifacts, InductorOption, Plan, inductor_options
+from snapcap.warmup.progress.status import StartupStatus, cache_counts
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.torch_model import DTYPES
 from snapcap.warmup.store.blobs import ChangedError

@@ -10,12 +10,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.regions.names import ON_DEMAND
-from snapcap.warmup.machine.cpus import available_cpus, whole_cpus
+from snapcap.warmup.machine.capacity import available_cpus, whole_cpus
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY, Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, Artifacts, Plan
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, open_cpu_library, region_of
 

@@ -20,9 +20,8 @@ from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
 from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
 from snapcap.warmup.options import Kind, StartOptions
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY, Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan, make_plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, Artifacts, Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.store.fetch import Fetched, fetch

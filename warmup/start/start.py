@@ -28,14 +28,12 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B
 from snapcap.warmup.errors import StartError, first_line
-from snapcap.warmup.machine.device_context import begin_device_context
 from snapcap.warmup.machine.installation import has_torch_module
-from snapcap.warmup.machine.torch_libraries import load_torch_libraries
+from snapcap.warmup.machine.torch_libraries import begin_device_context, load_torch_libraries
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Artifacts, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import CaptureError
@@ -327,7 +325,7 @@ def _require_room(preparation: Preparation) -> None:
     plan = preparation.planned.result().plan
     if plan.device_type == "cpu":
         return
-    from snapcap.warmup.plan.room import fitted, free_here  # noqa: PLC0415  only a GPU needs it
+    from snapcap.warmup.plan.memory import fitted, free_here  # noqa: PLC0415  only a GPU needs it
 
     checkpoint, (_, weights) = preparation.checkpoint.result(), preparation.weights.result()
     prepared = 0 if weights.mapped is None else len(weights.mapped.memory)

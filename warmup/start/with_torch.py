@@ -10,9 +10,8 @@ from snapcap.models.weights.listing import WeightsError
 from snapcap.models.weights.prepared.mapped import MappedWeights
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Artifacts, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.backends import Backend, EagerBackend

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.ipc.fork import ChildProcess, Closable, fork_child
-from snapcap.warmup.machine.cpus import available_cpus
+from snapcap.warmup.machine.capacity import available_cpus
 
 _MOST = 12
 _MOST_OF_FEW_CPUS = 4

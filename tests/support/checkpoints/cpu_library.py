@@ -9,7 +9,7 @@ from torch import Tensor
 
 from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
 from snapcap.warmup.machine.cxx import require_compiler
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
+from snapcap.warmup.plan.plan import CPU_LIBRARY
 from snapcap.warmup.runtime.aoti.packages import SOURCES
 
 LAYOUTS = ("rows", "columns", "apart")

@@ -6,8 +6,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from snapcap.service.engine.engine import Engine
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest

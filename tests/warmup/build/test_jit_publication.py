@@ -10,10 +10,8 @@ import pytest
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
-from snapcap.warmup.plan.artifacts import Artifacts
-from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.progress.compile_events import CacheCounts
-from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.plan.plan import Artifacts, Plan
+from snapcap.warmup.progress.status import CacheCounts, StartupStatus
 from snapcap.warmup.start.jit import PAYLOAD, CompileCache, Jit
 from snapcap.warmup.store.fetch import Fetched, Result, fetch
 from snapcap.warmup.store.folder import FolderStore

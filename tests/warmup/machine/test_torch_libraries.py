@@ -16,14 +16,14 @@ def compiled():
     return {name for name, file in files.items() if file.endswith(".so")}
 
 import_compiled()
-from snapcap.warmup.machine import device_context
+from snapcap.warmup.machine import torch_libraries
 before = compiled()
 looked = []  # for functions, which waits for the linker as well
 sys.addaudithook(lambda event, of: looked.append(str(of)) if event.startswith("ctypes.dl") else None)
 import snapcap.service.config.settings  # which come as a pickle
 import snapcap.service.ipc.shared_pixels
 import snapcap.service.telemetry.logs
-import snapcap.service.server.engine_process.run
+import snapcap.service.server.engine_process
 import snapcap.service.engine.device_thread
 import snapcap.warmup.runtime.aoti.native
 import snapcap.warmup.runtime.aoti.native

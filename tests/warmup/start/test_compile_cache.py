@@ -12,8 +12,7 @@ import pytest
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, StoreOptions
-from snapcap.warmup.plan.artifacts import Artifacts
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Artifacts, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.start.jit import LIBRARIES, PAYLOAD, CompileCache, Jit, RestoreError
 from snapcap.warmup.store.fetch import fetch
