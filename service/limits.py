@@ -13,7 +13,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import BadRequest, Overloaded
 
 # The limits that no option sets.
-MAX_IMAGE_FETCHES = 64  # each uses one of the file descriptors that `server/http_limits.py` reserves
+MAX_IMAGE_FETCHES = 64  # each uses one of the file descriptors that `server/http_process.py` reserves
 ENGINE_CHANNEL_BYTES = 16 << 20  # in addition to the buffer of the socket; holds messages of thousands of requests
 DECOMPRESSION_CPU_S = 1.0
 JSON_STRUCTURE_BYTES = 128 << 10

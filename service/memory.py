@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.limits import BodyMemoryFull
-from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
+from snapcap.warmup.machine.capacity import MEMBERSHIP, MOUNTS, control_groups
 from snapcap.warmup.machine.denied import process_limit
 
 if TYPE_CHECKING:

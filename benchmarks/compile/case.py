@@ -89,7 +89,7 @@ def save(folder: Path) -> None:
     """Saves the compiled code, in the form of a jit artifact set."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from snapcap.warmup.start.jit.compile_cache import CompileCache
+    from snapcap.warmup.start.jit import CompileCache
 
     folder.mkdir(parents=True, exist_ok=True)
     for path in CompileCache(Path(cache_dir())).save().values():
@@ -147,7 +147,7 @@ def main() -> int:
     if captures:
         values |= steady_steps(steps, buckets, "_graph")
     if how.way != "eager":
-        from snapcap.warmup.progress.compile_events import cache_counts, compiled_graphs
+        from snapcap.warmup.progress.status import cache_counts, compiled_graphs
 
         values |= {"graphs": compiled_graphs(), **cache_counts()._asdict()}
     result(values)

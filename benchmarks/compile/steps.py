@@ -152,7 +152,7 @@ class CompiledSteps:
         """Returns the function compiled under a code object of its own, with the options of its component's
         mode."""
         from snapcap.warmup.plan.plan import inductor_options
-        from snapcap.warmup.runtime.backends.jit import ALONE, compile_static, own_code
+        from snapcap.warmup.start.jit import ALONE, compile_static, own_code
 
         mode = self._how.mode(component)
         options = inductor_options(mode, self._device.type)

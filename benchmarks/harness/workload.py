@@ -16,7 +16,7 @@ from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.plan.plan import Plan
-    from snapcap.warmup.runtime.loaded_model import LoadedModel
+    from snapcap.warmup.runtime.torch_model import LoadedModel
 
 MODELS = ("demo", *RANDOM_MODELS)
 JPEG_SIZE = (500, 375)
@@ -93,8 +93,7 @@ def open_model(
     """Returns a checkpoint on its device, as a start has it before anything is compiled. Calls ``mark`` after each
     phase."""
     from snapcap.warmup.plan.plan import make_plan
-    from snapcap.warmup.runtime.devices.torch_settings import open_device
-    from snapcap.warmup.runtime.loaded_model import load_model
+    from snapcap.warmup.runtime.torch_model import load_model, open_device
     from snapcap.warmup.start.preparation import read_checkpoint
 
     checkpoint = read_checkpoint(options)

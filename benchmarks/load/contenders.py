@@ -19,7 +19,7 @@ from snapcap.benchmarks.harness.server import SNAPCAP_API, Server, run_measured,
 from snapcap.benchmarks.harness.workload import Workload, open_workload
 from snapcap.benchmarks.peers.commands import PEERS
 from snapcap.benchmarks.report.tables import Report
-from snapcap.warmup.machine.cpus import available_cpus
+from snapcap.warmup.machine.capacity import available_cpus
 
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}

@@ -15,7 +15,7 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
     from snapcap.models.processing.tokenizer import Tokenizer
-    from snapcap.service.engine.limits import Limits
+    from snapcap.service.engine.request import Limits
 
 _logger = logging.getLogger("snapcap.captioning")
 # Options that a checkpoint may set and a request overrides. Both use the same names.

@@ -20,9 +20,9 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.text import ChatIds
+from snapcap.warmup.machine.capacity import first_for_the_oom_killer
 from snapcap.warmup.machine.confined import confine
-from snapcap.warmup.machine.memory import first_for_the_oom_killer
-from snapcap.warmup.machine.tasks import Task, serve_tasks
+from snapcap.warmup.machine.worker import Task, serve_tasks
 
 # CPU seconds of a prompt. The kernel counts whole seconds, so a prompt gets between this number and one second
 # more.

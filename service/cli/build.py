@@ -16,10 +16,9 @@ from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.build.tasks import Built, Event
 from snapcap.warmup.errors import BuildError, StartError, one_line
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan, make_plan
-from snapcap.warmup.plan.room import fitted, free_for_another
+from snapcap.warmup.plan.memory import fitted, free_for_another
+from snapcap.warmup.plan.plan import Artifacts, Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint

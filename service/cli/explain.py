@@ -9,8 +9,8 @@ from snapcap.service.config.settings import Settings
 from snapcap.service.telemetry import logs
 from snapcap.warmup.artifacts.key import ABSENT, describe_model
 from snapcap.warmup.errors import one_line
+from snapcap.warmup.plan.memory import fitted, free_for_another
 from snapcap.warmup.plan.plan import make_plan
-from snapcap.warmup.plan.room import fitted, free_for_another
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.weights.published.fetch import NotFetchedError
 from snapcap.warmup.weights.published.fetcher import ModelFetcher

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.engine.engine import Engine, EngineObserver, NoObserver
-from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import after_ready
 from snapcap.warmup.errors import first_line
@@ -16,8 +16,7 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.start import load
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.start.start import StartedModel, load
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint

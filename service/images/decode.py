@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.ipc.fork import ChildProcess, Closable, fork_child
-from snapcap.warmup.machine.cpus import available_cpus
+from snapcap.warmup.machine.capacity import available_cpus
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

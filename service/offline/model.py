@@ -11,7 +11,7 @@ from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.start.start import StartedModel
 
 _LAST_WORDS_S = 5.0
 

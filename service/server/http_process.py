@@ -3,14 +3,17 @@
 The modules that answer probes are imported first. All others are imported in a thread, while probes are
 answered."""
 
+import asyncio
 import logging
 import os
+import resource
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.types import ASGIApp
@@ -25,27 +28,129 @@ from snapcap.service.api.app import (
 )
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.config.http_settings import HttpLimits
 from snapcap.service.config.settings import Settings
-from snapcap.service.edge.connections import Connections
+from snapcap.service.edge.connections import SPARE, ConnectionLimits, Connections
 from snapcap.service.images.decode import decode_threads
-from snapcap.service.memory import decode_memory
+from snapcap.service.memory import BodyBudget, MemoryBudget, decode_memory, memory_limit
 from snapcap.service.readiness import Readiness
-from snapcap.service.server.http_limits import body_limits, connection_limits
-from snapcap.service.server.late_imports import LateImports
 from snapcap.service.server.uvicorn_server import make_server
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import StartupCollector, register_process_collectors
 from snapcap.service.telemetry.tracing import open_tracing
+from snapcap.warmup.machine.denied import process_limit
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
 
+# Bytes of memory for which one connection is allowed. A connection holds less than 1 MiB: a packet of 256 KiB, 64
+# KiB of a body, heads, and the buffers of the kernel.
+_MEMORY_OF_CONNECTION = 4 << 20
+_MOST_CONNECTIONS = 4096
+# Number of open files beside the connections: pipes of the other processes, images that are fetched, packages.
+_OTHER_FILES = 256
+_USUAL_FILES = 1024
+_logger = logging.getLogger("snapcap.server")
+
+
+def body_limits(limits: HttpLimits, metrics: Metrics) -> BodyLimits:
+    """Returns the limits of bodies, and adds the memory of bodies to the metrics."""
+    budget = BodyBudget(limits.max_body_memory or MemoryBudget.of(memory_limit()).bodies)
+    metrics.body_memory.set_function(lambda: budget.held)
+    metrics.body_memory_limit.set(budget.limit)
+    return BodyLimits(limits.max_body_bytes, limits.body_timeout, limits.body_total_timeout, budget)
+
+
+def connection_limits(limits: HttpLimits) -> ConnectionLimits:
+    """Returns the limits of connections. Raises the number of files that this process may open, if they need it."""
+    wanted = limits.max_connections or max(1, min(_MOST_CONNECTIONS, memory_limit() // _MEMORY_OF_CONNECTION))
+    files = _allow_files(wanted + SPARE + _OTHER_FILES)
+    possible = min(wanted, max(files - SPARE - _OTHER_FILES, files // 2))
+    if possible < wanted and limits.max_connections:
+        fields = {"wanted": wanted, "possible": possible, "open_files": files}
+        _logger.warning("fewer connections than --max-connections: raise `ulimit -n`", extra={"fields": fields})
+    return ConnectionLimits(
+        possible,
+        limits.max_header_bytes,
+        limits.max_headers,
+        limits.header_timeout,
+        limits.keep_alive_timeout,
+        limits.send_timeout,
+    )
+
+
+def _allow_files(count: int) -> int:
+    """Tries to raise the limit of open files to `count`. Returns the number of files that may be open, at most
+    `count`."""
+    soft, hard = process_limit(resource.RLIMIT_NOFILE, _USUAL_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return count
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # a sandbox forbids it
+        return soft
+    return wanted
+
+
+T = TypeVar("T")
+
+
+class LateImports(Generic[T]):
+    """Calls `load` on a thread, and then `begin` with its result on the event loop.
+
+    `failed` is called with the exception of either, or with an error if `load` has not ended after `timeout`
+    seconds (0 sets no limit). The watchdog of the start that follows begins at 0."""
+
+    def __init__(
+        self,
+        load: Callable[[], T],
+        begin: Callable[[T], None],
+        failed: Callable[[BaseException], None],
+        timeout: float,
+    ) -> None:
+        self._load = load
+        self._begin = begin
+        self._failed = failed
+        self._timeout = timeout
+        self._limit: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Starts the thread. Called on the event loop."""
+        loop = asyncio.get_running_loop()
+        if self._timeout:
+            self._limit = loop.call_later(self._timeout, self._stalled)
+        threading.Thread(target=self._run, args=(loop,), name="imports", daemon=True).start()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loaded = self._load()
+        except BaseException as error:  # a compiled module may raise anything while it is loaded
+            self._failed(error)
+            return
+        with suppress(RuntimeError):  # the event loop is closed, because a signal came first
+            loop.call_soon_threadsafe(self._loaded, loaded)
+
+    def _loaded(self, loaded: T) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        try:
+            self._begin(loaded)
+        except Exception as error:
+            self._failed(error)
+
+    def _stalled(self) -> None:
+        from snapcap.service.watch import StalledError  # noqa: PLC0415 - needed by failures only
+
+        sentence = f"the imports of the start have not ended after {self._timeout:g} s (--start-timeout)"
+        self._failed(StalledError(sentence))
+
+
 # Seconds after which a thread gives Python's lock to another that waits for it. Threads parse bodies, and the event
 # loop may wait for the lock several times for one message: with Python's own 0.005 that was 100 ms.
 SWITCH_INTERVAL_S = 0.0005
-_logger = logging.getLogger("snapcap.server")
 
 # Starts the model: called on the event loop once /livez answers. The start runs in other threads or processes; the
 # call returns at once, with a function to call when the server has ended. The last argument ends the server, for a

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.images.decode import ThreadImageDecoder
-from snapcap.service.server.background_build import start_build
-from snapcap.service.server.prepared_weights import start_preparing
+from snapcap.service.server.background import start_build, start_preparing
 from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch import EngineWatch
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.started import StartedModel
+    from snapcap.warmup.start.start import StartedModel
 
 
 def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:

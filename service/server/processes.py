@@ -115,7 +115,7 @@ def _import_and_serve(serve: "Serve", end: socket.socket) -> int:
     files: list[int] = []
     try:
         device: str = receive_message(end, files)
-        from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415
+        from snapcap.warmup.machine.torch_libraries import begin_device_context  # noqa: PLC0415
 
         begin_device_context(device)
         handed: tuple[Any, ...] = receive_message(end, files)
@@ -140,6 +140,6 @@ def serve_captions(
     from snapcap.warmup.start.published import begin_fetcher  # noqa: PLC0415
 
     fetcher = begin_fetcher(settings)  # early, because the fetcher's process imports for longer than this one
-    from snapcap.service.server.engine_process.run import serve_engine  # noqa: PLC0415
+    from snapcap.service.server.engine_process import serve_engine  # noqa: PLC0415
 
     return serve_engine(settings, end, pixels, origin, importing, fetcher)

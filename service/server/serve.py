@@ -116,7 +116,7 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
 
 
 def _load_start(parts: ServerProcesses) -> "Start":
-    from snapcap.service.server.engine_process.monitor import follow  # noqa: PLC0415 - once /livez answers
+    from snapcap.service.server.monitor import follow  # noqa: PLC0415 - once /livez answers
 
     return partial(follow, parts)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.runtime.aoti.container import AotiError, Container
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container
 from snapcap.warmup.store.blobs import VerifiedFile
 
 INSIDE = "package/data/aotinductor/model"

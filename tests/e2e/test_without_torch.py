@@ -16,17 +16,15 @@ from snapcap.models.regions.table import RegionCall
 from snapcap.warmup.artifacts.manifest import open_envelope, seal
 from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
+from snapcap.warmup.plan.plan import CPU_LIBRARY
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti import native_packages
-from snapcap.warmup.runtime.aoti.container import AotiError, Container
+from snapcap.warmup.runtime.aoti import native as native_packages
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.packages import region_of
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container, region_of
+from snapcap.warmup.runtime.torch_model import LoadedModel
 from snapcap.warmup.start import native
-from snapcap.warmup.start.start import load
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.start.start import StartedModel, load
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.folder import FolderStore
 

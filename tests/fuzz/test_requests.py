@@ -30,8 +30,7 @@ from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions, options_from_json, schema
 from snapcap.service.engine.engine import Engine, NoObserver
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BadRequest, EngineFailed
 from snapcap.service.ipc.shared_pixels import FilledSlot

@@ -18,9 +18,8 @@ from support.servers.device_starts import Background, servable
 
 from snapcap.warmup.build.tasks import Built
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
-from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.devices.torch_settings import DTYPES
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.backends import Backend
+from snapcap.warmup.runtime.torch_model import DTYPES, LoadedModel
 
 FAMILIES = {
     "vit-gpt2": device_cases.vit_gpt2,

@@ -26,11 +26,11 @@ from support.parity.device_cases import (
 )
 
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.backends import EagerBackend
 from snapcap.warmup.runtime.compare import relative_difference
-from snapcap.warmup.runtime.devices.torch_settings import DTYPES
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SlotRequest
+from snapcap.warmup.runtime.torch_model import DTYPES
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 ENCODER_EPS, LOGITS_EPS, TIE_EPS = 3.0, 8.0, 4.0

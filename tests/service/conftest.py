@@ -22,8 +22,7 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics

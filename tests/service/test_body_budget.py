@@ -19,7 +19,7 @@ from snapcap.service.api.bodies.body import MIN_BYTES_PER_S, BodyClock, BodyLimi
 from snapcap.service.config.http_settings import HttpLimits
 from snapcap.service.limits import BodyMemoryFull
 from snapcap.service.memory import BodyBudget, body_account, open_account
-from snapcap.service.server.http_limits import body_limits
+from snapcap.service.server.http_process import body_limits
 
 MIB = 1 << 20
 Png = Callable[..., bytes]
@@ -187,7 +187,7 @@ def test_accounts() -> None:
 
 
 def test_the_share_is_of_the_memory_that_there_is(services, monkeypatch) -> None:
-    monkeypatch.setattr("snapcap.service.server.http_limits.memory_limit", lambda: 4 << 30)
+    monkeypatch.setattr("snapcap.service.server.http_process.memory_limit", lambda: 4 << 30)
     chosen = body_limits(HttpLimits(body_total_timeout=7.0), services.metrics)
     assert chosen.budget.limit == 256 * MIB
     assert chosen.total_timeout == 7.0

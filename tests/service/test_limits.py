@@ -19,10 +19,6 @@ def below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
 
 
 def all_errors() -> list[type[ServiceError]]:
-    import snapcap.service.api.captioning_apis
-    import snapcap.service.edge.protocol
-    import snapcap.service.server.engine_process.monitor
-    import snapcap.service.server.http_process  # noqa: F401  all that answers
 
     # The base is never raised, and has no code of its own.
     return [kind for kind in below(ServiceError) if kind is not Overloaded]

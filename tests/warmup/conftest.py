@@ -18,7 +18,7 @@ from snapcap.warmup.artifacts.signing import Signer, Trust, generate_key, load_s
 from snapcap.warmup.machine.denied import report_denied
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions
 from snapcap.warmup.plan.plan import make_plan
-from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
+from snapcap.warmup.runtime.torch_model import LoadedModel, load_model
 from snapcap.warmup.s3.download import client
 from snapcap.warmup.start.preparation import read_checkpoint
 from snapcap.warmup.store.folder import FolderStore

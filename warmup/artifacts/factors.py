@@ -15,7 +15,7 @@ from typing import Any
 from snapcap.warmup.artifacts.key import Difference, Factor, check_factors
 from snapcap.warmup.artifacts.manifest import FORMAT
 from snapcap.warmup.artifacts.source import source_digest
-from snapcap.warmup.machine.cpus import instruction_set
+from snapcap.warmup.machine.capacity import instruction_set
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device
 from snapcap.warmup.machine.cxx import compiler_version
 from snapcap.warmup.machine.installation import (

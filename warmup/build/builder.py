@@ -4,7 +4,7 @@
     compiler ─▶ CPU library ──┴▶ checkers ─▶ kept beside their records ─▶ (all done) ─▶ manifest
 
 A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile. The CPU library
-(`runtime.aoti.cpu_library`) is in the set where every package runs on it.
+(`runtime.aoti.packages`) is in the set where every package runs on it.
 
 A piece of work on a GPU begins when its memory is free (`room`). A package that ran out of memory all the same is
 made again when all workers have ended, alone.
@@ -31,16 +31,14 @@ from snapcap.warmup.build.room import Room, WorkQueue
 from snapcap.warmup.build.tasks import Built, Event, Progress, Task, tasks_of
 from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.errors import BuildError, os_error_text
-from snapcap.warmup.machine.cpus import available_cpus
+from snapcap.warmup.machine.capacity import available_cpus, free_memory
 from snapcap.warmup.machine.cxx import find_compiler, require_compiler
-from snapcap.warmup.machine.memory import free_memory
-from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.machine.files import scratch_folder
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import BUILD_TIMEOUT
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import PROCESS_BYTES, checkpoint_bytes, gib
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, Plan
 from snapcap.warmup.progress.status import ComponentName
 from snapcap.warmup.runtime.aoti.packages import InputSpecs
 from snapcap.warmup.store.blobs import VerifiedFile

@@ -25,18 +25,16 @@ from snapcap.models.regions.table import Region
 from snapcap.models.weights.sets import Weights
 from snapcap.models.weights.source import WeightSet
 from snapcap.warmup.build.worker import Workbench, empty, serve_regions
-from snapcap.warmup.machine.cpus import whole_cpus
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
+from snapcap.warmup.machine.capacity import whole_cpus
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.aoti.container import Container
-from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
+from snapcap.warmup.plan.plan import CPU_LIBRARY
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.native_packages import NativePackages
-from snapcap.warmup.runtime.aoti.tensors import over_tensor, tensor_over
-from snapcap.warmup.runtime.aoti.torch_packages import open_package
+from snapcap.warmup.runtime.aoti.native import NativePackages
+from snapcap.warmup.runtime.aoti.packages import Container, open_cpu_library
+from snapcap.warmup.runtime.aoti.torch_packages import open_package, over_tensor, tensor_over
 from snapcap.warmup.runtime.compare import CheckError, compare_call
-from snapcap.warmup.runtime.devices.torch_settings import DTYPES
 from snapcap.warmup.runtime.model import Model
+from snapcap.warmup.runtime.torch_model import DTYPES
 from snapcap.warmup.store.blobs import VerifiedFile
 
 

@@ -14,10 +14,9 @@ from typing import Any
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.cxx import require_compiler
-from snapcap.warmup.machine.tasks import Task, serve_tasks
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
-from snapcap.warmup.runtime.aoti.cpu_library import SOURCES
-from snapcap.warmup.runtime.aoti.package_library import CPU_LIBRARY_SONAME
+from snapcap.warmup.machine.worker import Task, serve_tasks
+from snapcap.warmup.plan.plan import CPU_LIBRARY
+from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, SOURCES
 from snapcap.warmup.store.blobs import describe
 
 

@@ -14,9 +14,8 @@ from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
 from snapcap.warmup.build.tasks import Built
 from snapcap.warmup.errors import StartError, one_line
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.store.fetch import Fetched
 from snapcap.warmup.store.folder import FolderStore

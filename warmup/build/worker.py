@@ -19,13 +19,13 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region
 from snapcap.models.weights.load import Normalisation, load_weights
 from snapcap.models.weights.sets import Weights
-from snapcap.warmup.machine.tasks import Task, serve_tasks
+from snapcap.warmup.machine.worker import Task, serve_tasks
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.memory import MemoryPlan
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.runtime.aoti.packages import entry_name
-from snapcap.warmup.runtime.devices.torch_settings import DTYPES, open_device
 from snapcap.warmup.runtime.model import Model
+from snapcap.warmup.runtime.torch_model import DTYPES, open_device
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from snapcap.models.weights.listing import FORMATS, WeightsError, wanted_names, 
 from snapcap.warmup.cache_folder import is_usable, user_cache
 from snapcap.warmup.checkpoints.patterns import METADATA, OUTAGE_S, CheckpointError, report_unasked
 from snapcap.warmup.errors import os_error_text
-from snapcap.warmup.machine.bounded import within
+from snapcap.warmup.machine.worker import within
 
 _ADVICE = {
     "GatedRepoError": "access is gated; accept its terms on the hub and set HF_TOKEN",

@@ -27,8 +27,8 @@ from snapcap.warmup.checkpoints.patterns import (
     report_unasked,
 )
 from snapcap.warmup.errors import os_error_text
-from snapcap.warmup.machine.bounded import within
 from snapcap.warmup.machine.files import make_folder, open_regular, sync
+from snapcap.warmup.machine.worker import within
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import (
     Download,

@@ -1,11 +1,15 @@
-"""Counts the device memory that a model needs, before any of it is taken. No torch.
+"""Counts the device memory that a model needs, before any of it is taken, and fits the plan to the GPU.
 
 Buffers are counted exactly, from the configuration and the bucket table. The working memory of a region is bounded
-by a multiple of its largest activation; a test compares this bound with torch's peak for each family.
+by a multiple of its largest activation; a test compares this bound with torch's peak for each family. This module
+imports no torch.
 """
 
+import contextlib
 import json
+import logging
 import math
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +22,12 @@ from snapcap.models.memory.shapes import ShapeMemory, spec_bytes
 from snapcap.models.regions.state.beams import BeamState
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
+from snapcap.warmup.machine.cuda_driver import CudaDriverError, free_device_memory
+from snapcap.warmup.machine.own_imports import child_environment, python_module
+from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
+
+_logger = logging.getLogger("snapcap.start")
 
 GIB = 1 << 30
 # A process that uses a GPU: its context, the kernels of torch and cuBLAS, and their workspaces.
@@ -151,3 +160,57 @@ def too_large(plan: Plan, kept: Sequence[int], needed: int, free: int) -> str:
         f"{plan.device} has {gib(free)} free and the buckets up to {plan.buckets[-1]} need {gib(needed)}: "
         f"bucket {dropped} is left out, {','.join(map(str, kept))} are used"
     )
+
+
+_CHILD_S = 30.0
+
+
+def device_index(plan: Plan) -> int:
+    """The number of the plan's GPU."""
+    return int(plan.device.partition(":")[2] or 0)
+
+
+def free_here(plan: Plan) -> int | None:
+    """Bytes of the plan's GPU that this process may take beside its context, which is made; None for a CPU, and
+    where the driver does not say."""
+    if plan.device_type != "cuda":
+        return None
+    with contextlib.suppress(CudaDriverError, AttributeError):
+        return free_device_memory(device_index(plan))
+    return None
+
+
+def free_for_another(plan: Plan) -> int | None:
+    """Bytes of the plan's GPU that another process may take beside its context, as a process of its own finds out:
+    this one takes none. None as above."""
+    if plan.device_type != "cuda":
+        return None
+    command = [*python_module(__name__), str(device_index(plan))]
+    with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        asked = subprocess.run(  # noqa: S603  this interpreter and a module of ours
+            command, capture_output=True, text=True, check=False, timeout=_CHILD_S, env=child_environment()
+        )
+        return int(asked.stdout)
+    return None
+
+
+def fitted(checkpoint: Checkpoint, plan: Plan, free: int | None, weights: int = 0) -> Plan:
+    """The plan without the largest buckets that do not fit, which the log names.
+
+    Args:
+        free: bytes, as above; None keeps every bucket.
+        weights: bytes of the weights, where they are known; 0: as the checkpoint's files have them.
+    """
+    if free is None:
+        return plan
+    config, weights = checkpoint.config, weights or checkpoint_bytes(checkpoint.folder, plan.dtype)
+    kept = buckets_that_fit(config, plan, weights, free)
+    if kept != plan.buckets:
+        _logger.warning(too_large(plan, kept, MemoryPlan(config, plan).serving(weights), free))
+    return replace(plan, buckets=kept)
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(free_device_memory(int(sys.argv[1])))

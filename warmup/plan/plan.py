@@ -3,7 +3,9 @@
 The artifact key is made of it, so it is known while torch is still being imported.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
@@ -11,10 +13,14 @@ from snapcap.models.text import Task
 from snapcap.warmup.artifacts.factors import build_factors, machine_factors
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.cpus import all_but_one, multiplies_bfloat16, whole_cpus
+from snapcap.warmup.machine.capacity import all_but_one, multiplies_bfloat16, whole_cpus
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
 from snapcap.warmup.plan.buckets import BucketTable
+
+if TYPE_CHECKING:
+    from snapcap.warmup.artifacts.key import Factors
+    from snapcap.warmup.store.fetch import Fetched
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64
@@ -175,3 +181,20 @@ def _cache_length(config: ModelConfig, options: StartOptions) -> int:
     if not 2 <= length <= positions:
         raise StartError(f"cache_length {length}: this model has positions for 2 to {positions} tokens")
     return length
+
+
+CPU_LIBRARY = "aot/cpu_library.so"  # the entry that packages run on where torch's libraries are not loaded
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The key this start looked for, and what came of it."""
+
+    key: str
+    factors: "Factors"
+    fetched: "Fetched"
+    input_specs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hit(self) -> bool:
+        return self.fetched.result == "hit"

@@ -17,8 +17,8 @@ from snapcap.models.memory.memory import B
 from snapcap.models.regions.names import forced_end
 from snapcap.models.regions.table import ROWS, Component, RegionCall, Regions, layer_inputs
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.devices.device import (
+from snapcap.warmup.runtime.backends import Backend
+from snapcap.warmup.runtime.devices import (
     Captured,
     Device,
     DeviceHealth,
@@ -98,6 +98,10 @@ class Runner(Generic[B]):
             self._encode[bucket] = self._encode_plan(bucket, callables)
         else:
             self._step[bucket] = self._step_plan(bucket, callables)
+
+    def is_bound(self, component: Component, bucket: Bucket) -> bool:
+        """Returns whether a component's bucket has callables."""
+        return bucket in (self._encode if component == "encoder" else self._step)
 
     def bound(self, component: Component, bucket: Bucket) -> Callables:
         """Returns the callables that run a component's bucket now."""

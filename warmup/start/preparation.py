@@ -1,13 +1,18 @@
-"""Does the part of a start that needs no torch: brings the checkpoint, decides the plan, brings the artifacts."""
+"""Does the part of a start that needs no torch: brings the checkpoint, decides the plan, brings the artifacts.
+
+    published ─ planned ─┬─ artifacts ─┐
+                         └─ weights ───┴─ checkpoint
+
+Each step is a task of a pool that waits for the steps it needs. ``prepare`` lists them in their order.
+"""
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import field, replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.key import artifact_key
@@ -15,15 +20,14 @@ from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
 from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
 from snapcap.warmup.options import Kind, StartOptions
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY, Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan, make_plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, Artifacts, Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.store.fetch import Fetched, fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import trust_of
-from snapcap.warmup.store.store import WEIGHTS, StoreError
+from snapcap.warmup.store.store import StoreError
 from snapcap.warmup.store.worker import StoreJob, fetch_in_worker
 from snapcap.warmup.weights.find import FoundWeights, find_weights
 
@@ -34,19 +38,33 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("snapcap.start")
 
 
+STEPS = 5  # the number of tasks below, each of which may wait on a thread of its own
+
+
+class Planned(NamedTuple):
+    """Holds the configuration of the model, the folder it was read from, and the plan that was made of it."""
+
+    folder: Path
+    config: "ModelConfig"
+    plan: Plan
+
+
 @dataclass(frozen=True)
 class Preparation:
-    """Holds the results of the work beside the import of torch: first the plan, then the checkpoint with its
-    prepared weights, and the artifacts.
+    """Holds the results of the steps beside the import of torch, in the order in which they begin.
 
+    published: the model as the store has it, or the reason why the start does not take it from there.
+    planned: known before numpy is imported, which the checkpoint needs and the artifacts do not.
     artifacts: None if the backend uses none.
-    unprepared: done as soon as it is known that there are no prepared weights, even before the checkpoint has come.
+    weights: the prepared weights, and the checkpoint as it is until then, perhaps without weights of its own.
+    checkpoint: the checkpoint with weights of its own, unless there are prepared ones.
     """
 
-    planned: "Future[tuple[ModelConfig, Plan]]"
-    unprepared: "Future[None]"
-    model: "Future[tuple[Checkpoint, Plan, FoundWeights]]"
+    published: "Future[Described | FoundWeights]"
+    planned: "Future[Planned]"
     artifacts: "Future[Artifacts | None]"
+    weights: "Future[tuple[Checkpoint, FoundWeights]]"
+    checkpoint: "Future[Checkpoint]"
 
 
 def prepare(
@@ -57,15 +75,106 @@ def prepare(
     on_checkpoint: Callable[[Checkpoint], object],
     fetcher: "ModelFetcher | None" = None,
 ) -> Preparation:
-    """Begin the work on two threads of ``pool``.
+    """Begin the work on ``STEPS`` threads of ``pool``.
 
     Args:
-        on_checkpoint: called with the checkpoint, on either thread.
+        on_checkpoint: called with the checkpoint, on one of the threads.
         fetcher: brings the model from the store, if it may be published there.
     """
     work = _Work(options, timeline, status, on_checkpoint, fetcher)
-    model, artifacts = pool.submit(work.model), pool.submit(work.artifacts)
-    return Preparation(work.planned, work.unprepared, model, artifacts)
+    published = pool.submit(work.ask_store)
+    planned = pool.submit(work.plan, published)
+    artifacts = pool.submit(work.find_artifacts, planned)
+    weights = pool.submit(work.find_weights, published, planned, artifacts)
+    checkpoint = pool.submit(work.complete, weights)
+    return Preparation(published, planned, artifacts, weights, checkpoint)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The steps. Each takes the futures of the steps whose results it needs."""
+
+    options: StartOptions
+    timeline: Timeline
+    status: StartupStatus
+    on_checkpoint: Callable[[Checkpoint], object]
+    fetcher: "ModelFetcher | None"
+
+    def ask_store(self) -> "Described | FoundWeights":
+        if self.fetcher is None:
+            return FoundWeights("off", "")
+        from snapcap.warmup.weights.published.fetch import NotFetchedError  # noqa: PLC0415  no other start needs it
+
+        with self.timeline.phase("fetch_weights"):
+            try:
+                return self.fetcher.describe()
+            except NotFetchedError as error:
+                _report_weights(FoundWeights(error.result, error.reason))
+                return FoundWeights(error.result, error.reason)
+
+    def plan(self, store: "Future[Described | FoundWeights]") -> Planned:
+        from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415  a server must not wait for it before it listens
+
+        options, published = self.options, store.result()
+        with self.timeline.phase("fetch_weights"):
+            folder = _resolved(options) if isinstance(published, FoundWeights) else published.folder
+            config = read_config(folder, options.store_folder)
+            if config.generation.not_done:
+                fields = {"settings": ", ".join(config.generation.not_done)}
+                _logger.warning("generation settings of the checkpoint are not done", extra={"fields": fields})
+            plan = make_plan(config, options)
+        if not plan.may_be_standalone:
+            begin_torch_libraries()
+        return Planned(folder, config, plan)
+
+    def find_artifacts(self, planned: "Future[Planned]") -> Artifacts | None:
+        options = self.options
+        if options.compute.backend == "eager":
+            return None
+        _, config, plan = planned.result()
+        with self.timeline.phase("fetch_artifacts"):
+            found = find_artifacts(config, plan, options, options.kind, self.fetcher)
+        if CPU_LIBRARY not in found.fetched.entries:
+            begin_torch_libraries()
+        self.status.fetched(found)
+        return found
+
+    def find_weights(
+        self,
+        store: "Future[Described | FoundWeights]",
+        planned: "Future[Planned]",
+        artifacts: "Future[Artifacts | None]",
+    ) -> tuple[Checkpoint, FoundWeights]:
+        """Returns the checkpoint and its prepared weights. Weights are fetched after the packages, by the same
+        worker process."""
+        options, published = self.options, store.result()
+        folder, config, plan = planned.result()
+        with self.timeline.phase("fetch_weights"):
+            checkpoint = Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
+        if isinstance(published, FoundWeights):
+            self.on_checkpoint(checkpoint)
+            weights = _find_weights(checkpoint, plan, options)
+            if weights.result == "miss" and published.result != "off":
+                weights = published  # they would have spared the checkpoint
+        else:
+            if self.fetcher is None:
+                raise TypeError("a published model without who fetches it")
+            bring = partial(_brought, options, published.found.manifest.identity)
+            checkpoint = replace(checkpoint, bring=bring)
+            self.on_checkpoint(checkpoint)
+            with self.timeline.phase("fetch_weights"):
+                wait([artifacts])
+                weights = self.fetcher.weights(published, checkpoint, plan)
+        _report_weights(weights)
+        self.status.found_weights(weights.result, weights.reason, weights.bytes_fetched)
+        return checkpoint, weights
+
+    def complete(self, found: "Future[tuple[Checkpoint, FoundWeights]]") -> Checkpoint:
+        checkpoint, weights = found.result()
+        if weights.mapped is not None or checkpoint.bring is None:
+            return checkpoint
+        with self.timeline.phase("fetch_weights"):
+            return checkpoint.whole()
 
 
 def find_artifacts(
@@ -91,102 +200,6 @@ def find_artifacts(
         fetched = Fetched("error", str(error))
     specs = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
     return Artifacts(key, factors, fetched, specs if isinstance(specs, dict) else {})
-
-
-@dataclass
-class _Work:
-    """The work of both threads. ``packages_over``: set when the search for packages has ended."""
-
-    options: StartOptions
-    timeline: Timeline
-    status: StartupStatus
-    on_checkpoint: Callable[[Checkpoint], object]
-    fetcher: "ModelFetcher | None"
-    planned: "Future[tuple[ModelConfig, Plan]]" = field(default_factory=Future)
-    unprepared: "Future[None]" = field(default_factory=Future)
-    packages_over: threading.Event = field(default_factory=threading.Event)
-
-    def artifacts(self) -> Artifacts | None:
-        options = self.options
-        try:
-            if options.compute.backend == "eager":
-                return None
-            config, plan = self.planned.result()
-            with self.timeline.phase("fetch_artifacts"):
-                found = find_artifacts(config, plan, options, options.kind, self.fetcher)
-            if CPU_LIBRARY not in found.fetched.entries:
-                begin_torch_libraries()
-            self.status.fetched(found)
-            return found
-        finally:
-            self.packages_over.set()
-
-    def model(self) -> tuple[Checkpoint, Plan, FoundWeights]:
-        """``planned`` is there first: for what need not wait for numpy."""
-        try:
-            with self.timeline.phase("fetch_weights"):
-                published = self._published()
-                folder = _resolved(self.options) if isinstance(published, FoundWeights) else published.folder
-                checkpoint, plan = self._planned(folder)
-        except BaseException as error:
-            if not self.planned.done():
-                self.planned.set_exception(error)
-            raise
-        if isinstance(published, FoundWeights):
-            self.on_checkpoint(checkpoint)
-            weights = _find_weights(checkpoint, plan, self.options)
-            if weights.result == "miss" and published.result != "off":
-                weights = published  # they would have spared the checkpoint
-        else:
-            bring = partial(_brought, self.options, published.found.manifest.identity)
-            checkpoint = replace(checkpoint, bring=bring)
-            self.on_checkpoint(checkpoint)
-            checkpoint, weights = self._fetched(published, checkpoint, plan)
-        _report_weights(weights)
-        self.status.found_weights(weights.result, weights.reason, weights.bytes_fetched)
-        return checkpoint, plan, weights
-
-    def _planned(self, folder: Path) -> tuple[Checkpoint, Plan]:
-        from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415  a server must not wait for it before it listens
-
-        options = self.options
-        config = read_config(folder, options.store_folder)
-        if config.generation.not_done:
-            fields = {"settings": ", ".join(config.generation.not_done)}
-            _logger.warning("generation settings of the checkpoint are not done", extra={"fields": fields})
-        plan = make_plan(config, options)
-        if not plan.may_be_standalone:
-            begin_torch_libraries()
-        self.planned.set_result((config, plan))
-        return Checkpoint.of(options.model.source, folder, config, options.images.max_pixels), plan
-
-    def _published(self) -> "Described | FoundWeights":
-        """The model as the store has it, or why it is not to be had there."""
-        if self.fetcher is None:
-            return FoundWeights("off", "")
-        from snapcap.warmup.weights.published.fetch import NotFetchedError  # noqa: PLC0415  no other start needs it
-
-        try:
-            return self.fetcher.describe()
-        except NotFetchedError as error:
-            if next((self.options.store_folder / WEIGHTS).glob("*.safetensors"), None) is None:
-                self.unprepared.set_result(None)
-            _report_weights(FoundWeights(error.result, error.reason))
-            return FoundWeights(error.result, error.reason)
-
-    def _fetched(
-        self, published: "Described", checkpoint: Checkpoint, plan: Plan
-    ) -> tuple[Checkpoint, FoundWeights]:
-        """The weights of a published model; or the whole checkpoint, where they do not come."""
-        if self.fetcher is None:
-            raise TypeError("a published model without who fetches it")
-        with self.timeline.phase("fetch_weights"):
-            self.packages_over.wait()
-            weights = self.fetcher.weights(published, checkpoint, plan)
-            if weights.mapped is None:
-                self.unprepared.set_result(None)
-                checkpoint = checkpoint.whole()
-        return checkpoint, weights
 
 
 def _resolved(options: StartOptions) -> Path:

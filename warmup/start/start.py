@@ -1,14 +1,14 @@
 """Starts a model, from a bare process to a warm runner, and decides what overlaps what.
 
-    thread          checkpoint ─ plan ─┐ prepared weights ──────┐
-    thread                             └─ fetch artifacts ──────┤
-    thread (cuda)   driver and context ─────────────────────────┤
-    threads         torch's libraries ─ open packages ──────────┤
-    device thread                                               └ device ─ weights ─ warm ─ self-test ─ ready
+    threads         published ─ planned ─┬─ artifacts ────────┐      the steps of `preparation`
+                                         └─ prepared weights ─┤
+    thread (cuda)   driver and context ───────────────────────┤
+    threads         torch's libraries ─ open packages ────────┤
+    device thread                                             └ device ─ weights ─ warm ─ self-test ─ ready
 
-So it is where packages and prepared weights are found (`native`), and torch's Python module is not imported. Where
-the machine has no checkpoint, the first thread asks the store for the model (`weights.published`), before it brings
-the checkpoint. Every other start imports it on a thread, which takes longer than all of that.
+A start that finds packages and prepared weights does not import torch's Python module. Every other start imports it
+on a thread, which takes longer than all steps of the preparation. ``_bring_up`` is the sequence of both starts; a
+`Loader` is the part in which they differ: `native.NativeLoader` and `with_torch.TorchLoader`.
 
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
@@ -17,37 +17,118 @@ import contextlib
 import importlib
 import logging
 import sys
+import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from snapcap.models.weights.listing import WeightsError
-from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.device_context import begin_device_context
+from snapcap.models.dataclass import dataclass
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.memory.memory import B
+from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.machine.installation import has_torch_module
-from snapcap.warmup.machine.torch_libraries import load_torch_libraries
+from snapcap.warmup.machine.torch_libraries import begin_device_context, load_torch_libraries
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.artifacts import Artifacts
-from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Artifacts, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.native import find_without_torch, start_without_torch, torch_is_needed
-from snapcap.warmup.start.preparation import Preparation, prepare
+from snapcap.warmup.runtime.aoti.packages import CaptureError
+from snapcap.warmup.start.native import NativeLoader
+from snapcap.warmup.start.preparation import STEPS, Preparation, prepare
 from snapcap.warmup.start.published import begin_fetcher, close_behind
-from snapcap.warmup.start.started import StartedModel
-from snapcap.warmup.weights.find import FoundWeights
+from snapcap.warmup.store.store import WEIGHTS
+from snapcap.warmup.weights.find import FoundWeights, WeightsResult
+from snapcap.warmup.weights.published.source import may_be_published
 
 if TYPE_CHECKING:
-    from snapcap.warmup.runtime.backends.base import Backend
-    from snapcap.warmup.runtime.loaded_model import LoadedModel
-    from snapcap.warmup.start.jit.start import Jit
+    from snapcap.models.weights.prepared.mapped import MappedWeights
+    from snapcap.warmup.runtime.backends import Backend
+    from snapcap.warmup.runtime.devices import Device
+    from snapcap.warmup.runtime.model import Model
+    from snapcap.warmup.runtime.runner import Runner
+    from snapcap.warmup.start.jit import Jit
+    from snapcap.warmup.start.warmer import Warmer
+    from snapcap.warmup.store.publish import Published
     from snapcap.warmup.weights.published.fetcher import ModelFetcher
 
 SWITCH_INTERVAL_S = 0.0001
 _logger = logging.getLogger("snapcap.start")
+
+
+@dataclass(frozen=True)
+class StartedModel:
+    """Holds a model that is ready to serve.
+
+    cold: the buckets that are not warm yet, and are warmed while the server captions.
+    weights: the result of looking for prepared weights.
+    publication: with the jit backend, the future result of publishing the graphs that it compiled.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan
+    model: "Model[Any]"
+    runner: "Runner[Any]"
+    warmer: "Warmer"
+    artifacts: Artifacts | None
+    cold: tuple[Bucket, ...]
+    weights: WeightsResult
+    publication: "Future[list[Published]] | None" = None
+
+    @property
+    def warm_table(self) -> BucketTable:
+        """The buckets that may serve by now."""
+        cold = {bucket.size for bucket in self.cold}
+        return BucketTable.of(size for size in self.plan.buckets if size not in cold)
+
+    @property
+    def compiled(self) -> bool:
+        """True if every bucket came from artifacts."""
+        return self.artifacts is not None and self.artifacts.hit
+
+
+class Loader(AbstractContextManager[object], Protocol[B]):
+    """Protocol of the part of a start that depends on whether the process has torch's module. Only the device
+    thread calls the methods, in the order in which they stand here, within the context. The context opens what the
+    start needs until its self-test is over, such as compilers and threads that open packages."""
+
+    @property
+    def jit(self) -> "Jit | None":
+        """The compiler of the jit backend."""
+        ...
+
+    @property
+    def eager(self) -> "Backend | None":
+        """The backend of a bucket whose compiled code fails. If it is None, such a failure ends the loader's
+        start."""
+        ...
+
+    def open_device(self) -> "Device[B]": ...
+
+    def load_model(self, checkpoint: Checkpoint, mapped: "MappedWeights | None") -> "tuple[Checkpoint, Model[B]]":
+        """Loads the weights onto the device, from prepared weights if possible, and makes the buffers. Returns the
+        model, and the checkpoint with the files that the weights were read from.
+
+        Raises:
+            WeightsError: the weights cannot be read or do not fit the configuration.
+        """
+        ...
+
+    def open_packages(self, warmer: "Warmer", model: "Model[B]", artifacts: Artifacts | None) -> "Backend":
+        """Returns the backend that serves. The warmer has put all buckets on it if their packages are opened here;
+        otherwise other threads open packages while the first ones run."""
+        ...
+
+
+class _SmallerPlanError(Exception):
+    """The device has no room for the largest buckets."""
+
+    def __init__(self, buckets: tuple[int, ...]) -> None:
+        super().__init__(f"buckets {buckets} fit")
+        self.buckets = buckets
 
 
 def load(
@@ -72,29 +153,6 @@ def load(
         return _load(replace(options, compute=compute), timeline, status, lambda _: None, None)
 
 
-class _SmallerPlanError(Exception):
-    """The device has no room for the largest buckets."""
-
-    def __init__(self, buckets: tuple[int, ...]) -> None:
-        super().__init__(f"buckets {buckets} fit")
-        self.buckets = buckets
-
-
-def _require_room(preparation: Preparation) -> None:
-    """Raises:
-    _SmallerPlanError: the plan needs more memory than its GPU has free.
-    """
-    checkpoint, plan, weights = preparation.model.result()
-    if plan.device_type == "cpu":
-        return
-    from snapcap.warmup.plan.room import fitted, free_here  # noqa: PLC0415  only a GPU needs it
-
-    prepared = 0 if weights.mapped is None else len(weights.mapped.memory)
-    kept = fitted(checkpoint, plan, free_here(plan), prepared).buckets
-    if kept != plan.buckets:
-        raise _SmallerPlanError(kept)
-
-
 def _load(
     options: StartOptions,
     timeline: Timeline,
@@ -107,85 +165,89 @@ def _load(
         # the import of torch ask hundreds of times.
         scope.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
+        pool = scope.enter_context(ThreadPoolExecutor(STEPS + 1, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.compute.device)
         fetcher = fetcher or begin_fetcher(options)
         reason = torch_is_needed(options)
         importing = None if reason is None else _begin_import(reason, pool, timeline)
         preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
-        close_behind(fetcher, [preparation.model, preparation.artifacts])
+        close_behind(fetcher, [preparation.weights, preparation.artifacts])
         if importing is None:
-            found = find_without_torch(preparation)
-            if isinstance(found, str):
-                reason = found
-            else:
+            reason = wait_for_parts(preparation, options)
+            if reason is None:
                 _require_room(preparation)
-                started = start_without_torch(found, options, timeline, status)
+                started = _without_torch(preparation, options, timeline, status)
                 if started is not None:
                     return started
                 reason = "what there is does not work, as the log says"
             importing = _begin_import(reason, pool, timeline)
         importing.result()
         _require_room(preparation)
-        return _load_with_torch(preparation, options, timeline, status)
+        from snapcap.warmup.start.with_torch import TorchLoader  # noqa: PLC0415  imports torch
+
+        loader = TorchLoader(preparation.planned.result().plan, options, timeline, status)
+        return _bring_up(loader, preparation, options, timeline, status)
 
 
-def _load_with_torch(
-    preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
+def _bring_up(
+    loader: Loader[B], preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
 ) -> StartedModel:
-    """The rest of a start whose process has torch's module."""
-    with contextlib.ExitStack() as scope:
-        jit = None
-        if options.compute.backend == "jit":
-            from snapcap.warmup.start.jit.start import open_compiler  # noqa: PLC0415  no other start needs it
+    """Makes a warm model of the results of the preparation, with torch's module or without."""
+    from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415  no part waits for its import
+    from snapcap.warmup.start.warmer import Warmer, self_test  # noqa: PLC0415  likewise
 
-            jit = scope.enter_context(open_compiler(options, timeline, status))
-        checkpoint, plan, weights = preparation.model.result()
-
-        from snapcap.warmup.runtime.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
-        from snapcap.warmup.runtime.devices.torch_settings import (  # noqa: PLC0415
-            avoid_driver_compilation,
-            open_device,
-            torch_device,
-        )
-        from snapcap.warmup.runtime.loaded_model import load_model  # noqa: PLC0415
-        from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415
-        from snapcap.warmup.start.warmer import Warmer, self_test  # noqa: PLC0415
-
+    with loader:
+        checkpoint = preparation.checkpoint.result()
+        plan, (_, weights) = preparation.planned.result().plan, preparation.weights.result()
         with timeline.phase("device_init"):
-            device, dtype = open_device(plan)
-            if jit is None:
-                avoid_driver_compilation()
+            device = loader.open_device()
         with timeline.phase("load_weights"):
-            described = checkpoint.config, checkpoint.transform, plan, device, dtype
-            try:
-                model = load_model(checkpoint.folder, *described, weights.mapped)
-            except WeightsError:
-                if checkpoint.bring is None:
-                    raise
-                checkpoint = checkpoint.whole()  # published weights could not be used: the log says why
-                model = load_model(checkpoint.folder, *described)
+            checkpoint, model = loader.load_model(checkpoint, weights.mapped)
         if weights.mapped is not None and not model.prepared:
             weights = FoundWeights("corrupt", "they could not be used: the log says why")
             status.found_weights(weights.result, weights.reason)
         artifacts = preparation.artifacts.result()
 
-        runner = Runner(model, torch_device(device))
-        warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict, EagerBackend())
+        runner, buckets = Runner(model, device), plan.table.buckets
+        warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict, loader.eager)
         status.expect(plan.buckets, plan.device, plan.dtype)
-        with timeline.phase("load_artifacts"):
-            backend = _backend(options, artifacts, plan, model, jit) or EagerBackend()
-            warmer.assign(backend, plan.table.buckets)
-        buckets = plan.table.buckets
-        now = before_ready(backend.name, buckets, options, device.type)
-        warmer.warm(now)
-        if jit is not None:
-            jit.settle()
+        backend = loader.open_packages(warmer, model, artifacts)
+        now = before_ready(backend.name, buckets, options, plan.device_type)
+        warmer.warm(now, backend)
+        if loader.jit is not None:
+            loader.jit.settle()
         with timeline.phase("self_test"):
             self_test(runner, buckets[0])
-        publication = None if jit is None else jit.publish()
+        publication = None if loader.jit is None else loader.jit.publish()
     cold = buckets[len(now) :]
     return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, publication)
+
+
+def _without_torch(
+    preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
+) -> StartedModel | None:
+    """A warm model, or None where something does not work, so that torch is needed. Then the thread's CUDA stream
+    may be another than the default one.
+
+    Raises:
+        StartError: a setting does not fit, or weights or device are damaged.
+    """
+    artifacts = preparation.artifacts.result()
+    if artifacts is None:
+        raise TypeError("a start without torch, and without packages")
+    try:
+        loader = NativeLoader(preparation.planned.result().plan, artifacts, options, timeline)
+        return _bring_up(loader, preparation, options, timeline, status)
+    except StartError:
+        raise
+    except CaptureError as error:
+        raise StartError(f"{error}; --no-prepared-weights starts another way") from error
+    except Exception as error:
+        fields = {"error": first_line(error)}
+        _logger.warning("the start needs torch's module after all", exc_info=True, extra={"fields": fields})
+        # The frames hold the buffers that the start allocated, and no garbage collector runs in a server.
+        traceback.clear_frames(error.__traceback__)
+        return None
 
 
 def before_ready(
@@ -200,6 +262,76 @@ def before_ready(
         return buckets[:1]
     # jit would compile on the device thread while it serves, and on a CPU eager has nothing to wait for.
     return buckets
+
+
+def torch_is_needed(options: StartOptions) -> str | None:
+    """Why torch's module has to be imported, where that is certain: it begins at once then."""
+    if options.compute.backend in ("eager", "jit"):
+        return f"the {options.compute.backend} backend was asked for"
+    if not options.model.prepared_weights:
+        return "prepared weights are off"
+    if may_be_published(options) or _has_prepared_weights(options):
+        return None
+    return "there are no prepared weights yet"
+
+
+def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | None:
+    """Waits for all that a start without torch needs. Returns None when all of it is there, or the reason why torch
+    is needed as soon as a part is known to be missing.
+
+    Raises:
+        CheckpointError, ConfigError, StartError: the model cannot be served.
+    """
+    pending: set[Future[Any]] = {preparation.published, preparation.artifacts, preparation.weights}
+    while pending:
+        # A result may show that the start needs torch; then the other results are not waited for.
+        pending = wait(pending, return_when=FIRST_COMPLETED).not_done
+        reason = _missing_part(preparation, options)
+        if reason is not None:
+            return reason
+    config, plan = preparation.planned.result()[1:]
+    sizes = [size for size in plan.buckets if size > 1]
+    if sizes and len(config.generation.eos_ids) > min(MAX_BEAMS, *sizes):
+        return "more tokens end a caption than a compiled beam search looks at"
+    return None
+
+
+def _missing_part(preparation: Preparation, options: StartOptions) -> str | None:
+    """Returns what the results that are there say: the part that is missing, or None."""
+    published = preparation.published
+    if published.done() and isinstance(published.result(), FoundWeights) and not _has_prepared_weights(options):
+        return "there are no prepared weights of this model"
+    if preparation.artifacts.done():
+        artifacts = preparation.artifacts.result()
+        if artifacts is None:
+            return "there are no artifacts"
+        if not artifacts.hit:
+            return f"the start found artifacts: {artifacts.fetched.result}, {artifacts.fetched.reason}"
+    if preparation.weights.done():
+        _, weights = preparation.weights.result()
+        if weights.mapped is None:
+            return f"the start found prepared weights: {weights.result}, {weights.reason}"
+    return None
+
+
+def _has_prepared_weights(options: StartOptions) -> bool:
+    return any((options.store_folder / WEIGHTS).glob("*.safetensors"))
+
+
+def _require_room(preparation: Preparation) -> None:
+    """Raises:
+    _SmallerPlanError: the plan needs more memory than its GPU has free.
+    """
+    plan = preparation.planned.result().plan
+    if plan.device_type == "cpu":
+        return
+    from snapcap.warmup.plan.memory import fitted, free_here  # noqa: PLC0415  only a GPU needs it
+
+    checkpoint, (_, weights) = preparation.checkpoint.result(), preparation.weights.result()
+    prepared = 0 if weights.mapped is None else len(weights.mapped.memory)
+    kept = fitted(checkpoint, plan, free_here(plan), prepared).buckets
+    if kept != plan.buckets:
+        raise _SmallerPlanError(kept)
 
 
 def _begin_import(reason: str, pool: ThreadPoolExecutor, timeline: Timeline) -> "Future[None]":
@@ -220,39 +352,3 @@ def _import_torch(timeline: Timeline) -> None:
     with timeline.phase("import_torch"):
         load_torch_libraries()
         importlib.import_module("torch")
-
-
-def _backend(
-    options: StartOptions,
-    artifacts: Artifacts | None,
-    plan: Plan,
-    model: "LoadedModel",
-    jit: "Jit | None",
-) -> "Backend | None":
-    """Returns the backend that runs compiled code, or None if the start stays eager."""
-    if artifacts is None or (options.compute.backend == "jit" and jit is None):
-        return None
-    if not artifacts.hit:
-        _report_missing(artifacts, options)
-    if jit is not None:
-        return jit.backend(plan, artifacts)
-    if not artifacts.hit:
-        return None
-    from snapcap.warmup.runtime.aoti.torch_packages import torch_backend  # noqa: PLC0415  imports torch
-
-    return torch_backend(artifacts.fetched.entries, artifacts.input_specs, model)
-
-
-def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
-    """Say what the start does without artifacts; `aot` that was asked for by name is an error, others a note.
-
-    Raises:
-        StartError: the start is strict.
-    """
-    fetched = artifacts.fetched
-    if options.compute.strict and options.compute.backend == "aot":
-        raise StartError(f"the aot backend has no artifacts: {fetched.result}: {fetched.reason}")
-    instead = {"compiling": "now"} if options.compute.backend == "jit" else {"serving": "eager"}
-    fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], **instead}
-    level = logging.INFO if options.compute.backend != "aot" and fetched.result == "miss" else logging.ERROR
-    _logger.log(level, "no artifacts", extra={"fields": fields})

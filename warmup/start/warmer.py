@@ -11,8 +11,8 @@ from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import InputSpecError, PackageError
-from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.devices.device import Pixels
+from snapcap.warmup.runtime.backends import Backend
+from snapcap.warmup.runtime.devices import Pixels
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
@@ -46,6 +46,11 @@ class Warmer:
             for component in COMPONENTS:
                 self._assign_one(component, bucket, backend)
 
+    def _assign_first(self, component: ComponentName, bucket: Bucket, backend: Backend | None) -> None:
+        """Put a bucket on the backend, unless it is on one already."""
+        if backend is not None and not self.runner.is_bound(component, bucket):
+            self._assign_one(component, bucket, backend)
+
     def _assign_one(self, component: ComponentName, bucket: Bucket, backend: Backend) -> None:
         runner = self.runner
         try:
@@ -70,8 +75,9 @@ class Warmer:
     def warm(self, buckets: tuple[Bucket, ...], backend: Backend | None = None) -> None:
         """Run these once, smallest first: a lone request is the rule. No row may be running.
 
-        ``backend``: put each on it just before; meanwhile other threads open what comes after. The other buckets
-        are put on it before launches are recorded, so that nothing is being opened then.
+        ``backend``: put each bucket that is on none yet on this one just before it runs; meanwhile other threads
+        open what comes after. The other buckets are put on it before launches are recorded, so that nothing is
+        being opened then.
 
         Raises:
             What ``assign`` does.
@@ -79,11 +85,11 @@ class Warmer:
         for component in COMPONENTS:
             with self.timeline.phase(f"warm_{component}"):
                 for bucket in buckets:
-                    if backend is not None:
-                        self._assign_one(component, bucket, backend)
+                    self._assign_first(component, bucket, backend)
                     self._run_once(component, bucket, self.runner)
-        if backend is not None:
-            self.assign(backend, tuple(bucket for bucket in self.table.buckets if bucket not in buckets))
+        for bucket in self.table.buckets:
+            for component in COMPONENTS:
+                self._assign_first(component, bucket, backend)
         if self.runner.runs_ahead:
             with self.timeline.phase("capture_graphs"):
                 for bucket in reversed(buckets):

@@ -21,7 +21,7 @@ from snapcap.warmup.artifacts.factors import is_stale
 from snapcap.warmup.artifacts.key import Difference, Factors, nearest
 from snapcap.warmup.artifacts.manifest import Manifest, open_envelope
 from snapcap.warmup.artifacts.signing import OWNER, Trust
-from snapcap.warmup.machine.bounded import within
+from snapcap.warmup.machine.worker import within
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.packs import bring_blobs

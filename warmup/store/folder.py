@@ -15,8 +15,7 @@ from uuid import uuid4
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.errors import os_error_text
-from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regular, take_lock
-from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regular, scratch_folder, take_lock
 from snapcap.warmup.store.blobs import commit, describe, new_file
 from snapcap.warmup.store.copies import copy_file, link_or_copy, pieces
 from snapcap.warmup.store.owner import check_owner, close_to_group

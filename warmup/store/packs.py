@@ -15,8 +15,7 @@ from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
-from snapcap.warmup.machine.files import open_regular
-from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.machine.files import open_regular, scratch_folder
 from snapcap.warmup.s3.download import PART_BYTES
 from snapcap.warmup.store.store import ArtifactStore, blob_name, pack_name
 

@@ -21,8 +21,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.key import Difference, Factors
 from snapcap.warmup.artifacts.signing import KeyFileError, Trust, load_signer
 from snapcap.warmup.errors import first_line
-from snapcap.warmup.machine.tasks import Task, serve_tasks
-from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
+from snapcap.warmup.machine.worker import Task, Worker, WorkerError, WorkerTimeoutError, serve_tasks
 from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
 from snapcap.warmup.store.fetch import Fetched, Result, fetch
 from snapcap.warmup.store.folder import FolderStore

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.warmup.machine.capacity import free_memory
 from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, write_all
-from snapcap.warmup.machine.memory import free_memory
 from snapcap.warmup.plan.chat_record import read_config
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.machine.memory import first_for_the_oom_killer
-from snapcap.warmup.machine.tasks import Task, serve_tasks
-from snapcap.warmup.machine.worker import Worker, WorkerError
+from snapcap.warmup.machine.capacity import first_for_the_oom_killer
+from snapcap.warmup.machine.worker import Task, Worker, WorkerError, serve_tasks
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.weights.prepare import Prepared, prepare_weights

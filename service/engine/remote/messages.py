@@ -4,11 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import Completion
+from snapcap.service.engine.request import Completion, Limits
 from snapcap.service.errors import ServiceError
-from snapcap.warmup.progress.compile_events import CompilerCounts
-from snapcap.warmup.progress.status import StatusState
+from snapcap.warmup.progress.status import CompilerCounts, StatusState
 from snapcap.warmup.progress.timeline import Phase
 from snapcap.warmup.runtime.slot_request import SamplingParams
 

@@ -1,19 +1,96 @@
-"""Submits the HTTP process's requests to the engine of this process, and frees their slots of shared pixels."""
+"""Runs in the engine process: submits the HTTP process's requests to the engine, and sends back what it does."""
 
 import logging
+import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from snapcap.service.engine.remote.messages import Submit, Turn
-from snapcap.service.engine.remote.turns import Turns
+from snapcap.service.engine.remote.messages import Message, Submit, Turn
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.errors import EngineFailed, NotReady, ServiceError
+from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels
 
 if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
+
+
+class BlockingChannel:
+    """Sends and receives messages. `send` blocks until the socket has room, `receive` until bytes arrive."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._lock = threading.Lock()
+        self._unpacker: Unpacker[Message] = Unpacker()
+
+    def send(self, message: Message) -> None:
+        """Sends a message, from any thread. Drops it if the other end is closed: this process then ends soon
+        too."""
+        data = pack(message)
+        with self._lock, suppress(OSError):
+            self._end.sendall(data)
+
+    def receive(self) -> list[Message] | None:
+        """Returns the messages that are complete, which may be none; returns None once the other end is closed."""
+        try:
+            data = self._end.recv(RECEIVE_BYTES)
+        except ConnectionError:
+            return None
+        return self._unpacker.feed(data) if data else None
+
+
+_MOST_STEPS = 64
+
+
+class Turns:
+    """An `EngineObserver` that sends at most one message a turn, because each message costs a system call and wakes
+    the event loop of the HTTP process. Counts and durations wait until a result has to be sent. Only the device
+    thread may call it."""
+
+    def __init__(self, send: Callable[[Turn], object]) -> None:
+        self._send = send
+        self._turn = Turn.of()
+        self._generated = 0
+
+    def queue_waited(self, seconds: float) -> None:
+        self._turn.waited.append(seconds)
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
+        self._turn.encoded.append((bucket, rows, seconds))
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
+        self._turn.stepped.append((bucket, rows, seconds))
+
+    def tokens_generated(self, count: int) -> None:
+        self._generated += count
+
+    def admitted(self, number: int) -> None:
+        """Reports that the pixels of a request are not needed any more."""
+        self._turn.admitted.append(number)
+
+    def token(self, number: int, token: int) -> None:
+        """Reports a generated token of a request that streams."""
+        self._turn.tokens.append((number, token))
+
+    def done(self, number: int, future: "Future[Completion]") -> None:
+        """Reports the result or the exception of a request."""
+        error = future.exception()
+        if error is None:
+            self._turn.completed.append((number, future.result()))
+        else:
+            self._turn.failed.append((number, error if isinstance(error, ServiceError) else EngineFailed()))
+
+    def end(self) -> None:
+        """Sends the turn's message if it has something that a request waits for, or many counts have collected."""
+        turn = self._turn
+        if turn.admitted or turn.tokens or turn.completed or turn.failed or len(turn.stepped) >= _MOST_STEPS:
+            self._send(turn._replace(generated=self._generated))
+            self._turn, self._generated = Turn.of(), 0
+
 
 _logger = logging.getLogger("snapcap.engine")
 

@@ -8,6 +8,7 @@ also does everything that `snapcap serve` does around the application: listeners
 
 import argparse
 import os
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,8 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve import Application
+from ray.serve.metrics import Gauge
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,14 +31,47 @@ from snapcap.service.config.image_settings import ImageProcessSettings
 from snapcap.service.config.reader import SettingsError, read_settings
 from snapcap.service.config.settings import Settings
 from snapcap.service.readiness import State
-from snapcap.service.server.http_limits import body_limits
-from snapcap.service.server.http_process import assemble
+from snapcap.service.server.http_process import assemble, body_limits
 from snapcap.service.server.in_process import start
-from snapcap.service.server.ray.metrics import RayMetrics
 from snapcap.service.telemetry import logs
 from snapcap.service.telemetry.tracing import open_tracing
 from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 from snapcap.warmup.progress.timeline import Timeline
+
+_SECONDS = 5.0
+
+
+class RayMetrics:
+    """Copies every sample to a gauge in a thread. Ray puts `ray_` before its name. Queries compute rates and
+    quantiles of such a gauge as of the copied counter or histogram."""
+
+    def __init__(self, registry: CollectorRegistry, seconds: float = _SECONDS) -> None:
+        self._registry = registry
+        self._seconds = seconds
+        self._gauges: dict[str, Gauge] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ray-metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def copy(self) -> None:
+        """Copies every sample's present value."""
+        for family in self._registry.collect():
+            for sample in family.samples:
+                if sample.name not in self._gauges:
+                    self._gauges[sample.name] = Gauge(
+                        sample.name, description=family.documentation, tag_keys=tuple(sample.labels)
+                    )
+                self._gauges[sample.name].set(sample.value, tags=dict(sample.labels))
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            self.copy()
+
 
 _POLL_SECONDS = 0.02
 # Seconds after which a start counts as hung, unless --start-timeout says otherwise. The startup probe on Kubernetes

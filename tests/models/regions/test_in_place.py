@@ -17,7 +17,7 @@ from torch.fx import Node
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.torch_model import LoadedModel
 
 FAMILIES = (
     device_cases.vit_gpt2,

@@ -16,7 +16,7 @@ from snapcap.models.fields import ConfigError
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
-from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import Limits
 from snapcap.service.errors import InvalidOption, UnsupportedOption
 
 LIMITS = Limits(cache_length=32, default_new_tokens=8, eos_ids=frozenset({2}))

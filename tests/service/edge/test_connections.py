@@ -14,7 +14,7 @@ from snapcap.service.edge.connection_errors import HeadTimeout
 from snapcap.service.edge.connections import SPARE, ConnectionLimits, Connections
 from snapcap.service.edge.refusal_log import NO_ROOM, RefusalLog
 from snapcap.service.limits import TooManyConnections
-from snapcap.service.server.http_limits import connection_limits
+from snapcap.service.server.http_process import connection_limits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 METRICS = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -177,7 +177,7 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch, caplog: pytest.
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 2000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
-    monkeypatch.setattr("snapcap.service.server.http_limits.memory_limit", lambda: 16 << 30)
+    monkeypatch.setattr("snapcap.service.server.http_process.memory_limit", lambda: 16 << 30)
     with caplog.at_level(logging.WARNING, "snapcap.server"):
         assert connection_limits(HttpLimits()).connections == 2000 - SPARE - 256
         assert caplog.records == []
@@ -186,7 +186,7 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch, caplog: pytest.
     assert caplog.records[0].fields["wanted"] == 5000
     assert connection_limits(HttpLimits(max_connections=10)).connections == 10
     assert len(asked) == 2
-    monkeypatch.setattr("snapcap.service.server.http_limits.memory_limit", lambda: 1 << 30)
+    monkeypatch.setattr("snapcap.service.server.http_process.memory_limit", lambda: 1 << 30)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert connection_limits(HttpLimits()).connections == 256
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import Limits
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
 Png = Callable[..., bytes]

@@ -3,7 +3,7 @@
 import pytest
 from support.fakes.scheduling import Clock
 
-from snapcap.service.engine.device_failures import (
+from snapcap.service.engine.engine import (
     MAX_CONSECUTIVE_FAILURES,
     OUT_OF_MEMORY_S,
     DeviceFailedError,

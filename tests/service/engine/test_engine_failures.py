@@ -9,7 +9,7 @@ import pytest
 from support.fakes.list_engine import PATIENCE, Served, result
 from support.servers.server_process import wait_until
 
-from snapcap.service.engine.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
+from snapcap.service.engine.engine import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.warmup.plan.buckets import Bucket

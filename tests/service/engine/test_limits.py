@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import Limits
 from snapcap.service.errors import InvalidOption, PromptTooLong
 
 LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({2}))

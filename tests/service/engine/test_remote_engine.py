@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from support.fakes.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
 
-from snapcap.service.engine.device_failures import DeviceFailedError
-from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.engine import DeviceFailedError, Engine
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Cancel, Message, Submit, Turn
 from snapcap.service.engine.remote.server import EngineServer

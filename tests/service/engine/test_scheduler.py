@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from support.fakes.scheduling import EOS, TABLE, Clock, names, request, submit
 
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import Completion
+from snapcap.service.engine.request import Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.warmup.plan.buckets import BucketTable

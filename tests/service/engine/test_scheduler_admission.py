@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest
+from snapcap.service.engine.request import CaptionRequest, Limits
 from snapcap.service.engine.scheduler import MOST_STEPS_HELD, Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams

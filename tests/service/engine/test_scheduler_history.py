@@ -6,8 +6,7 @@ import pytest
 from support.fakes.scheduling import EOS, LIMITS, Clock, request
 
 from snapcap.service.engine.request import CaptionRequest
-from snapcap.service.engine.running_request import RunningRequest
-from snapcap.service.engine.scheduler import Scheduler
+from snapcap.service.engine.scheduler import RunningRequest, Scheduler
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.warmup.plan.buckets import BucketTable
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapcap.service.engine.remote.channel import BlockingChannel
-from snapcap.service.engine.remote.loop_channel import LoopChannel
+from snapcap.service.engine.remote.client import LoopChannel
 from snapcap.service.engine.remote.messages import Cancel, Failed, Message
+from snapcap.service.engine.remote.server import BlockingChannel
 from snapcap.service.ipc import shared_pixels
 from snapcap.service.ipc.shared_pixels import SharedPixels, image_file, write_image
 

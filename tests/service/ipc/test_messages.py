@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.remote.messages import (
     Beat,
     Cancel,
@@ -23,7 +22,7 @@ from snapcap.service.engine.remote.messages import (
     Turn,
     Usage,
 )
-from snapcap.service.engine.request import Completion
+from snapcap.service.engine.request import Completion, Limits
 from snapcap.service.errors import (
     BeamsNotReady,
     DeadlineExceeded,
@@ -33,8 +32,7 @@ from snapcap.service.errors import (
     ServiceError,
 )
 from snapcap.service.ipc.framing import Unpacker, pack
-from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts
-from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.status import CacheCounts, CompilerCounts, StartupStatus
 from snapcap.warmup.progress.timeline import Phase
 from snapcap.warmup.runtime.slot_request import SamplingParams
 

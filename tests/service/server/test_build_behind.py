@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.server.background_build import start_build
+from snapcap.service.server.background import start_build
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.start import background_build as background
 

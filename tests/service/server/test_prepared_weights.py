@@ -11,8 +11,8 @@ import pytest
 from support.servers.server_process import ServerProcess, descendants, snapcap, wait_until
 
 from snapcap.service.readiness import after_ready
-from snapcap.service.server import prepared_weights
-from snapcap.service.server.prepared_weights import start_preparing
+from snapcap.service.server import background
+from snapcap.service.server.background import start_preparing
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.weights import worker as weights_worker
 from snapcap.warmup.weights.prepare import Prepared
@@ -98,7 +98,7 @@ def begin(
         timers.append(after_ready(work, seconds))
         return timers[-1]
 
-    monkeypatch.setattr(prepared_weights, "after_ready", after)
+    monkeypatch.setattr(background, "after_ready", after)
     stop = start_preparing(StartOptions(), loaded, after_s)
     for timer in timers if not after_s else ():
         timer.join(PATIENCE)

@@ -24,7 +24,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SamplingParams
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.start.start import StartedModel
 
 
 class Start:

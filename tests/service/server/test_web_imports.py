@@ -19,7 +19,7 @@ import json, sys
 HEAVY = ("torch", "numpy", "fastapi", "pydantic", "opentelemetry", "requests")
 HEAVY += ("snapcap.warmup.start.start", "snapcap.warmup.artifacts.manifest")
 import snapcap.service.server.serve, snapcap.service.server.http_process
-import snapcap.service.api.captioning_apis, snapcap.service.server.engine_process.monitor
+import snapcap.service.api.captioning_apis, snapcap.service.server.monitor
 import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl
 from snapcap.service.telemetry.tracing import open_tracing
 assert open_tracing({}) is None  # as the start calls it where no OTEL_... variable is set
@@ -30,15 +30,15 @@ print(json.dumps([name for name in ours if name.endswith((".openapi", ".schemas"
 
 EARLY = """
 import json, sys
-import snapcap.service.server.serve, snapcap.service.server.engine_process.run
-import snapcap.warmup.machine.device_context, snapcap.warmup.machine.torch_libraries
+import snapcap.service.server.serve, snapcap.service.server.engine_process
+import snapcap.warmup.machine.torch_libraries, snapcap.warmup.machine.torch_libraries
 print(json.dumps([name for name in sys.modules if name.startswith("snapcap.")]))
 """
 
 ENGINE = """
 import json, sys
 import snapcap.service.server.serve
-import snapcap.service.server.engine_process.run, snapcap.service.engine.device_thread
+import snapcap.service.server.engine_process, snapcap.service.engine.device_thread
 import snapcap.models.config, snapcap.models.processing.transform
 web = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "PIL", "tokenizers", "torch")
 print(json.dumps([name for name in web if name in sys.modules]))
@@ -65,7 +65,7 @@ def test_a_probe_waits_for_no_api_that_captions() -> None:
     """Nor for what follows the other processes, which is dozens of modules more."""
     modules = imports(LIVE)
     apis = ("caption.", "huggingface", "openai", "v2", "openapi")
-    unwanted = (*(f"snapcap.service.api.{api}" for api in apis), "snapcap.service.server.engine_process.monitor")
+    unwanted = (*(f"snapcap.service.api.{api}" for api in apis), "snapcap.service.server.monitor")
     assert [name for name in modules if name.startswith(unwanted)] == []
     assert 40 < len(modules) < 92
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
 from snapcap.warmup.machine.cxx import require_compiler
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
-from snapcap.warmup.runtime.aoti.cpu_library import SOURCES
+from snapcap.warmup.plan.plan import CPU_LIBRARY
+from snapcap.warmup.runtime.aoti.packages import SOURCES
 
 LAYOUTS = ("rows", "columns", "apart")
 _EVERY = """

@@ -44,13 +44,11 @@ def main() -> None:
 
     from snapcap.models.regions.table import Region
     from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, StoreOptions
-    from snapcap.warmup.plan.artifacts import Artifacts
     from snapcap.warmup.plan.buckets import Bucket
-    from snapcap.warmup.plan.plan import Plan
-    from snapcap.warmup.progress.compile_events import cache_counts, compiled_graphs
-    from snapcap.warmup.progress.status import StartupStatus
+    from snapcap.warmup.plan.plan import Artifacts, Plan
+    from snapcap.warmup.progress.status import StartupStatus, cache_counts, compiled_graphs
     from snapcap.warmup.progress.timeline import Timeline
-    from snapcap.warmup.start.jit.start import open_compiler
+    from snapcap.warmup.start.jit import open_compiler
     from snapcap.warmup.store.fetch import Fetched
 
     torch.set_grad_enabled(False)

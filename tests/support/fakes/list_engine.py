@@ -6,14 +6,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from snapcap.service.engine.engine import Engine
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 
 if TYPE_CHECKING:
-    from snapcap.warmup.runtime.devices.device import DeviceHealth
+    from snapcap.warmup.runtime.devices import DeviceHealth
 
 PATIENCE = 30.0
 START, EOS = 1, 2

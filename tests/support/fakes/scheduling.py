@@ -3,8 +3,7 @@
 from concurrent.futures import Future
 from typing import Any
 
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest
+from snapcap.service.engine.request import CaptionRequest, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams

@@ -39,11 +39,10 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.devices.torch_settings import DTYPES, torch_device
-from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
+from snapcap.warmup.runtime.backends import Backend
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SlotRequest
+from snapcap.warmup.runtime.torch_model import DTYPES, LoadedModel, load_model, torch_device
 from snapcap.warmup.start.warmer import Warmer
 
 PROMPT = (17, 44, 60)

@@ -14,11 +14,10 @@ from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import Normalisation, load_weights
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
-from snapcap.warmup.runtime.backends.eager import EagerBackend
-from snapcap.warmup.runtime.devices.torch_settings import torch_device
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.backends import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
+from snapcap.warmup.runtime.torch_model import LoadedModel, torch_device
 
 Reference = Callable[[list[np.ndarray], int], tuple[list[list[int]], tuple[torch.Tensor, ...]]]
 

@@ -18,8 +18,7 @@ import numpy as np
 from snapcap.models.memory.memory import Memory
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.buckets import BucketTable
-from snapcap.warmup.progress.compile_events import torch_modules
-from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.status import StartupStatus, torch_modules
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest

@@ -78,10 +78,10 @@ def before_step(on: Callable[[str], bool], device: str) -> None:
 def patch_engine(on: Callable[[str], bool]) -> None:
     """In the engine process, before its start."""
     import snapcap.service.engine.device_thread
-    import snapcap.service.server.engine_process.run
+    import snapcap.service.server.engine_process
     import snapcap.warmup.start.start
 
-    process: Any = snapcap.service.server.engine_process.run._EngineProcess
+    process: Any = snapcap.service.server.engine_process._EngineProcess
     ready = process._ready
 
     def faulty_ready(self: Any, loaded: Any, *others: Any) -> None:
@@ -134,11 +134,11 @@ def patch_http(on: Callable[[str], bool]) -> None:
 
 
 def main(folder: Path, arguments: list[str]) -> int:
-    import snapcap.service.server.engine_process.run
+    import snapcap.service.server.engine_process
     import snapcap.service.server.serve
     from snapcap.service.cli.main import main as command
 
-    engine_process: Any = snapcap.service.server.engine_process.run
+    engine_process: Any = snapcap.service.server.engine_process
     server: Any = snapcap.service.server.serve
     serve_engine, load_start = engine_process.serve_engine, server._load_start
 

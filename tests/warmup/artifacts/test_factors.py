@@ -13,7 +13,7 @@ import pytest
 from snapcap.warmup.artifacts import factors
 from snapcap.warmup.artifacts.factors import build_factors, is_stale, machine_factors, region_source_hash
 from snapcap.warmup.artifacts.key import ABSENT, Difference, artifact_key
-from snapcap.warmup.machine.cpus import instruction_set
+from snapcap.warmup.machine.capacity import instruction_set
 from snapcap.warmup.machine.cuda_driver import CudaDevice
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 

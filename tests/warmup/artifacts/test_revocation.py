@@ -13,7 +13,7 @@ from snapcap.warmup.build.release import publish_built, publish_jit
 from snapcap.warmup.build.tasks import Built
 from snapcap.warmup.option import parse_moment
 from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
-from snapcap.warmup.start.jit.compile_cache import PAYLOAD
+from snapcap.warmup.start.jit import PAYLOAD
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.fetch import Fetched, fetch
 from snapcap.warmup.store.folder import FolderStore

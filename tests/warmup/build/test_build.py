@@ -19,8 +19,7 @@ from snapcap.warmup.build.tasks import Event
 from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.artifacts import CPU_LIBRARY
-from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 from snapcap.warmup.store.blobs import describe
 

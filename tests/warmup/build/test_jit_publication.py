@@ -10,12 +10,9 @@ import pytest
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
-from snapcap.warmup.plan.artifacts import Artifacts
-from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.progress.compile_events import CacheCounts
-from snapcap.warmup.progress.status import StartupStatus
-from snapcap.warmup.start.jit.compile_cache import PAYLOAD, CompileCache
-from snapcap.warmup.start.jit.start import Jit
+from snapcap.warmup.plan.plan import Artifacts, Plan
+from snapcap.warmup.progress.status import CacheCounts, StartupStatus
+from snapcap.warmup.start.jit import PAYLOAD, CompileCache, Jit
 from snapcap.warmup.store.fetch import Fetched, Result, fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import open_store
@@ -57,7 +54,7 @@ def finish(cache: Compiled, monkeypatch: pytest.MonkeyPatch) -> Any:
     result and missed so often, and the counts of it."""
 
     def run(options: StartOptions, result: Result, misses: int) -> tuple[list[str], dict[tuple[str, ...], int]]:
-        monkeypatch.setattr("snapcap.warmup.start.jit.start.cache_counts", lambda: CacheCounts(3, misses, 0))
+        monkeypatch.setattr("snapcap.warmup.start.jit.cache_counts", lambda: CacheCounts(3, misses, 0))
         status = StartupStatus()
         jit = Jit(options, status, cache)
         jit.backend(PLAN, Artifacts(KEY, JIT, Fetched(result, "because")))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.machine import cpus
-from snapcap.warmup.machine.cpus import all_but_one, available_cpus, cpu_limit, whole_cpus
+from snapcap.warmup.machine import capacity
+from snapcap.warmup.machine.capacity import all_but_one, available_cpus, cpu_limit, whole_cpus
 
 
 def write(file: Path, text: str) -> None:
@@ -66,7 +66,7 @@ def test_cpus_are_those_of_affinity_and_limit(
     limit: float | None, available: int, whole: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    monkeypatch.setattr(cpus, "cpu_limit", lambda: limit)
+    monkeypatch.setattr(capacity, "cpu_limit", lambda: limit)
     assert available_cpus() == available
     assert whole_cpus() == whole
     assert all_but_one() == threads

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 from snapcap.warmup.machine import cuda_driver, installation
-from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
-from snapcap.warmup.machine.device_context import begin_device_context
-from snapcap.warmup.machine.dynamic_library import open_library
+from snapcap.warmup.machine.cuda_driver import (
+    CudaDriverError,
+    cuda_device,
+    cuda_device_count,
+    open_context,
+    open_library,
+)
 from snapcap.warmup.machine.installation import TorchVersion
+from snapcap.warmup.machine.torch_libraries import begin_device_context
 
 SOURCE = """
 static int devices = 2, retained = -1;

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.machine.dynamic_library import open_library
+from snapcap.warmup.machine.cuda_driver import open_library
 
 
 def test_a_library_can_be_called() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from snapcap.warmup.machine.capacity import free_memory
 from snapcap.warmup.machine.files import locked_alone
-from snapcap.warmup.machine.memory import free_memory
 
 MIB = 1 << 20
 

@@ -16,18 +16,18 @@ def compiled():
     return {name for name, file in files.items() if file.endswith(".so")}
 
 import_compiled()
-from snapcap.warmup.machine import device_context
+from snapcap.warmup.machine import torch_libraries
 before = compiled()
 looked = []  # for functions, which waits for the linker as well
 sys.addaudithook(lambda event, of: looked.append(str(of)) if event.startswith("ctypes.dl") else None)
 import snapcap.service.config.settings  # which come as a pickle
 import snapcap.service.ipc.shared_pixels
 import snapcap.service.telemetry.logs
-import snapcap.service.server.engine_process.run
+import snapcap.service.server.engine_process
 import snapcap.service.engine.device_thread
-import snapcap.warmup.runtime.aoti.native_packages
-import snapcap.warmup.runtime.aoti.native_tensors
-import snapcap.warmup.runtime.devices.cpu
+import snapcap.warmup.runtime.aoti.native
+import snapcap.warmup.runtime.aoti.native
+import snapcap.warmup.runtime.devices
 import snapcap.warmup.runtime.runner
 import snapcap.warmup.start.warmer
 print(json.dumps([sorted(compiled() - before), looked, "torch" in sys.modules]))

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from support.servers.server_process import is_gone, wait_until
 
-from snapcap.warmup.machine.tasks import from_json, to_json
-from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
+from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError, from_json, to_json
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """#!{python}
@@ -19,7 +18,7 @@ import os, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from dataclasses import dataclass
-from snapcap.warmup.machine.tasks import serve_tasks
+from snapcap.warmup.machine.worker import serve_tasks
 
 @dataclass
 class Job:

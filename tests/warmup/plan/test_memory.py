@@ -18,10 +18,9 @@ from snapcap.models.memory.shapes import spec_bytes
 from snapcap.warmup.build.worker import BuildJob, empty, open_workbench
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, buckets_that_fit, checkpoint_bytes
+from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, buckets_that_fit, checkpoint_bytes, fitted
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.plan.room import fitted
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.torch_model import LoadedModel
 
 GIB = 1 << 30
 ON_GPU = Plan("cuda:0", "bfloat16", (1, 4, 16, 64), 64, 1)

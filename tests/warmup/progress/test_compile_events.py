@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapcap.warmup.progress.compile_events import CacheCounts, cache_counts, compiled_graphs
+from snapcap.warmup.progress.status import CacheCounts, cache_counts, compiled_graphs
 
 
 def test_where_nothing_compiles_all_counts_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:

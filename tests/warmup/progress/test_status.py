@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapcap.warmup.plan.artifacts import Artifacts
+from snapcap.warmup.plan.plan import Artifacts
 from snapcap.warmup.progress.status import BucketStatus, StartupStatus
 from snapcap.warmup.store.fetch import Fetched
 

@@ -3,7 +3,7 @@
 import pytest
 from support.checkpoints.cpu_library import compiled_library
 
-from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
+from snapcap.warmup.runtime.aoti.packages import open_cpu_library
 from snapcap.warmup.store.blobs import VerifiedFile
 
 

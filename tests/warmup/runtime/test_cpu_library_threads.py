@@ -14,7 +14,7 @@ from support.checkpoints.cpu_library import LAYOUTS, compiled_library, laid_out
 from torch import Tensor
 
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.tensors import over_tensor
+from snapcap.warmup.runtime.aoti.torch_packages import over_tensor
 
 Double, Handle = ctypes.c_double, ctypes.c_void_p
 
@@ -52,9 +52,9 @@ def test_products_are_the_same_to_the_last_bit_with_any_number_of_threads(
 FORKED = """
 import os, signal, sys, torch
 from pathlib import Path
-from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
+from snapcap.warmup.runtime.aoti.packages import open_cpu_library
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.tensors import over_tensor
+from snapcap.warmup.runtime.aoti.torch_packages import over_tensor
 from snapcap.warmup.store.blobs import VerifiedFile
 import ctypes
 

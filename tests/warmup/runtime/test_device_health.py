@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from snapcap.models.memory.torch_memory import TorchHostMemory
-from snapcap.warmup.runtime.devices.cpu import CpuDevice
+from snapcap.warmup.runtime.devices import CpuDevice
 
 
 @pytest.mark.parametrize(

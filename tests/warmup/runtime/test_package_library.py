@@ -10,8 +10,7 @@ import pytest
 import torch
 from support.servers.server_process import python
 
-from snapcap.warmup.runtime.aoti.package_library import CPU_LIBRARY_SONAME, library_file, package_content
-from snapcap.warmup.runtime.aoti.packages import PackageError
+from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, PackageError, library_file, package_content
 from snapcap.warmup.runtime.aoti.torch_packages import open_package
 from snapcap.warmup.store.blobs import VerifiedFile
 
@@ -68,7 +67,7 @@ def test_of_a_package_only_the_names_of_torchs_libraries_are_replaced(built_cach
 def test_two_libraries_are_never_taken_for_each_other(tmp_path: Path) -> None:
     """The dynamic linker knows a library by its name, which is that of a descriptor."""
     code = "import ctypes, sys; from pathlib import Path\n"
-    code += "from snapcap.warmup.runtime.aoti.package_library import library_file, package_content\n"
+    code += "from snapcap.warmup.runtime.aoti.packages import library_file, package_content\n"
     code += "for path in map(Path, sys.argv[1:]):\n"
     code += "    with library_file(package_content(path)) as name: print(ctypes.CDLL(name).answer())\n"
     packages = []

@@ -12,11 +12,9 @@ import pytest
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, StoreOptions
-from snapcap.warmup.plan.artifacts import Artifacts
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Artifacts, Plan
 from snapcap.warmup.progress.status import StartupStatus
-from snapcap.warmup.start.jit.compile_cache import LIBRARIES, PAYLOAD, CompileCache, RestoreError
-from snapcap.warmup.start.jit.start import Jit
+from snapcap.warmup.start.jit import LIBRARIES, PAYLOAD, CompileCache, Jit, RestoreError
 from snapcap.warmup.store.fetch import fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.publish import new_manifest, publish

@@ -16,18 +16,16 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine import cpus
+from snapcap.warmup.machine import capacity
 from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, ReadyWhen, StartOptions
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Plan, make_plan
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.backends.aot import PackageError
-from snapcap.warmup.runtime.backends.eager import EagerBackend
-from snapcap.warmup.runtime.devices.torch_settings import open_device
+from snapcap.warmup.runtime.backends import EagerBackend, PackageError
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.start.start import before_ready, load
-from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.runtime.torch_model import open_device
+from snapcap.warmup.start.start import StartedModel, before_ready, load
 from snapcap.warmup.start.warmer import Warmer, self_test
 
 SIZES = (1, 2, 5)
@@ -114,7 +112,7 @@ def test_a_cpu_runs_in_bfloat16_what_is_stored_in_it_where_it_multiplies_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpus, "instruction_set", lambda: instructions)
+    monkeypatch.setattr(capacity, "instruction_set", lambda: instructions)
     config = replace(config, stored_dtype=stored)
     assert make_plan(config, options_of(tmp_path)).dtype == dtype
     for said in ("float32", "bfloat16", "float16"):
@@ -127,7 +125,7 @@ def test_a_small_encoder_leaves_a_cpu_to_http(
     width: int, layers: int, threads: int, config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr(cpus, "cpu_limit", lambda: None)
+    monkeypatch.setattr(capacity, "cpu_limit", lambda: None)
     shapes = {"image_size": (224, 224), "patch_size": (16, 16), "intermediate_size": 4 * width}
     config = replace(config, vision=replace(config.vision, hidden_size=width, num_layers=layers, **shapes))
     assert make_plan(config, options_of(tmp_path, threads=0)).threads == threads

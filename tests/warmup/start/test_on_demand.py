@@ -15,12 +15,11 @@ from snapcap.warmup.build.folder import BuildFolder
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.runtime.aoti.packages import entry_name
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
-from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.backends import EagerBackend
 from snapcap.warmup.runtime.compare import compare_call
-from snapcap.warmup.runtime.devices.torch_settings import torch_device
-from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
+from snapcap.warmup.runtime.torch_model import LoadedModel, torch_device
 from snapcap.warmup.store.blobs import VerifiedFile
 
 FOUR = Bucket(4)

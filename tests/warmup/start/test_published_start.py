@@ -16,8 +16,8 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start import preparation, published, start
-from snapcap.warmup.start.native import find_without_torch
 from snapcap.warmup.start.preparation import Preparation, prepare
+from snapcap.warmup.start.start import wait_for_parts
 from snapcap.warmup.weights.find import FoundWeights
 from snapcap.warmup.weights.published import source
 from snapcap.warmup.weights.published.fetch import NotFetchedError
@@ -90,11 +90,11 @@ def test_weights_that_do_not_come_are_read_from_the_checkpoint(
     fetcher, status, seen = Fetcher(description), StartupStatus(), list[Checkpoint]()
     fetcher.may_answer.set()
     prepared = begun(options, fetcher, status, seen)
-    prepared.unprepared.result(PATIENCE)
+    _, weights = prepared.weights.result(PATIENCE)
     assert resolved == [], "torch is imported beside the download"
-    assert find_without_torch(prepared) == "there are no prepared weights of this model"
+    assert str(wait_for_parts(prepared, options)).startswith("the start found ")
     may_resolve.set()
-    checkpoint, _, weights = prepared.model.result(PATIENCE)
+    checkpoint = prepared.checkpoint.result(PATIENCE)
     assert (checkpoint.folder, checkpoint.bring) == (demo_folder, None)
     assert [each.folder for each in seen] == [description], "who reads the tokenizer does not wait"
     assert (weights.result, weights.mapped) == ("corrupt", None)
@@ -108,10 +108,10 @@ def test_a_model_that_is_not_published_is_brought_as_ever(
     fetcher, status = Fetcher(None, result), StartupStatus()
     with caplog.at_level(logging.INFO, "snapcap.start"):
         prepared = begun(options, fetcher, status, [])
-        assert not prepared.unprepared.done()
+        assert not prepared.published.done()
         fetcher.may_answer.set()
-        checkpoint, _, weights = prepared.model.result(PATIENCE)
-    assert prepared.unprepared.done()
+        checkpoint, (_, weights) = prepared.checkpoint.result(PATIENCE), prepared.weights.result(PATIENCE)
+    assert wait_for_parts(prepared, options) == "there are no prepared weights of this model"
     assert checkpoint.folder.samefile(demo_folder)
     assert (weights.result, weights.reason) == (result, "nothing there")
     assert status.weights is not None
@@ -134,17 +134,17 @@ def test_weights_that_cannot_be_used_bring_the_whole_checkpoint(
 
     def prepared(*given: Any) -> Preparation:
         found = real(*given)
-        checkpoint, plan, weights = found.model.result()
+        checkpoint, weights = found.weights.result()
 
         def bring() -> Path:
             brought.append(demo_folder)
             return demo_folder
 
-        model: Future[Any] = Future()
-        odd = SimpleNamespace(header=SimpleNamespace(regions={}))
-        mapped = replace(weights, result="hit", mapped=odd)
-        model.set_result((replace(checkpoint, folder=description, bring=bring), plan, mapped))
-        return replace(found, model=model)
+        described, odd = Future[Any](), Future[Any]()
+        described.set_result(replace(checkpoint, folder=description, bring=bring))
+        mapped: Any = SimpleNamespace(header=SimpleNamespace(regions={}))
+        odd.set_result((described.result(), replace(weights, result="hit", mapped=mapped)))
+        return replace(found, weights=odd, checkpoint=described)
 
     monkeypatch.setattr(start, "prepare", prepared)
     loaded = start.load(options, Timeline.since_exec(), StartupStatus())
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_was_changed_meanwhile_is_never_run_with_the_older_one
     fetcher.may_answer.set()
     prepared = begun(options, fetcher, StartupStatus(), [])
     with pytest.raises(CheckpointError, match="was changed while this server started; start it again"):
-        prepared.model.result(PATIENCE)
+        prepared.checkpoint.result(PATIENCE)
 
 
 def test_what_fetches_is_ended_when_all_has_come() -> None:

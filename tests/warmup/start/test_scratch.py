@@ -12,11 +12,11 @@ import pytest
 from support.programs import denied
 from support.servers.server_process import clean_environment
 
-from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.machine.files import scratch_folder
 
 PROGRAM = """
 import sys
-from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.machine.files import scratch_folder
 with scratch_folder("scratch-test-") as folder:
     (folder / "file").touch()
     print(folder, flush=True)

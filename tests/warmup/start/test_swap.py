@@ -9,10 +9,10 @@ from torch import Tensor
 
 from snapcap.models.regions.table import RegionCall
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.backends import EagerBackend
 from snapcap.warmup.runtime.compare import CheckError
 from snapcap.warmup.runtime.runner import Callables, Runner, open_callables
-from snapcap.warmup.start.swap import check_decoder, check_encoder
+from snapcap.warmup.start.background_build import check_decoder, check_encoder
 
 BUCKET = Bucket(2)
 

@@ -10,9 +10,8 @@ from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.devices.torch_settings import torch_device
-from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.runtime.torch_model import LoadedModel, torch_device
 from snapcap.warmup.start.warmer import Warmer, self_test
 
 SIZES = (1, 4)

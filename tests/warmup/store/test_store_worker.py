@@ -14,8 +14,7 @@ import pytest
 from snapcap.warmup.artifacts.key import Difference, artifact_key
 from snapcap.warmup.artifacts.manifest import Manifest
 from snapcap.warmup.artifacts.signing import Signer, Trust
-from snapcap.warmup.machine.tasks import from_json, to_json
-from snapcap.warmup.machine.worker import Worker
+from snapcap.warmup.machine.worker import Worker, from_json, to_json
 from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
 from snapcap.warmup.store import worker as store_worker
 from snapcap.warmup.store.folder import FolderStore

@@ -14,7 +14,7 @@ from support.checkpoints.prepared_case import Case, case_of, prepared_files, rew
 
 from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.key import artifact_key
-from snapcap.warmup.runtime.loaded_model import load_model
+from snapcap.warmup.runtime.torch_model import load_model
 from snapcap.warmup.weights import find, prepare, records
 from snapcap.warmup.weights.identity import content_digest
 from snapcap.warmup.weights.key import layout_digest

@@ -15,7 +15,7 @@ from support.checkpoints.prepared_case import Case, case_of, rewrite
 
 from snapcap.models.weights.prepared.header import CHUNK_BYTES
 from snapcap.warmup.machine.files import locked_alone
-from snapcap.warmup.machine.tasks import to_json
+from snapcap.warmup.machine.worker import to_json
 from snapcap.warmup.weights import identity, prepare
 from snapcap.warmup.weights.old import UNFINISHED
 from snapcap.warmup.weights.worker import PrepareJob, prepare_in_worker, weights_worker
@@ -136,7 +136,7 @@ def test_a_worker_that_is_killed_leaves_one_file_that_the_next_removes(case: Cas
     program = """
 import os, signal, sys
 from pathlib import Path
-from snapcap.warmup.machine.tasks import from_json
+from snapcap.warmup.machine.worker import from_json
 from snapcap.warmup.weights import identity, prepare
 from snapcap.warmup.weights.worker import PrepareJob
 identity.CLOCK_NS = prepare.CLOCK_NS = 0

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from snapcap.warmup.runtime.aoti.container import AotiError, CaptureError
-from snapcap.warmup.runtime.devices.device import NoRoomError
+from snapcap.warmup.runtime.aoti.packages import AotiError, CaptureError
+from snapcap.warmup.runtime.devices import NoRoomError
 
 _SPARE_BYTES = 1 << 16  # for an at::cuda::CUDAGraph, which is below 1 KiB
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: threads that do other things must not break a capture

@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from snapcap.warmup.runtime.aoti.container import AotiError
+from snapcap.warmup.runtime.aoti.packages import AotiError
 
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
 _DTYPES = ("float32", "float16", "bfloat16", "int64", "uint8", "bool")

@@ -1,20 +1,234 @@
-"""Drives a CUDA device through its runtime and libtorch's C interface, without torch's Python module."""
+"""Drives a CUDA device through its runtime and libtorch's C interface, without torch's Python module.
+
+Tensors are libtorch's own memory, copied by CUDA. A mapped file of weights is uploaded through pinned memory:
+
+    readers        [ file's pages → own pinned chunk ] …      several, each with one chunk
+    copy stream           [ chunk → device ][ chunk → device ] …
+
+`models.weights.upload` does the same with torch's tensors, and gives the reasons. cuBLAS is loaded on a thread
+beside the rest of a start, as the first product takes a tenth of a second.
+"""
 
 import contextlib
+import ctypes
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, Literal
 
 import numpy as np
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.memory.memory import CopySlots, Spec, row_major
+from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.weights.sets import Weights
 from snapcap.warmup.runtime.aoti.cuda_runtime import CudaError, CudaRuntime, array_at
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.native_cuda_tensors import NativeCudaMemory
-from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
-from snapcap.warmup.runtime.devices.device import Captured, DeviceHealth, PendingTokens, Pixels
+from snapcap.warmup.runtime.aoti.native import ITEM_BYTES, PREPARED_DTYPES, NativeTensor
+from snapcap.warmup.runtime.aoti.packages import AotiError
+from snapcap.warmup.runtime.devices import Captured, DeviceHealth, PendingTokens, Pixels
+
+_SIDE = 16  # rows and columns of each matrix
+
+
+@contextlib.contextmanager
+def loading_cublas(library: int, libtorch: Libtorch, cuda: CudaRuntime, dtype: str) -> Iterator[None]:
+    """Multiply matrices on a thread that has ended when the block has: its handle of cuBLAS is then there for the
+    device thread. Errors are ignored here: packages multiply too, and report them.
+
+    ``library``: the handle of libtorch.
+    """
+    thread = threading.Thread(target=_multiply, args=(library, libtorch, cuda, dtype), name="cublas", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _multiply(library: int, libtorch: Libtorch, cuda: CudaRuntime, dtype: str) -> None:
+    functions = ctypes.CDLL(None, handle=library)  # without Python's lock
+    with contextlib.suppress(AotiError, CudaError, AttributeError):
+        cuda.call("cudaSetDevice", cuda.index)
+        with cuda.current_stream():
+            shape, strides = (_SIDE, _SIDE), (_SIDE, 1)
+            product, left, right = (NativeTensor(libtorch, libtorch.empty(dtype, shape, strides)) for _ in range(3))
+            bias = NativeTensor(libtorch, libtorch.empty(dtype, shape[:1], strides[1:]))
+            handles = [ctypes.c_void_p(each.handle) for each in (product, left, right)]
+            functions.aoti_torch_cuda_mm_out(*handles)
+            functions.aoti_torch_cuda_addmm_out(
+                *(handles[0], ctypes.c_void_p(bias.handle), *handles[1:]),
+                ctypes.c_double(1.0),
+                ctypes.c_double(1.0),
+            )
+
+
+READERS = 4
+CHUNK_BYTES = 4 << 20
+
+
+def upload(source: "np.ndarray[Any, np.dtype[np.uint8]]", target: int, cuda: CudaRuntime) -> None:
+    """Copy bytes to an address of the device; waits for the last of them.
+
+    Raises:
+        CudaError: a copy fails.
+    """
+    stream, begun = cuda.new_stream(), cuda.new_event()
+    cuda.record(begun)  # the buffer has been made there
+    cuda.call("cudaStreamWaitEvent", stream, begun, 0)
+    chunks = count()
+
+    def read() -> None:
+        cuda.call("cudaSetDevice", cuda.index)
+        address, copied = cuda.pinned(CHUNK_BYTES), cuda.new_event()
+        chunk = array_at(address, np.uint8, (CHUNK_BYTES,))
+        while (start := next(chunks) * CHUNK_BYTES) < len(source):
+            piece = source[start : start + CHUNK_BYTES]
+            cuda.wait(copied)  # the chunk's last content is on the device
+            chunk[: len(piece)] = piece
+            cuda.copy(target + start, address, len(piece), stream)
+            cuda.record(copied, stream)
+        cuda.wait(copied)
+        cuda.call("cudaFreeHost", address)
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="snapcap-weights") as pool:
+        readers = [pool.submit(read) for _ in range(READERS)]
+    for reader in readers:
+        reader.result()
+
+
+class NativeCudaMemory:
+    """Buffers of a GPU. Device thread only."""
+
+    def __init__(self, libtorch: Libtorch, cuda: CudaRuntime) -> None:
+        self._libtorch, self._cuda = libtorch, cuda
+        self.allocated_bytes = 0  # bytes of buffers and weights
+
+    @property
+    def kind(self) -> Literal["cuda"]:
+        return "cuda"
+
+    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> NativeTensor:
+        """``strides``: of memory without gaps."""
+        strides = row_major(shape) if strides is None else strides
+        size = math.prod(shape) * ITEM_BYTES[dtype]
+        handle = self._libtorch.empty(dtype, shape, strides)
+        tensor = NativeTensor(self._libtorch, handle, owner=_Counted(self, size))
+        if size:
+            self._cuda.clear(tensor.address, size)
+        return tensor
+
+    def spec(self, buffer: NativeTensor) -> Spec:
+        return buffer.spec
+
+    def view(self, buffer: NativeTensor, *index: int | slice) -> NativeTensor:
+        _, shape, strides = buffer.spec
+        lengths, steps, offset = list(shape[len(index) :]), list(strides[len(index) :]), 0
+        for place, at in reversed(list(enumerate(index))):
+            if isinstance(at, int):
+                offset += at * strides[place]
+                continue
+            start, stop, _ = at.indices(shape[place])
+            offset += start * strides[place]
+            lengths.insert(0, stop - start)
+            steps.insert(0, strides[place])
+        handle = self._libtorch.view(buffer.handle, lengths, steps, offset)
+        return NativeTensor(self._libtorch, handle, owner=buffer)
+
+    def array(self, buffer: NativeTensor) -> None:
+        return None
+
+    def write(self, buffer: NativeTensor, slots: Sequence[int], values: "np.ndarray[Any, Any]") -> None:
+        """The driver takes values at once that lie in pageable memory, as these do."""
+        target, dtype, _, (step, *_) = buffer.described
+        if str(values.dtype) != dtype:
+            raise TypeError(f"{values.dtype} is written where {dtype} is")
+        values = np.ascontiguousarray(values)
+        source, width, step = values.ctypes.data, values.nbytes // len(values), step * ITEM_BYTES[dtype]
+        first, count = slots[0], len(slots)
+        if list(slots) == list(range(first, first + count)):
+            if step == width:
+                self._cuda.copy(target + first * step, source, values.nbytes)
+            else:
+                self._cuda.copy_rows(target + first * step, step, source, width, width, count)
+            return
+        for place, slot in enumerate(slots):
+            self._cuda.copy(target + slot * step, source + place * width, width)
+
+    def copier(self, buffers: Sequence[tuple[NativeTensor, int]]) -> CopySlots:
+        return _Copier(self, self._libtorch, self._cuda, buffers)
+
+    def weights(self, mapped: MappedWeights) -> Weights[NativeTensor]:
+        """The weights that a file was made of, in one buffer; what is launched from now on finds them."""
+        size = mapped.header.size
+        place = self.zeros("uint8", (size,))
+        address = place.address
+        upload(np.frombuffer(mapped.memory, np.uint8, size, mapped.begin), address, self._cuda)
+        tensors = {
+            name: NativeTensor(
+                self._libtorch,
+                self._libtorch.over(
+                    address + each.offset,
+                    PREPARED_DTYPES[each.dtype],
+                    each.shape,
+                    each.strides,
+                ),
+                owner=place,
+            )
+            for name, each in mapped.header.tensors.items()
+        }
+        return Weights.of_names(mapped.header.regions, tensors)
+
+
+class _Counted:
+    """Counts the bytes of a buffer until nothing holds it."""
+
+    def __init__(self, memory: NativeCudaMemory, size: int) -> None:
+        self._memory, self._size = memory, size
+        memory.allocated_bytes += size
+
+    def __del__(self) -> None:
+        self._memory.allocated_bytes -= self._size
+
+
+class _Copier:
+    """Copies slots by a launch for each buffer, without a wait: rows as bytes; and by libtorch what a slot has in
+    every layer, as the driver's copies of rows that are far apart take longer."""
+
+    def __init__(
+        self,
+        memory: NativeCudaMemory,
+        libtorch: Libtorch,
+        cuda: CudaRuntime,
+        buffers: Sequence[tuple[NativeTensor, int]],
+    ) -> None:
+        self._memory, self._libtorch, self._cuda = memory, libtorch, cuda
+        self._rows = []  # address, and bytes of a slot
+        self._layered = [buffer for buffer, dimension in buffers if dimension]
+        for buffer, dimension in buffers:
+            if not dimension:
+                address, dtype, _, strides = buffer.described
+                self._rows.append((address, strides[0] * ITEM_BYTES[dtype]))
+        self._views: dict[int, list[NativeTensor]] = {}
+
+    def __call__(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            for address, width in self._rows:
+                self._cuda.copy(address + target * width, address + source * width, width)
+            for to, of in zip(self._held(target), self._held(source), strict=True):
+                self._libtorch.copy(to.handle, of.handle)
+
+    def _held(self, slot: int) -> list[NativeTensor]:
+        """Views of what a slot holds in every layer, made when it is first asked for."""
+        held = self._views.get(slot)
+        if held is None:
+            held = [self._memory.view(buffer, slice(None), slot) for buffer in self._layered]
+            self._views[slot] = held
+        return held
+
 
 _COPIERS = 4  # threads, each with a piece of pinned memory: 113 MB take 7.5 ms, and 12 with two, 20 with one
 _PIECE_BYTES = 4 << 20  # or one image

@@ -1,15 +1,43 @@
-"""Names the packages of an aot artifact set, one a region and bucket, and checks what each expects as inputs."""
+"""Names, checks, opens and runs the packages that AOTInductor compiled, without torch's Python module.
 
+A package is one file for a region and bucket. Its shared library is put into a file in memory, which the dynamic
+linker can load. torch's own loader, which is part of its module, unpacks a package into a folder below the
+temporary one, and leaves it there when its process is killed. Here nothing is made that somebody would have to find
+again to remove it.
+
+A package for a CPU calls a few dozen functions of libtorch, whose libraries take longer to map and initialise than
+the rest of a start takes. The CPU library, whose C++ sources are in `cpp` beside this file, has these functions
+under the same names. A build compiles it, checks each package on it as well as on libtorch, and puts it into the
+artifact set where all of them pass. A package is the same file for both. Processes that have torch run packages on
+libtorch.
+
+The names of functions are those of torch/csrc/inductor/aoti_runtime/interface.h, which a package exports, and of
+torch/csrc/inductor/aoti_torch/c/shim.h, which libtorch exports to packages. Both are kept stable, as packages of
+earlier versions of torch have to work.
+"""
+
+import contextlib
+import ctypes
+import io
+import os
 import re
+import tempfile
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from snapcap.models.dataclass import dataclass
+from snapcap.warmup.machine.cuda_driver import open_library
+from snapcap.warmup.machine.denied import memory_file
+from snapcap.warmup.machine.torch_libraries import let_threads_sleep, open_libgomp
 from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.store.blobs import VerifiedFile
 
 if TYPE_CHECKING:
     from snapcap.models.regions.table import Region, Regions
+    from snapcap.warmup.store.blobs import VerifiedFile
 
 MODEL_NAME = "model"  # the one model inside each package
 
@@ -91,3 +119,154 @@ def slim(package: Path) -> None:
             generated = member.filename.endswith((".cpp", ".h"))
             target.writestr(info, b"" if generated else source.read(member))
     slimmed.replace(package)
+
+
+_MODELS = f"/data/aotinductor/{MODEL_NAME}/"
+_METADATA = "_metadata.json"
+
+
+# Names of the libraries that packages for a CPU link, and the name of the CPU library (`cpu_library`).
+_TORCH = (b"libtorch_cpu.so", b"libtorch.so", b"libc10.so")
+CPU_LIBRARY_SONAME = "snapcap"
+
+
+def package_content(package: Path | IO[bytes], standalone: bool = False) -> bytes:
+    """The shared library of a package.
+
+    Args:
+        package: its file, or its content, opened for reading.
+        standalone: with the CPU library in the place of torch's, under a name that is no longer than theirs.
+
+    Raises:
+        OSError: it is not one library, or calls operators that only Python's dispatcher has.
+        zipfile.BadZipFile, zlib.error: it is no package, or a damaged one.
+    """
+    content = _library(package)
+    if not standalone:
+        return content
+    for name in _TORCH:
+        ours = CPU_LIBRARY_SONAME.encode().ljust(len(name), b"\0")
+        content = content.replace(b"\0" + name + b"\0", b"\0" + ours + b"\0")
+    return content
+
+
+@contextlib.contextmanager
+def library_file(content: bytes) -> Iterator[str]:
+    """The name under which a library can be loaded, inside the block; once loaded it stays usable.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    if not Path("/proc/self/fd").is_dir():  # another system than Linux
+        with tempfile.NamedTemporaryFile(prefix="snapcap-", suffix=".so") as file:
+            file.write(content)
+            file.flush()
+            yield file.name
+        return
+    descriptor = memory_file("snapcap-package", runs=True)
+    with os.fdopen(descriptor, "wb", closefd=False) as memory:
+        memory.write(content)
+    # The descriptor stays open. The linker knows a library by its name: another library with the same descriptor
+    # number would be taken for this one.
+    yield f"/proc/self/fd/{descriptor}"
+
+
+def _library(package: Path | IO[bytes]) -> bytes:
+    with zipfile.ZipFile(package) as members:
+        names = [name for name in members.namelist() if _MODELS in name]
+        libraries = [name for name in names if name.endswith(".so")]
+        if len(libraries) != 1:
+            raise OSError(f"it holds {len(libraries)} libraries, not one")
+        if any(name.endswith(".json") and not name.endswith(_METADATA) for name in names):
+            # Operators that have no C function, which only a ProxyExecutor can call.
+            raise OSError("it calls operators of Python's dispatcher")
+        return members.read(libraries[0])
+
+
+class AotiError(RuntimeError):
+    """A package that cannot be opened or run; one line."""
+
+
+class CaptureError(AotiError):
+    """Recording launches was broken off; the device is of no more use to this process."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A loaded package: its library is mapped and its model is made. Both stay until the process ends.
+
+    Only one thread at a time may run a container. Runs of other containers go on in parallel: Python's lock is
+    free.
+    """
+
+    library: ctypes.CDLL
+    handle: ctypes.c_void_p
+
+    @classmethod
+    def open(cls, package: VerifiedFile, device: str, standalone: bool = False) -> "Container":
+        """Map the library of a package, and make its model on a device, as ``cuda:0``.
+
+        Args:
+            standalone: on the CPU library, which has been opened, and not on libtorch.
+
+        Raises:
+            AotiError: the file has changed since it was verified, is no package, or needs more than this interface.
+        """
+        try:
+            with library_file(package_content(io.BytesIO(package.read()), standalone)) as name:
+                library = ctypes.CDLL(name, handle=open_library(name))
+            create = library.AOTInductorModelContainerCreateWithDevice
+            _ = library.AOTInductorModelContainerRunSingleThreaded  # missed now, not by a run
+        except (OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+            raise AotiError(str(error)) from error
+        handle = ctypes.c_void_p()
+        status = create(ctypes.byref(handle), ctypes.c_size_t(1), device.encode(), None)
+        if status != 0:
+            raise AotiError(f"its model cannot be made on {device}")
+        return cls(library, handle)
+
+    def run(self, inputs: Sequence[int], stream: int | None) -> int:
+        """Run the model on a CUDA stream (None: the default one).
+
+        ``inputs``: AtenTensorHandles in the order of the package's inputs, which are gone when this returns.
+        Returns the AtenTensorHandle of its one output, which belongs to the caller.
+
+        Raises:
+            AotiError: an operator failed; its message is on the standard error of the process.
+        """
+        return self.run_given((ctypes.c_void_p * len(inputs))(*inputs), stream)
+
+    def run_given(self, given: "ctypes.Array[ctypes.c_void_p]", stream: int | None) -> int:
+        """Runs the package as ``run`` does, with the handles in an array, which the caller may reuse."""
+        output = ctypes.c_void_p()
+        # Single-threaded: a variant with locks and events of its own breaks the capture of a CUDA graph.
+        status = self.library.AOTInductorModelContainerRunSingleThreaded(
+            self.handle,
+            given,
+            ctypes.c_size_t(len(given)),
+            ctypes.byref(output),
+            ctypes.c_size_t(1),
+            ctypes.c_void_p(stream),
+            None,
+        )
+        if status != 0 or output.value is None:
+            raise AotiError("it failed while it ran")
+        return output.value
+
+
+SOURCES = Path(__file__).parent / "cpp"
+
+
+def open_cpu_library(library: "VerifiedFile") -> int:
+    """The handle of the library, which stays mapped; packages that are opened ``standalone`` find it by its name.
+
+    Raises:
+        AotiError: it cannot be loaded, or has changed since it was verified.
+    """
+    let_threads_sleep()
+    open_libgomp()
+    try:
+        with library_file(library.read()) as name:
+            return open_library(name)
+    except OSError as error:
+        raise AotiError(f"the CPU library cannot be opened: {error}") from error

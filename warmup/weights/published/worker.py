@@ -22,7 +22,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import ManifestError
 from snapcap.warmup.artifacts.key import Factors
-from snapcap.warmup.machine.tasks import serve_tasks
+from snapcap.warmup.machine.worker import serve_tasks
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
 from snapcap.warmup.store.fetch import fetch
 from snapcap.warmup.store.folder import FolderStore

@@ -9,7 +9,7 @@ from support.checkpoints.published import upload_checkpoint
 
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
-from snapcap.warmup.machine import cpus
+from snapcap.warmup.machine import capacity
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.weights.key import model_factors
 from snapcap.warmup.weights.published.source import (
@@ -64,7 +64,7 @@ def test_a_model_is_published_for_processors_that_run_it_in_the_same_dtype(monke
         options = StartOptions(ModelOptions("owner/name"), ComputeOptions(**compute))
         found: list[object] = []
         for instructions in (["avx512f"], ["avx512_bf16"]):
-            monkeypatch.setattr(cpus, "instruction_set", lambda instructions=instructions: instructions)
+            monkeypatch.setattr(capacity, "instruction_set", lambda instructions=instructions: instructions)
             found.append(model_factors_of(options)["model.dtype"])
         return found
 

@@ -1,17 +1,26 @@
-"""Makes tensors of a CPU for packages without torch's Python module: numpy's memory behind libtorch's handles."""
+"""Makes tensors of a CPU, and opens packages for tensors of any device, without torch's Python module.
 
+A tensor of a CPU is numpy's memory behind a handle of libtorch."""
+
+import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.host import HostMemory
 from snapcap.models.memory.memory import Spec, row_major
+from snapcap.models.regions.table import Region, RegionCall
 from snapcap.models.weights.prepared.header import PreparedTensor
 from snapcap.models.weights.prepared.mapped import MappedWeights
 from snapcap.models.weights.sets import Weights
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError, region_of
+from snapcap.warmup.store.blobs import VerifiedFile
 
 _ALIGNMENT = 64  # bytes, as torch's own allocator has it
 _DTYPES: dict[str, Any] = {
@@ -121,3 +130,83 @@ class NativeMemory(HostMemory[NativeTensor]):
         strides = [step // array.itemsize for step in array.strides]
         address = array.__array_interface__["data"][0]
         return NativeTensor(self._libtorch, self._libtorch.over(address, dtype, array.shape, strides), array)
+
+
+_HANDLE_BYTES = ctypes.sizeof(ctypes.c_void_p)
+
+
+@dataclass(frozen=True)
+class NativePackages:
+    """The `Packages` of tensors without torch, through the C interface.
+
+    ``device``: "cpu", or as "cuda:0". ``stream``: of a GPU, that of the device thread. ``opening``: by entry, what
+    another thread opens meanwhile. ``standalone``: ``libtorch`` is the CPU library in its place. ``threads``: of
+    an operation on a CPU; ``lone_threads``: of one at a bucket of one row.
+    """
+
+    libtorch: Libtorch
+    device: str = "cpu"
+    stream: int | None = None
+    opening: "Mapping[str, Future[Container]]" = field(default_factory=dict)
+    standalone: bool = False
+    threads: int | None = None
+    lone_threads: int | None = None
+
+    def open(self, entry: str, package: VerifiedFile) -> RegionCall:
+        try:
+            future = self.opening.get(entry)
+            container = self._opened(package) if future is None else future.result()
+        except AotiError as error:
+            raise PackageError(f"{entry} cannot be opened: {error}") from error
+        if self.lone_threads == self.threads:  # the number is set already
+            return self.function(container)
+        return self.function(container, self.lone_threads if region_of(entry)[1] == 1 else self.threads)
+
+    def function(self, container: Container, threads: int | None = None) -> RegionCall:
+        """Wraps a container as a function of its inputs. The inputs stay the caller's, while a container's ``run``
+        takes them over. ``threads``: number of threads to set before a call; None leaves the number as it is.
+
+        Raises:
+            AotiError: it fails when it is called.
+        """
+        libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
+
+        def call(*inputs: NativeTensor) -> NativeTensor:
+            if threads is not None:
+                libtorch.set_num_threads(threads)
+            given = (ctypes.c_void_p * len(inputs))()
+            place = ctypes.addressof(given)
+            for tensor in inputs:
+                if duplicate(tensor.handle, place) != 0:
+                    raise AotiError("an input cannot be handed over")
+                place += _HANDLE_BYTES
+            return NativeTensor(libtorch, container.run_given(given, stream))
+
+        return call
+
+    def eager(self, region: Region) -> RegionCall:
+        """torch's module is imported for it: late, but nobody's request is lost."""
+        import torch  # noqa: PLC0415  no other call needs it
+
+        from snapcap.warmup.runtime.aoti.torch_packages import (  # noqa: PLC0415  imports torch
+            handle_of,
+            over_tensor,
+            tensor_of,
+            tensor_over,
+        )
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        function, libtorch = region.function, self.libtorch
+
+        def on_host(*inputs: NativeTensor) -> NativeTensor:
+            return over_tensor(libtorch, function(*map(tensor_over, inputs)))
+
+        def on_gpu(*inputs: NativeTensor) -> NativeTensor:
+            handles = [libtorch.another(tensor.handle) for tensor in inputs]
+            return NativeTensor(libtorch, handle_of(function(*map(tensor_of, handles))))
+
+        return on_host if self.stream is None else on_gpu
+
+    def _opened(self, package: VerifiedFile) -> Container:
+        return Container.open(package, self.device, self.standalone)

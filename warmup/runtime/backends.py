@@ -1,4 +1,8 @@
-"""Runs packages that AOTInductor compiled ahead of time: the `aot` backend. No torch."""
+"""Turns a region at a bucket into a callable: the protocol of backends, and the `eager` and `aot` backends.
+
+The `eager` backend returns the region functions themselves, which need torch's module and no compiler. The `aot`
+backend runs packages that AOTInductor compiled ahead of time. This module imports no torch.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -11,6 +15,27 @@ from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.aoti.packages import InputSpecError, PackageError, check_inputs, entry_name
 from snapcap.warmup.runtime.model import Model
 from snapcap.warmup.store.blobs import VerifiedFile
+
+
+class Backend(Protocol):
+    """Hands out the callable that runs a region at a bucket's padded size."""
+
+    @property
+    def name(self) -> str: ...
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionCall:
+        """A function of (activations, caches, weights) that returns the region's one tensor."""
+        ...
+
+
+class EagerBackend:
+    """Every region and bucket is the plain function."""
+
+    name = "eager"
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionCall:
+        return region.function
+
 
 _logger = logging.getLogger("snapcap.start")
 

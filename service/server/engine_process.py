@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from snapcap.service.config.settings import Settings
-from snapcap.service.engine.remote.channel import BlockingChannel
 from snapcap.service.engine.remote.messages import (
     Beat,
     Cancel,
@@ -28,7 +27,7 @@ from snapcap.service.engine.remote.messages import (
     Submit,
     Usage,
 )
-from snapcap.service.engine.remote.server import EngineServer
+from snapcap.service.engine.remote.server import BlockingChannel, EngineServer
 from snapcap.service.ipc.fork import settle
 from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.service.watch import LoopWatch, print_stacks_on_signal
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.started import StartedModel
+    from snapcap.warmup.start.start import StartedModel
     from snapcap.warmup.weights.published.fetcher import ModelFetcher
 
 _USAGE_S = 1.0
@@ -142,8 +141,8 @@ class _EngineProcess:
         self._rehearsed.wait()
 
     def _ready(self, loaded: "StartedModel", engine: "Engine", _scheduler: "Scheduler") -> None:
-        from snapcap.service.server.background_build import start_build  # noqa: PLC0415  imported before the first request, not during it
-        from snapcap.service.server.prepared_weights import start_preparing  # noqa: PLC0415  likewise
+        # Imported before the first request, not during it.
+        from snapcap.service.server.background import start_build, start_preparing  # noqa: PLC0415
 
         self._server.attach(engine)
         settle()
@@ -172,6 +171,6 @@ class _EngineProcess:
 
 
 def _usage(loaded: "StartedModel") -> Usage:
-    from snapcap.warmup.progress.compile_events import compiler_counts  # noqa: PLC0415  the start does not need it
+    from snapcap.warmup.progress.status import compiler_counts  # noqa: PLC0415  the start does not need it
 
     return Usage(loaded.runner.device.allocated_bytes(), compiler_counts())

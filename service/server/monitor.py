@@ -16,9 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from snapcap.models.errors import UserError
 from snapcap.service.config.settings import Settings
-from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.remote.client import RemoteEngine
-from snapcap.service.engine.remote.loop_channel import LoopChannel
+from snapcap.service.engine.remote.client import LoopChannel, RemoteEngine
 from snapcap.service.engine.remote.messages import (
     Beat,
     CheckpointFound,
@@ -33,6 +31,7 @@ from snapcap.service.engine.remote.messages import (
     Turn,
     Usage,
 )
+from snapcap.service.engine.request import Limits
 from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
 from snapcap.service.ipc.fork import how_it_ended
 from snapcap.service.ipc.shared_pixels import Slots

@@ -1,15 +1,40 @@
-"""Counts the CPUs that this process may use, and lists their instructions.
+"""Counts the CPUs and the memory that this process may use, and lists the instructions of its CPUs.
 
-No torch.
+Limits of containers are in control groups. cgroups(7): version 2 has one tree for all controllers, version 1 one
+tree for each.
 """
 
+import contextlib
 import math
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
+MOUNTS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def control_groups(controller: str, membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> Iterator[Path]:
+    """The folders of the process's groups of a controller, and of those around them, whose limits hold as well.
+
+    A container may see its own group as the root, whatever it is called outside, so a folder may not be there.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:  # not on Linux
+        return
+    for line in lines:
+        number, controllers, name = line.split(":", 2)
+        if number == "0" and not controllers:
+            roots = (mounts, mounts / "unified")
+        elif controller in controllers.split(","):
+            roots = (mounts / controllers, mounts / controller)
+        else:
+            continue
+        group = Path(name.lstrip("/"))
+        yield from (root / part for root in roots for part in (group, *group.parents))
+
 
 # Flags of the instructions that a compiler emits with -march=native: vector, matrix, bit and half-float
 # instructions. Flags of the kernel and of the hypervisor would only make machines of the same kind look different.
@@ -85,3 +110,45 @@ def _limits(group: Path) -> Iterator[float]:
                 yield int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):  # not there, or not as the kernel writes it
             continue
+
+
+# Files of control groups, version 2 and 1: the limit, the usage, and the names in memory.stat of the pages of
+# files, which the kernel gives back at need.
+_FILES = (
+    ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
+
+
+def free_memory(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> int:
+    """Bytes: the least that the machine and the control groups of this process have left."""
+    return min([_machine_memory(), *_group_memory(membership, mounts)])
+
+
+def first_for_the_oom_killer() -> None:
+    """Have this process killed before others where memory runs out all the same."""
+    with contextlib.suppress(OSError):  # not Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _machine_memory() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):  # not Linux
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_memory(membership: Path, mounts: Path) -> Iterator[int]:
+    for group in control_groups("memory", membership, mounts):
+        for limit, used, pages in _FILES:
+            try:
+                most = (group / limit).read_text().strip()
+                if most == "max":
+                    continue
+                lines = (group / "memory.stat").read_text().splitlines()
+                counts = dict(line.split() for line in lines)
+                files = sum(int(counts[name]) for name in pages)
+                yield max(0, int(most) - int((group / used).read_text()) + files)
+            except (OSError, ValueError, KeyError):  # not there, or not as the kernel writes it
+                continue

@@ -1,15 +1,33 @@
-"""Drives a CUDA device with torch: copies, events and graphs on the current stream."""
+"""Loads a checkpoint for torch's tensors, and drives their device. Needs torch's module.
 
+Precision and threads of torch are set here, in one place, once, on the thread that will run the regions. A CUDA
+device is driven by copies, events and graphs on the current stream."""
+
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.torch_memory import TorchDeviceMemory
-from snapcap.warmup.runtime.devices.device import Captured, DeviceHealth, PendingTokens, Pixels
+from snapcap.models.memory.torch_memory import TorchDeviceMemory, TorchHostMemory, torch_memory
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.table import Regions, build_regions
+from snapcap.models.weights.load import Normalisation, load_weights
+from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.weights.prepared.tensors import prepared_weights
+from snapcap.models.weights.sets import Weights
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.runtime.devices import Captured, CpuDevice, Device, DeviceHealth, PendingTokens, Pixels
+from snapcap.warmup.runtime.model import Model, check_weights
+
+_logger = logging.getLogger("snapcap.weights")
 
 
 class CudaDevice:
@@ -156,3 +174,97 @@ class _Timer:
 def event(timing: bool = False) -> torch.cuda.Event:
     """A place in the stream that the host can wait for."""
     return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
+    """The plan's device and dtype, with grad mode, threads and precision set for the calling thread.
+
+    Each of these is part of what a compiled graph was made for: nothing else may set them later. Matrix products
+    stay in full fp32 ("highest"), so that tokens equal transformers'.
+
+    Raises:
+        StartError: torch cannot use the device that the driver shows.
+    """
+    device = torch.device(plan.device)
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(plan.threads)
+    torch.set_float32_matmul_precision("highest")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise StartError(f"device {plan.device}: torch has no usable CUDA device here; use --device cpu")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise StartError(f"device {plan.device}: this machine has {torch.cuda.device_count()} CUDA devices")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    return device, DTYPES[plan.dtype]
+
+
+def avoid_driver_compilation() -> None:
+    """Keep torch from choosing kernels that the driver compiles at their first launch.
+
+    cuDNN ships its attention as PTX. In a new container the driver has no cache yet and compiles it: 0.4 s of the
+    first caption on an H200. Torch's other kernels are binaries for this processor. The setting is for eager region
+    functions: a package's kernels were chosen by its build, and `torch.compile` should choose the fastest.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def torch_device(device: torch.device) -> Device[Tensor]:
+    """Returns the device for a runner over torch's tensors."""
+    return CudaDevice(device) if device.type == "cuda" else CpuDevice(TorchHostMemory())
+
+
+class LoadedModel(Model[Tensor]):
+    """A model of torch's tensors."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.state.tokens.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights and caches."""
+        return self.state.key.dtype
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    transform: ImageTransform,
+    plan: Plan,
+    device: torch.device,
+    dtype: torch.dtype,
+    prepared: MappedWeights | None = None,
+) -> LoadedModel:
+    """Read the weights of a checkpoint folder and allocate the buffers of the plan.
+
+    Args:
+        prepared: the same weights as they are wanted, if they have been prepared; then no checkpoint is read,
+            unless they are not what the configuration implies.
+
+    Raises:
+        WeightsError: the weights cannot be read or do not fit the configuration.
+    """
+    regions = build_regions(config)
+    found = None if prepared is None else _prepared(prepared, regions, device)
+    if found is not None:
+        weights = found
+    else:
+        pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
+        weights = load_weights(folder, config, pixels, device, dtype)
+    slots, memory = plan.table.largest.size, torch_memory(device)
+    state = DecodeState.allocate(config, slots, plan.cache_length, memory, str(dtype).removeprefix("torch."))
+    return LoadedModel(config, regions, weights, state, found is not None)
+
+
+def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> Weights[Tensor] | None:
+    """None where they cannot be used: the checkpoint has them too."""
+    try:
+        check_weights(mapped, regions)
+        return prepared_weights(mapped, device)
+    except Exception:
+        _logger.exception("prepared weights are not used; the checkpoint is read")
+        return None

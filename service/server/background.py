@@ -1,0 +1,113 @@
+"""Starts the background work of a server that is ready: builds artifacts and prepares weights for later starts."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapcap.service.readiness import AFTER_READY_S, after_ready
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from snapcap.service.engine.engine import Engine
+    from snapcap.warmup.machine.worker import Worker
+    from snapcap.warmup.options import StartOptions
+    from snapcap.warmup.progress.status import StartupStatus
+    from snapcap.warmup.start.background_build import BackgroundBuild
+    from snapcap.warmup.start.start import StartedModel
+
+_build_logger = logging.getLogger("snapcap.build")
+_weights_logger = logging.getLogger("snapcap.weights")
+
+
+def start_build(
+    options: "StartOptions",
+    loaded: "StartedModel",
+    status: "StartupStatus",
+    engine: "Engine",
+    after_s: float = AFTER_READY_S,
+) -> Callable[[], object]:
+    """Schedules the build ``after_s`` seconds from now, if there is something to build. Returns a function that
+    ends it."""
+    if loaded.compiled or options.compute.backend not in ("auto", "aot") or options.store.build == "off":
+        return lambda: None
+    builds: list[BackgroundBuild] = []
+
+    def on_device(function: Callable[[], None]) -> "Future[None]":
+        return engine.call(function, "swap a bucket in")
+
+    stopped = threading.Event()
+
+    def begin() -> None:
+        try:
+            from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only starts without artifacts need it
+
+            builds.append(BackgroundBuild(loaded, options, status, on_device))
+        except Exception as error:  # no other thread would report it
+            status.building(state="failed", error=f"{type(error).__name__}: {error}")
+            _build_logger.exception("build failed unexpectedly; eager goes on serving")
+            return
+        if not stopped.is_set():
+            builds[0].start()
+
+    def stop() -> None:
+        stopped.set()
+        timer.cancel()
+        for build in builds:
+            build.stop()
+
+    timer = after_ready(begin, after_s)
+    return stop
+
+
+_LOWEST_PRIORITY = 19
+
+
+def start_preparing(
+    options: "StartOptions", loaded: "StartedModel", after_s: float = AFTER_READY_S
+) -> Callable[[], object]:
+    """Schedules the preparation ``after_s`` seconds from now, in a process of its own. Returns a function that ends
+    it."""
+    if loaded.weights in ("hit", "off"):
+        return lambda: None
+    workers: list[Worker] = []
+    stopped = threading.Event()
+
+    def prepare() -> None:
+        try:
+            from snapcap.warmup.store.store import WEIGHTS  # noqa: PLC0415  starts do without it
+            from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
+
+            if not _is_writable(options.store_folder / WEIGHTS):
+                _weights_logger.info("weights are not prepared: the artifact folder is read-only")
+                return
+            workers.append(weights_worker(loaded.checkpoint.folder, loaded.plan, options, _LOWEST_PRIORITY))
+            if stopped.is_set():
+                return
+            prepared = prepare_in_worker(workers[0], thorough=loaded.weights == "corrupt")
+        except Exception:  # no other thread would report it
+            _weights_logger.exception("weights could not be prepared; the next start reads the checkpoint again")
+            return
+        if not stopped.is_set():
+            level = logging.WARNING if prepared.result == "skipped" else logging.INFO
+            fields = {"result": prepared.result, "reason": prepared.reason}
+            _weights_logger.log(level, "weights for the next start", extra={"fields": fields})
+
+    def stop() -> None:
+        stopped.set()
+        timer.cancel()
+        for worker in workers:
+            worker.stop()
+
+    timer = after_ready(prepare, after_s)
+    return stop
+
+
+def _is_writable(folder: Path) -> bool:
+    """Returns whether files can be made in a folder, or, if it does not exist, in the nearest parent that does."""
+    while not os.access(folder, os.F_OK):
+        folder = folder.parent
+    return os.access(folder, os.W_OK)

@@ -1,1 +1,0 @@
-"""Runs the engine in a process of its own, and watches it from the HTTP process."""

@@ -1,1 +1,0 @@
-"""Turns a region at a bucket into a callable, one module a backend, all called alike."""

@@ -1,0 +1,335 @@
+"""Starts with torch.compile: restores the caches that an earlier start published, and publishes new graphs.
+
+    import torch ─ import compiler ─ … ─ restore ─ warm: trace, look up or compile ─ no more compiling ─ publish
+
+Where every lookup hits, nothing is compiled and nothing is published. The cache folder ends with the start. The
+files of a `jit` artifact set are what torch.compile keeps of its work:
+
+    jit/cache.bin        torch's own cache artifacts: graphs by key. A pickle, so loading it runs code
+    jit/libraries.zip    the shared libraries compiled for them, which torch leaves out; without them a CPU start
+                         would call the C++ compiler for every kernel again
+
+Both are used only as the bytes whose digest the manifest names.
+
+After the warm-up nothing is compiled any more: a call that no compiled graph fits runs the region's own function.
+"""
+
+import contextlib
+import importlib
+import io
+import logging
+import os
+import threading
+import types
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from snapcap.models.dataclass import dataclass
+from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.regions.fused.compiled import compiled_function
+from snapcap.models.regions.table import Region
+from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
+from snapcap.warmup.build.release import publish_jit, report
+from snapcap.warmup.build.remote_cache import remote_cache_environment
+from snapcap.warmup.errors import BuildError, StartError
+from snapcap.warmup.machine.cxx import require_compiler
+from snapcap.warmup.machine.files import scratch_folder
+from snapcap.warmup.machine.installation import resolve_device
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.plan import Artifacts, InductorOption, Plan, inductor_options
+from snapcap.warmup.progress.status import StartupStatus, cache_counts
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.torch_model import DTYPES
+from snapcap.warmup.store.blobs import ChangedError
+from snapcap.warmup.store.publish import Published
+from snapcap.warmup.store.store import StoreError
+from snapcap.warmup.store.worker import publish_in_worker
+
+if TYPE_CHECKING:
+    from torch.compiler._cache import CacheInfo
+
+PAYLOAD = "jit/cache.bin"
+LIBRARIES = "jit/libraries.zip"
+_LIBRARY = ".so"
+_logger = logging.getLogger("snapcap.jit")
+
+
+@contextlib.contextmanager
+def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Iterator["Jit | None"]:
+    """The compiler, imported, with a cache of its own until the block ends; None where there is none.
+
+    Raises:
+        StartError: there is none, and the start is strict; or the remote cache cannot be used as configured.
+    """
+    try:
+        require_compiler()
+    except BuildError as error:
+        if options.compute.strict:
+            raise StartError(f"the jit backend cannot compile: {error}") from error
+        status.building(state="failed", error=str(error))
+        _logger.error("the jit backend cannot compile", extra={"fields": {"error": str(error), "serving": "eager"}})
+        yield None
+        return
+    device = resolve_device(options.compute.device)
+    remote = remote_cache_environment(options.store.remote_cache, device)
+    with CompileCache.private(remote) as cache:
+        with timeline.phase("import_compiler"):
+            skip_denied_locks(cache.folder)
+            importlib.import_module("torch._dynamo")
+            importlib.import_module("torch._inductor.compile_fx")
+            skip_vector_tests(device.partition(":")[0])
+        yield Jit(options, status, cache)
+
+
+class Jit:
+    """Compiles until ``settle``. Device thread only."""
+
+    def __init__(self, options: StartOptions, status: StartupStatus, cache: "CompileCache") -> None:
+        self._options = options
+        self._status = status
+        self._cache = cache
+        self._artifacts: Artifacts | None = None
+        self._restored = False
+        self._fallbacks: Counter[tuple[str, int]] = Counter()
+
+    def backend(self, plan: Plan, artifacts: Artifacts) -> "JitBackend":
+        """Returns the backend that compiles the regions. On a hit its compile cache is filled from the artifacts
+        first."""
+        self._artifacts = artifacts
+        if artifacts.hit:
+            try:
+                count = self._cache.restore(artifacts)
+            except RestoreError as error:
+                fetched = replace(artifacts.fetched, result="corrupt", reason=str(error), entries={})
+                self._artifacts = replace(artifacts, fetched=fetched)
+                self._status.fetched(self._artifacts)
+                _logger.error("artifacts not restored", extra={"fields": {"error": str(error)}})
+            else:
+                self._restored = True
+                _logger.info("artifacts restored", extra={"fields": {"graphs": count, "key": artifacts.key[:12]}})
+        return JitBackend(plan, self._fell_back)
+
+    def settle(self) -> None:
+        """Every bucket has run: from now on a call that would have to be compiled runs eager, and is counted."""
+        import torch  # noqa: PLC0415
+        from torch._inductor.async_compile import shutdown_compile_workers  # noqa: PLC0415
+
+        torch.compiler.set_stance("eager_on_recompile")
+        shutdown_compile_workers()
+        _logger.info("compiled", extra={"fields": cache_counts()._asdict()})
+
+    def publish(self) -> "Future[list[Published]]":
+        """Publish what the next start needs, if this one has missed anything: to the local folder now, and to S3,
+        where that may be written, on a thread. The result has what came of each, and is empty without a miss."""
+        outcome: Future[list[Published]] = Future()
+        artifacts = self._artifacts
+        missed = cache_counts().misses > 0 or not self._restored
+        if artifacts is None or not missed:
+            outcome.set_result([])
+            return outcome
+        replacing = artifacts.hit or artifacts.fetched.unusable
+        local = self._publish_locally(artifacts)
+        if local is None or not local.done or not self._options.store.publishes_to_remote:
+            outcome.set_result([local] if local else [])
+            return outcome
+
+        def publish() -> None:
+            try:
+                remote = publish_in_worker(artifacts.key, self._options, replacing)
+                report(remote, self._status)
+            except Exception as error:  # or a build would wait for it for ever
+                outcome.set_exception(error)
+            else:
+                outcome.set_result([local, remote])
+
+        threading.Thread(target=publish, name="publish", daemon=True).start()
+        return outcome
+
+    def _publish_locally(self, artifacts: Artifacts) -> Published | None:
+        try:
+            files = self._cache.save()
+            if not files:
+                return None
+            local = publish_jit(files, artifacts.factors, self._options, artifacts.fetched)
+        except (StartError, StoreError, OSError) as error:
+            local = Published("error", str(error))
+        report(local, self._status)
+        return local
+
+    def _fell_back(self, region: str, bucket: int) -> None:
+        self._status.fell_back(region, bucket)
+        self._fallbacks[region, bucket] += 1
+        if self._fallbacks[region, bucket] == 1:
+            _logger.error(
+                "no compiled graph fits; the region runs eager",
+                extra={"fields": {"region": region, "bucket": bucket}},
+            )
+
+
+class RestoreError(RuntimeError):
+    """A set that was verified when it was fetched, and cannot be used now; one line that says why."""
+
+
+@dataclass
+class CompileCache:
+    """The cache folder of one start. Nothing is in it but what the start puts there: neither an earlier start nor
+    another program makes this one look warm."""
+
+    folder: Path
+    _restored: set[tuple[str, str]] = field(default_factory=set)
+
+    @classmethod
+    @contextlib.contextmanager
+    def private(cls, more: Mapping[str, str]) -> Iterator["CompileCache"]:
+        """A new folder for Inductor and Triton, until the block ends. To be entered before torch compiles.
+
+        Libraries that are loaded by then stay loaded. ``more``: other variables of the compiler, for as long.
+        """
+        with scratch_folder("snapcap-jit-") as folder:
+            variables = {
+                "TORCHINDUCTOR_CACHE_DIR": str(folder),
+                "TRITON_CACHE_DIR": str(folder / "triton"),
+                "TORCH_WARM_POOL": "0",  # no compiler processes before there is something to compile
+                **more,
+            }
+            before = {variable: os.environ.get(variable) for variable in variables}
+            os.environ.update(variables)
+            try:
+                yield cls(folder)
+            finally:
+                for variable, value in before.items():
+                    os.environ.pop(variable)
+                    if value is not None:
+                        os.environ[variable] = value
+
+    def restore(self, artifacts: "Artifacts") -> int:
+        """Give torch what a set holds; returns the number of cached graphs and parts of graphs.
+
+        Raises:
+            RestoreError: a file is missing or has changed since it was fetched, or torch cannot read it.
+        """
+        from torch.compiler import load_cache_artifacts  # noqa: PLC0415
+
+        payload, libraries = (_verified(artifacts, name) for name in (PAYLOAD, LIBRARIES))
+        with zipfile.ZipFile(io.BytesIO(libraries)) as archive:
+            archive.extractall(self.folder)
+        info = load_cache_artifacts(payload)
+        if info is None:
+            raise RestoreError(f"torch cannot read {PAYLOAD}; the log has the cause")
+        self._restored = _names(info)
+        return len(self._restored)
+
+    def save(self) -> dict[str, Path]:
+        """Write what this start's graphs need to files of the cache folder, by entry name.
+
+        Empty where torch has cached nothing that was not restored. Graphs that were restored and not compiled in
+        this process are left out, so every bucket must have run.
+        """
+        from torch.compiler import save_cache_artifacts  # noqa: PLC0415
+
+        saved = save_cache_artifacts()
+        if saved is None or _names(saved[1]) <= self._restored:
+            return {}
+        files = {name: self.folder / Path(name).name for name in (PAYLOAD, LIBRARIES)}
+        files[PAYLOAD].write_bytes(saved[0])
+        _archive(self.folder, files[LIBRARIES])
+        return files
+
+
+def _names(info: "CacheInfo") -> set[tuple[str, str]]:
+    artifacts: Mapping[str, list[str]] = info.artifacts
+    return {(kind, key) for kind, keys in artifacts.items() for key in keys}
+
+
+def _verified(artifacts: "Artifacts", name: str) -> bytes:
+    """The bytes of an entry, hashed after they were read: a file could have changed since it was fetched."""
+    file = artifacts.fetched.entries.get(name)
+    if file is None:
+        raise RestoreError(f"the artifact set has no {name}")
+    try:
+        return file.read()
+    except ChangedError:
+        raise RestoreError(f"{name} has changed since it was fetched") from None
+    except OSError as error:
+        raise RestoreError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def _archive(folder: Path, path: Path) -> None:
+    """All libraries below a folder; equal contents give equal bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for library in sorted(folder.rglob(f"*{_LIBRARY}")):
+            info = zipfile.ZipInfo(str(library.relative_to(folder)), date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, library.read_bytes())
+
+
+OnFallback = Callable[[str, int], None]
+
+# Precompiled headers make a CPU's first start faster where there are few CPUs. But torch makes them in a start that
+# compiles nothing too, which takes longer than all else of it, and in a folder that all programs share.
+ALONE: Mapping[str, InductorOption] = {"cpp_cache_precompile_headers": False}
+
+
+@dataclass(frozen=True)
+class JitBackend:
+    """Compiles a callable when it is first called. ``on_fallback`` is told the region and bucket of each call that
+    ran eager because none of its graphs fitted."""
+
+    plan: Plan
+    on_fallback: OnFallback
+
+    @property
+    def name(self) -> str:
+        return "jit"
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+        """Returns a function that compiles for the shapes of its first call; a graph break is an error. A region
+        that is called on demand stays eager: no request may wait for a compiler."""
+        if region.on_demand:
+            return region.function
+        plan = self.plan
+        function = own_code(
+            region.function,
+            compiled_function(region, torch.device(plan.device), DTYPES[plan.dtype]),
+            f"{region.name}_b{bucket.size}",
+            lambda: self.on_fallback(region.name, bucket.size),
+        )
+        return compile_static(
+            function, {**inductor_options(plan.mode(region.component), plan.device_type), **ALONE}
+        )
+
+
+def compile_static(function: RegionFunction, options: Mapping[str, InductorOption]) -> RegionFunction:
+    """`torch.compile` as a whole and for fixed shapes, with those Inductor options that are not about packages."""
+    own: dict[str, Any] = {key: value for key, value in options.items() if not key.startswith("aot_inductor.")}
+    compiled: RegionFunction = torch.compile(function, fullgraph=True, dynamic=False, options=own)
+    return compiled
+
+
+def own_code(
+    eager: RegionFunction, compiled: RegionFunction, name: str, on_eager: Callable[[], None]
+) -> RegionFunction:
+    """A function to compile, with a name and a code object of its own: ``compiled`` where it is traced, and
+    ``eager``, after a call of ``on_eager``, where it is run instead.
+
+    Dynamo keeps graphs, and counts recompiles, by code object. Regions that shared one would look each other's
+    guards through at every call, and from the ninth bucket on exceed `recompile_limit`.
+    """
+
+    def run(*inputs: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # a constant for the tracer
+            return compiled(*inputs)
+        on_eager()
+        return eager(*inputs)
+
+    code = run.__code__.replace(co_name=name, co_qualname=name)
+    return types.FunctionType(code, run.__globals__, name, None, run.__closure__)

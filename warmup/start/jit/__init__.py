@@ -1,1 +1,0 @@
-"""Starts with torch.compile, from caches that an earlier start has published."""

@@ -1,0 +1,105 @@
+"""Loads a model with torch's module, which this module imports: for all starts that need more than packages."""
+
+import logging
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from snapcap.models.weights.listing import WeightsError
+from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Artifacts, Plan
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.backends import Backend, EagerBackend
+from snapcap.warmup.runtime.devices import Device
+from snapcap.warmup.runtime.model import Model
+from snapcap.warmup.runtime.torch_model import (
+    LoadedModel,
+    avoid_driver_compilation,
+    load_model,
+    open_device,
+    torch_device,
+)
+from snapcap.warmup.start.warmer import Warmer
+
+if TYPE_CHECKING:
+    from snapcap.warmup.start.jit import Jit
+
+_logger = logging.getLogger("snapcap.start")
+
+
+class TorchLoader:
+    """The `Loader` over torch's tensors. A bucket whose compiled code fails runs eager."""
+
+    def __init__(self, plan: Plan, options: StartOptions, timeline: Timeline, status: StartupStatus) -> None:
+        self.jit: Jit | None = None
+        self.eager = EagerBackend()
+        self._plan = plan
+        self._options = options
+        self._timeline = timeline
+        self._status = status
+        self._scope = ExitStack()
+
+    def __enter__(self) -> None:
+        if self._options.compute.backend == "jit":
+            from snapcap.warmup.start.jit import open_compiler  # noqa: PLC0415  no other start needs it
+
+            self.jit = self._scope.enter_context(open_compiler(self._options, self._timeline, self._status))
+
+    def __exit__(self, *error: Any) -> None:
+        self._scope.__exit__(*error)
+
+    def open_device(self) -> Device[Tensor]:
+        self._device, self._dtype = open_device(self._plan)
+        if self.jit is None:
+            avoid_driver_compilation()
+        return torch_device(self._device)
+
+    def load_model(self, checkpoint: Checkpoint, mapped: MappedWeights | None) -> tuple[Checkpoint, LoadedModel]:
+        described = checkpoint.config, checkpoint.transform, self._plan, self._device, self._dtype
+        try:
+            return checkpoint, load_model(checkpoint.folder, *described, mapped)
+        except WeightsError:
+            if checkpoint.bring is None:
+                raise
+            checkpoint = checkpoint.whole()  # published weights could not be used: the log says why
+            return checkpoint, load_model(checkpoint.folder, *described)
+
+    def open_packages(self, warmer: Warmer, model: Model[Tensor], artifacts: Artifacts | None) -> Backend:
+        with self._timeline.phase("load_artifacts"):
+            backend = self._backend(model, artifacts) or self.eager
+            warmer.assign(backend, self._plan.table.buckets)
+        return backend
+
+    def _backend(self, model: Model[Tensor], artifacts: Artifacts | None) -> Backend | None:
+        """Returns the backend that runs compiled code, or None if the start stays eager."""
+        if artifacts is None or (self._options.compute.backend == "jit" and self.jit is None):
+            return None
+        if not artifacts.hit:
+            _report_missing(artifacts, self._options)
+        if self.jit is not None:
+            return self.jit.backend(self._plan, artifacts)
+        if not artifacts.hit:
+            return None
+        from snapcap.warmup.runtime.aoti.torch_packages import torch_backend  # noqa: PLC0415  only packages need it
+
+        return torch_backend(artifacts.fetched.entries, artifacts.input_specs, model)
+
+
+def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
+    """Say what the start does without artifacts; `aot` that was asked for by name is an error, others a note.
+
+    Raises:
+        StartError: the start is strict.
+    """
+    fetched = artifacts.fetched
+    if options.compute.strict and options.compute.backend == "aot":
+        raise StartError(f"the aot backend has no artifacts: {fetched.result}: {fetched.reason}")
+    instead = {"compiling": "now"} if options.compute.backend == "jit" else {"serving": "eager"}
+    fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], **instead}
+    level = logging.INFO if options.compute.backend != "aot" and fetched.result == "miss" else logging.ERROR
+    _logger.log(level, "no artifacts", extra={"fields": fields})
