@@ -3,9 +3,9 @@
 import logging
 import resource
 
-from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.config.http_settings import HttpLimits
-from snapcap.service.edge.connections import SPARE, ConnectionLimits
+from snapcap.service.http.bodies import BodyLimits
+from snapcap.service.http.connections import SPARE, ConnectionLimits
 from snapcap.service.memory import BodyBudget, MemoryBudget, memory_limit
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.machine.denied import process_limit

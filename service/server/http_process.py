@@ -23,10 +23,10 @@ from snapcap.service.api.app import (
     create_metrics_app,
     create_operations_app,
 )
-from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import Settings
-from snapcap.service.edge.connections import Connections
+from snapcap.service.http.bodies import BodyLimits
+from snapcap.service.http.connections import Connections
 from snapcap.service.images.decode import decode_threads
 from snapcap.service.memory import decode_memory
 from snapcap.service.readiness import Readiness
@@ -40,7 +40,7 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.service.api.middleware.api_keys import ApiKeys
+    from snapcap.service.http.access import ApiKeys
 
 # Seconds after which a thread gives Python's lock to another that waits for it. Threads parse bodies, and the event
 # loop may wait for the lock several times for one message: with Python's own 0.005 that was 100 ms.

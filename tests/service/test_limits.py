@@ -20,7 +20,7 @@ def below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
 
 def all_errors() -> list[type[ServiceError]]:
     import snapcap.service.api.captioning_apis
-    import snapcap.service.edge.protocol
+    import snapcap.service.http.protocol
     import snapcap.service.server.engine_process.monitor
     import snapcap.service.server.http_process  # noqa: F401  all that answers
 

@@ -18,10 +18,9 @@ from starlette.testclient import TestClient
 from support.servers.image_host import ANSWERS, MAX, serve
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.openai.image_fetcher import MAX_REDIRECTS, ImageFetcher
-from snapcap.service.api.openai.image_url import AllowedHosts, is_public
+from snapcap.service.api.image_fetcher import MAX_REDIRECTS, AllowedHosts, ImageFetcher, is_public
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, ServiceError
+from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import MAX_IMAGE_FETCHES, ImageFetchesFull
 
 PUBLIC = "93.184.215.14"
@@ -44,7 +43,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ConnectionRefusedError
         return await open_connection("127.0.0.1", port, **options)
 
-    monkeypatch.setattr("snapcap.service.api.openai.image_fetcher.asyncio.open_connection", connect)
+    monkeypatch.setattr("snapcap.service.api.image_fetcher.asyncio.open_connection", connect)
     return connected
 
 
@@ -332,7 +331,7 @@ def test_a_chat_completion_with_the_url_of_an_image(
     refused = client.post("/v1/chat/completions", json=chat)
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "image_url_refused")
     assert host.asked == []
-    monkeypatch.setattr("snapcap.service.api.openai.image_fetcher.is_public", lambda _address: True)
+    monkeypatch.setattr("snapcap.service.api.image_fetcher.is_public", lambda _address: True)
     for stream in (False, True):
         reply = client.post("/v1/chat/completions", json={**chat, "stream": stream})
         assert (reply.status_code, "8" in reply.text) == (200, True)
