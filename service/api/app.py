@@ -22,7 +22,7 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.service.config.http_settings import HttpSettings
+    from snapcap.service.config.settings import HttpSettings
     from snapcap.service.http.access import ApiKeys
     from snapcap.service.http.bodies import BodyLimits
     from snapcap.service.telemetry.tracing import Tracing

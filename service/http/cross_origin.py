@@ -18,7 +18,7 @@ from snapcap.service.http.middleware import REQUEST_ID_HEADER, RequestLog, ident
 from snapcap.service.http.problems import PROBLEM
 from snapcap.service.http.replies import IGNORED
 from snapcap.service.telemetry.metrics import Metrics
-from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
+from snapcap.service.telemetry.tracing import TRACE_ID_HEADER
 
 API = "preflight"  # the label of preflights in metrics
 MAX_AGE_S = 3600  # how long a browser may cache a preflight; Chromium caches for two hours at most

@@ -21,9 +21,7 @@ from snapcap.service.limits import REJECTED
 from snapcap.service.memory import body_account
 from snapcap.service.telemetry.logs import ACCESS
 from snapcap.service.telemetry.metrics import Metrics
-from snapcap.service.telemetry.trace_context import HEADER as TRACEPARENT
-from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER, trace_id_of
-from snapcap.service.telemetry.tracing import RequestSpan, Tracing
+from snapcap.service.telemetry.tracing import TRACE_ID_HEADER, TRACEPARENT, RequestSpan, Tracing, trace_id_of
 from snapcap.warmup.option import parse_root_path
 
 REQUEST_ID_HEADER = "X-Request-Id"

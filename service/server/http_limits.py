@@ -3,7 +3,7 @@
 import logging
 import resource
 
-from snapcap.service.config.http_settings import HttpLimits
+from snapcap.service.config.settings import HttpLimits
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import SPARE, ConnectionLimits
 from snapcap.service.memory import BodyBudget, MemoryBudget, memory_limit

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.config.http_settings import HttpLimits
+from snapcap.service.config.settings import HttpLimits
 from snapcap.service.http.bodies import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
 from snapcap.service.limits import BodyMemoryFull
 from snapcap.service.memory import BodyBudget, body_account, open_account

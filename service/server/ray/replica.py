@@ -21,10 +21,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapcap.service.api.app import Exposure, create_app
-from snapcap.service.config.http_settings import HttpLimits, HttpSettings
-from snapcap.service.config.image_settings import ImageProcessSettings
 from snapcap.service.config.reader import SettingsError, read_settings
-from snapcap.service.config.settings import Settings
+from snapcap.service.config.settings import HttpLimits, HttpSettings, ImageProcessSettings, Settings
 from snapcap.service.http.access import read_api_keys
 from snapcap.service.http.middleware import REQUEST_ID_HEADER
 from snapcap.service.readiness import State

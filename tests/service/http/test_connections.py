@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from support.servers.bounded_server import BoundedServer, reply, rest, until
 
-from snapcap.service.config.http_settings import HttpLimits
+from snapcap.service.config.settings import HttpLimits
 from snapcap.service.http.connections import NO_ROOM, SPARE, ConnectionLimits, Connections, HeadTimeout, RefusalLog
 from snapcap.service.limits import TooManyConnections
 from snapcap.service.server.http_limits import connection_limits

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from support.servers.live_app import on_a_port
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import QueueFull

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from support.servers.live_app import on_a_port
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.warmup.option import parse_host_names

@@ -13,7 +13,7 @@ from support.servers.live_app import on_a_port
 from support.servers.page import give
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.warmup.option import parse_root_path
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from snapcap.service.api.app import Services
 from snapcap.service.http.middleware import RequestLog
 from snapcap.service.limits import QueueFull
-from snapcap.service.telemetry.trace_context import trace_id_of
+from snapcap.service.telemetry.tracing import trace_id_of
 
 Png = Callable[..., bytes]
 TRACE = "0af7651916cd43dd8448eb211c80319c"

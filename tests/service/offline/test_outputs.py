@@ -11,11 +11,8 @@ import pytest
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.arguments import Job
-from snapcap.service.offline.discovery import Found
-from snapcap.service.offline.failure import OutputError
-from snapcap.service.offline.json_lines import JsonLines
-from snapcap.service.offline.outputs import Outputs
-from snapcap.service.offline.sidecars import Sidecars
+from snapcap.service.offline.discovery import Found, OutputError
+from snapcap.service.offline.outputs import JsonLines, Outputs, Sidecars
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from snapcap.service.api.app import Services, create_app
-from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import ConnectionLimits, Connections
 from snapcap.service.readiness import State

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import ConnectionLimits, Connections
 from snapcap.service.server.serve import bind
