@@ -189,7 +189,7 @@ def _from_form(
     pictures = [part for part in given if part.filename is not None or (part.name in _IMAGE_PARTS and part.data)]
     if files and not any(part.name in _IMAGE_PARTS for part in pictures):
         raise MissingImage(
-            f"There is a file part named {files[0][:64]!r}, and none named image; send it as "
+            f"The form has a file part named {files[0][:64]!r}, but none named image; send the image as "
             "`curl -F image=@photo.jpg` does."
         )
     if unknown := [name for name in files if name not in _IMAGE_PARTS]:
@@ -200,7 +200,7 @@ def _from_form(
     fields = [part for part in given if part.filename is None and part.name not in _IMAGE_PARTS]
     options = _options_from_text([(part.name, part.text) for part in fields], query)
     if not images:
-        raise MissingImage("There is no file part named image; send one as `curl -F image=@photo.jpg` does.")
+        raise MissingImage("The form has no file part named image; send one as `curl -F image=@photo.jpg` does.")
     return images, options
 
 
@@ -216,8 +216,8 @@ def _named_image(part: Part) -> NamedImage:
 
 def _too_many(count: int, at_most: int) -> str:
     if at_most == 1:
-        return f"There are {count} images; send one, or several to POST /v1/captions."
-    return f"There are {count} images; send at most {at_most} in one request."
+        return f"The request has {count} images; send one, or send several to POST /v1/captions."
+    return f"The request has {count} images; send at most {at_most} in one request."
 
 
 def _from_json(body: bytes, query: CaptionOptions) -> tuple[bytes, CaptionOptions]:

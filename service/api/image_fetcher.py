@@ -40,7 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ASCII = "".join(map(chr, range(0x21, 0x7F)))
 # Networks whose gateways translate an address into any IPv4 address, also a private one: NAT64, and 6to4 relays.
 _GATEWAYS = tuple(ipaddress.ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "192.88.99.0/24"))
-_FORBIDDEN = "Image URLs are not fetched by this server; send the image as a data URI."
+_FORBIDDEN = "This server does not fetch image URLs; send the image as a data URI."
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class AllowedHosts:
         target = Target(scheme, host, port or _PORTS[scheme], _path(parts.path, parts.query))
         if target.authority not in self._hosts:
             raise ImageUrlRefused(
-                f"Images are not fetched from {target.authority[:200]}; the operator allows hosts with "
+                f"The server does not fetch images from {target.authority[:200]}; the operator allows hosts with "
                 "--allow-image-host. Send the image as a data URI."
             )
         return target
@@ -185,7 +185,9 @@ class ImageFetcher:
         try:
             return await self._exchange(target, reader, writer, deadline, account)
         except (OSError, EOFError):
-            raise ImageNotFetched(f"{target.authority} closed the connection before the image was there.") from None
+            raise ImageNotFetched(
+                f"The image host {target.authority} closed the connection before the end of the image."
+            ) from None
         finally:
             # `abort` does not wait, unlike `close`, which would wait until the host has closed the connection.
             writer.transport.abort()
@@ -202,7 +204,7 @@ class ImageFetcher:
                 return await self._connect(address, target)
             except OSError:
                 continue
-        raise ImageNotFetched(f"The image host {target.authority} cannot be connected to.")
+        raise ImageNotFetched(f"The server cannot connect to the image host {target.authority}.")
 
     async def _connect(self, address: str, target: Target) -> Streams:
         if target.scheme == "http":
@@ -230,7 +232,9 @@ class ImageFetcher:
             try:
                 event = connection.next_event()
             except h11.RemoteProtocolError:
-                raise ImageNotFetched(f"{target.authority} does not send a whole HTTP response.") from None
+                raise ImageNotFetched(
+                    f"The image host {target.authority} did not send a complete HTTP response."
+                ) from None
             if event is h11.NEED_DATA:
                 connection.receive_data(await reader.read(_CHUNK))
             elif isinstance(event, h11.Response):
@@ -254,7 +258,7 @@ def _joined(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
     except ValueError:
-        raise ImageNotFetched("The image URL redirects to what is no URL.") from None
+        raise ImageNotFetched("The image URL redirects to an invalid URL.") from None
 
 
 def _shown(url: str) -> str:
@@ -271,7 +275,9 @@ def _read_head(target: Target, response: "h11.Response") -> str | None:
     if response.status_code in _REDIRECTS and b"location" in fields:
         return percent_encoded(fields[b"location"])
     if response.status_code != 200:
-        raise ImageNotFetched(f"{target.authority} answered {response.status_code} for the image.")
+        raise ImageNotFetched(f"The image host {target.authority} answered {response.status_code} for the image.")
     if fields.get(b"content-encoding", b"identity") != b"identity":
-        raise ImageNotFetched(f"{target.authority} sends the image compressed, which was not asked for.")
+        raise ImageNotFetched(
+            f"The image host {target.authority} compressed the image, although the request did not allow it."
+        )
     return None

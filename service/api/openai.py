@@ -67,7 +67,7 @@ OTHER_ROLES: Mapping[str, str] = {
 IMAGES = ("image_url", "input_image")
 TEXTS = ("text", "input_text")
 _PARTS = f"be a content part of type {TEXTS[0]} or {IMAGES[0]}"
-_NO_IMAGE = "There is no image; send one as a content part of type image_url with a data URI."
+_NO_IMAGE = "The messages have no image; send one as a content part of type image_url with a data URI."
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def parse_chat(body: bytes, *, continue_text: bool = False, instruct: bool = Fal
     asked = read_messages(document.get("messages"), continue_text=continue_text, instruct=instruct)
     if asked.text:
         if options.prompt:
-            raise InvalidOption("prompt", "be left out where the message has a text, which is one")
+            raise InvalidOption("prompt", "be absent if the message has a text, because that text is the prompt")
         options = _option("prompt", asked.text, "messages", options)
     stream = _switch(document, "stream", "stream")
     include_usage = _include_usage(document.get("stream_options"), stream)
@@ -338,7 +338,9 @@ def _newest_image(messages: list[dict[str, Any]], instruct: bool) -> Conversatio
 
 def _only_message(messages: list[dict[str, Any]]) -> Conversation:
     if len(messages) != 1:
-        raise InvalidOption("messages", "be a list of one message; a caption has no conversation before it")
+        raise InvalidOption(
+            "messages", "be a list of one message; this server continues the text of a single message"
+        )
     if messages[0].get("role") != USER:
         raise InvalidOption("messages[0].role", "be 'user'; this model takes no instructions")
     found = _read(messages[0], "messages[0]", strict=True)
@@ -380,7 +382,7 @@ def _one_image(images: Sequence[tuple[Mapping[str, Any], str]]) -> bytes | str:
     if not images:
         raise MissingImage(_NO_IMAGE)
     if len(images) > 1:
-        raise TooManyImages(f"There are {len(images)} images in a message; send one in each.")
+        raise TooManyImages(f"A message has {len(images)} images; send one image in each message.")
     ((part, where),) = images
     if part["type"] not in IMAGES:
         raise InvalidOption(where, _PARTS)

@@ -253,7 +253,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     if not shape or shape[0] is None or shape[0] < 1 or shape[1:] not in ([], [1]):
         raise InvalidOption("inputs[0].shape", "be [n] or [n, 1], for n images")
     if shape[0] > MAX_IMAGES:
-        raise TooManyImages(f"There are {shape[0]} images; send at most {MAX_IMAGES} in one request.")
+        raise TooManyImages(f"The request has {shape[0]} images; send at most {MAX_IMAGES} in one request.")
     return (shape[0], *(1 for _ in shape[1:]))
 
 

@@ -259,7 +259,9 @@ def _check_head(request: Request, limits: BodyLimits) -> bool:
 
 
 def _too_large(limits: BodyLimits) -> PayloadTooLarge:
-    sentence = f"The body is above {limits.max_bytes} bytes; send a smaller image or fewer at once."
+    sentence = (
+        f"The body has more than {limits.max_bytes} bytes; send a smaller image, or fewer images in one request."
+    )
     return PayloadTooLarge(sentence, limit=limits.max_bytes)
 
 
@@ -298,8 +300,8 @@ def decompress(body: bytes, codings: Iterable[str], limit: int, take: Callable[[
         for piece in pieces:
             if found.tell() + len(piece) > limit:
                 raise PayloadTooLarge(
-                    f"The body is above {limit} bytes when it is decompressed; send a smaller image or fewer at "
-                    "once.",
+                    f"The decompressed body has more than {limit} bytes; send a smaller image, or fewer images in "
+                    "one request.",
                     limit=limit,
                 )
             take(len(piece))

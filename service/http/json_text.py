@@ -107,8 +107,8 @@ def _splice(body: bytes) -> _Spliced:
     structure += len(body) - at
     if structure > JSON_STRUCTURE_BYTES or short > JSON_STRING_BYTES:
         raise PayloadTooLarge(
-            f"The JSON has too much beside its images: send at most {JSON_STRUCTURE_BYTES} bytes outside of "
-            f"strings, and {JSON_STRING_BYTES} in strings of up to {LONG}."
+            f"The JSON is too large without its images; send at most {JSON_STRUCTURE_BYTES} bytes outside of "
+            f"strings, and {JSON_STRING_BYTES} bytes in strings of up to {LONG} bytes."
         )
     return _Spliced(b"".join([*pieces, body[kept:]]), texts)
 

@@ -170,7 +170,10 @@ def _report(tally: Tally, asked: int, held: int, others: Sequence[str], as_json:
     if tally.error:
         print(f"snapcap: {tally.error}", file=sys.stderr)
     elif tally.signal is not None:
-        print("snapcap: interrupted; what was done is kept, and --resume goes on from files", file=sys.stderr)
+        print(
+            "snapcap: interrupted; written captions are kept, and --resume continues a run that writes files",
+            file=sys.stderr,
+        )
 
 
 def _in_short(paths: Sequence[str]) -> str:

@@ -87,7 +87,7 @@ class _Finder:
         before = self._taken, len(self.found.failures)
         self._scan(path)
         if before == (self._taken, len(self.found.failures)):
-            hint = "" if self._recursive else "; --recursive looks into its folders too"
+            hint = "" if self._recursive else "; --recursive searches its subfolders too"
             self._fail(path, f"no picture in this folder{hint}")
 
     def take_pattern(self, pattern: str) -> None:

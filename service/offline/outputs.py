@@ -119,7 +119,9 @@ class JsonLines:
         if not stat.S_ISREG(state.st_mode) or path == STDOUT:
             return
         if state.st_size and not (resume or overwrite):
-            raise SettingsError(f"{path} holds captions: --resume goes on after them, --overwrite begins anew")
+            raise SettingsError(
+                f"{path} has captions: --resume keeps them and adds the others, --overwrite replaces them"
+            )
         self._keep = self._read() if resume else 0
 
     def holds(self, image: str) -> bool:
@@ -247,11 +249,15 @@ def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
         path = sidecar(image)
         owner = owners.setdefault(os.path.abspath(path), image)
         if path == image:
-            failures.append(Failure(image, "it has the name of its own sidecar; rename it"))
+            failures.append(Failure(image, "the image has the name of its own sidecar; rename the image"))
         elif owner is image:
             kept.append(image)
         else:
-            failures.append(Failure(image, f"its sidecar {os.path.basename(path)} is that of {owner}; rename one"))
+            failures.append(
+                Failure(
+                    image, f"the sidecar {os.path.basename(path)} belongs to {owner}; rename one of the two images"
+                )
+            )
     return kept, failures
 
 
@@ -263,8 +269,8 @@ def refuse_existing(images: Iterable[str]) -> None:
     """
     existing = [path for path in map(sidecar, images) if _size(path) > 0]
     if existing:
-        count = "1 sidecar is" if len(existing) == 1 else f"{len(existing)} sidecars are"
-        raise SettingsError(f"{count} there ({existing[0]}): --resume keeps what is there, --overwrite replaces it")
+        count = "1 sidecar exists" if len(existing) == 1 else f"{len(existing)} sidecars exist"
+        raise SettingsError(f"{count} ({existing[0]}): --resume keeps existing captions, --overwrite replaces them")
 
 
 def _size(path: str) -> int:

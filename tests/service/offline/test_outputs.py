@@ -67,7 +67,9 @@ class TestJsonLines:
         Path("c.jsonl").write_text(text)
         with pytest.raises(SettingsError, match=r"c\.jsonl line 1 is not a caption"):
             outputs("a.png", output="c.jsonl", resume=True)
-        with pytest.raises(SettingsError, match="--resume goes on after them, --overwrite begins anew"):
+        with pytest.raises(
+            SettingsError, match="--resume keeps them and adds the others, --overwrite replaces them"
+        ):
             outputs("a.png", output="c.jsonl")
         assert Path("c.jsonl").read_text() == text
 
@@ -121,7 +123,7 @@ class TestSidecars:
     def test_resume_keeps_and_overwrite_replaces(self) -> None:
         Path("a.txt").write_text("by hand")
         Path("b.txt").touch()  # what a crash of the machine may leave
-        with pytest.raises(SettingsError, match=r"1 sidecar is there \(a\.txt\)"):
+        with pytest.raises(SettingsError, match=r"1 sidecar exists \(a\.txt\)"):
             outputs("a.png", "b.png", sidecar=True)
         later = outputs("a.png", "b.png", sidecar=True, resume=True)
         assert (later.todo, later.held) == (["b.png"], 1)
@@ -150,8 +152,8 @@ class TestSidecars:
         both = outputs(found=found, sidecar=True)
         assert both.todo == ["a.jpg"]
         assert [(each.path, each.reason) for each in found.failures] == [
-            ("a.png", "its sidecar a.txt is that of a.jpg; rename one"),
-            ("odd.txt", "it has the name of its own sidecar; rename it"),
+            ("a.png", "the sidecar a.txt belongs to a.jpg; rename one of the two images"),
+            ("odd.txt", "the image has the name of its own sidecar; rename the image"),
         ]
 
     def test_what_cannot_be_replaced_stays_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
