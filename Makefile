@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 LOWEST := $(VENV)/lowest
 SMOKE := tests/test_private_parts.py \
 	$(addprefix tests/clients/test_,openai.py huggingface.py v2.py) \
-	$(addprefix tests/service/,server/test_serve_process.py edge/test_http_protocol.py telemetry/test_tracing.py telemetry/test_terminal.py) \
-	$(addprefix tests/service/api/,bodies/test_multipart.py test_caption.py test_cross_origin.py test_image_fetcher.py test_openapi.py) \
+	$(addprefix tests/service/,server/test_serve_process.py http/test_http_protocol.py http/test_multipart.py http/test_cross_origin.py telemetry/test_tracing.py telemetry/test_terminal.py) \
+	$(addprefix tests/service/api/,test_caption.py test_image_fetcher.py test_openapi.py) \
 	$(addprefix tests/warmup/,s3/test_s3.py artifacts/test_signing.py checkpoints/test_checkpoint_hub.py checkpoints/test_importer.py) \
 	tests/benchmarks/test_charts.py \
 	$(addprefix tests/models/processing/test_,formats.py rarer_formats.py) \

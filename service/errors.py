@@ -102,8 +102,8 @@ class InvalidEncoding(BadRequest):
 
     def __init__(self) -> None:
         super().__init__(
-            "The body is not what its Content-Encoding says, or it is cut short; send it whole, or without "
-            "Content-Encoding."
+            "The body does not match its Content-Encoding, or is incomplete; send the whole body, or send it "
+            "without Content-Encoding."
         )
 
 
@@ -147,7 +147,7 @@ class HostRefused(BadRequest):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"This server is not known by the name {host[:200]!r}; the operator allows names with --allowed-host."
+            f"This server does not have the name {host[:200]!r}; the operator allows names with --allowed-host."
         )
 
 

@@ -39,7 +39,7 @@ class BodyMemoryFull(Overloaded):
     title = "Too much in flight"
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"The bodies of all requests together hold the {limit} bytes that they may")
+        super().__init__(f"The bodies of all requests together have reached their limit of {limit} bytes")
 
 
 class ImageFetchesFull(Overloaded):
@@ -49,7 +49,7 @@ class ImageFetchesFull(Overloaded):
     title = "Too many image URLs"
 
     def __init__(self) -> None:
-        super().__init__("As many images are being fetched from URLs as may be at a time")
+        super().__init__(f"The server is fetching {MAX_IMAGE_FETCHES} images from URLs already, which is its limit")
 
 
 class EngineChannelFull(Overloaded):
@@ -59,7 +59,7 @@ class EngineChannelFull(Overloaded):
     title = "Engine does not keep up"
 
     def __init__(self) -> None:
-        super().__init__("The engine process does not read the requests that it is sent")
+        super().__init__("The engine process does not keep up with its requests")
 
 
 class TooManyConnections(Overloaded):
@@ -105,13 +105,13 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         413,
         "payload_too_large",
-        "time of a processor to decompress a body",
+        "CPU time for decompressing a body",
         f"{DECOMPRESSION_CPU_S:g} s",
     ),
     Limit(
         413,
         "payload_too_large",
-        "bytes of JSON outside of strings; of its strings up to 64 KiB, together",
+        "bytes of JSON outside of strings; bytes of all its strings of up to 64 KiB",
         f"{JSON_STRUCTURE_BYTES >> 10} KiB; {JSON_STRING_BYTES >> 20} MiB",
     ),
     Limit(
@@ -123,8 +123,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         429,
         "queue_full",
-        "images that wait, from when they are here until the device has them; a request is refused before its body "
-        "is read if the queue is full by then",
+        "images in the queue, from their arrival until the device has them; if the queue is full, a request is "
+        "refused before its body is read",
         option="queue_size",
     ),
     Limit(
@@ -161,9 +161,12 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(503, "not_ready", "the start, and the drain after SIGTERM", "until `/readyz` answers 200"),
     Limit(
-        503, "not_ready", "silence of the engine or the event loop; then the server ends", option="watchdog_timeout"
+        503,
+        "not_ready",
+        "seconds without progress of the engine or the event loop; then the server ends",
+        option="watchdog_timeout",
     ),
-    Limit(503, "not_ready", "beams of a search, where no batch that large became ready", "the largest warm bucket"),
+    Limit(503, "not_ready", "beams of a search, if no batch of this size became ready", "the largest warm bucket"),
 )
 OVERLOADED = tuple(limit.code for limit in LIMITS if limit.status == 429)
 # The codes of errors that end a request without a mistake in its content.

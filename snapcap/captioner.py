@@ -22,10 +22,8 @@ from snapcap.service.config.reader import settings_of
 from snapcap.service.engine.request import Completion, FinishReason
 from snapcap.service.errors import EngineFailed, InvalidOption, NotReady, ServiceError
 from snapcap.service.images.decode import decode_threads
-from snapcap.service.offline.captioning_run import images_ahead
-from snapcap.service.offline.failure import reason_of
-from snapcap.service.offline.feed import Asked
-from snapcap.service.offline.model import Model, OfflineModel
+from snapcap.service.offline.discovery import reason_of
+from snapcap.service.offline.feed import Asked, Model, OfflineModel, images_ahead
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage

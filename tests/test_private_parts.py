@@ -24,8 +24,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from snapcap.service.edge.flow import Flow
-from snapcap.service.edge.protocol import BoundedHttpProtocol
+from snapcap.service.http.protocol import BoundedHttpProtocol, Flow
 from snapcap.service.server.uvicorn_server import Server
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.runtime.aoti import cuda_runtime, libtorch

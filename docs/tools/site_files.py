@@ -17,7 +17,7 @@ _ASSETS = (
     "benchmarks/results/*.json",
     "benchmarks/results/*.png",
     "models/demo/samples/*.png",
-    "service/api/operations/static/mark.svg",
+    "service/api/static/mark.svg",
 )
 
 

@@ -11,23 +11,20 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.api.middleware.authentication import Authentication
-from snapcap.service.api.middleware.origins import EVERY_HOST, PageGuard
-from snapcap.service.api.middleware.problem_handler import ProblemHandler
-from snapcap.service.api.middleware.request_scope import RequestScope
-from snapcap.service.api.operations.monitoring import health_routes, metrics_routes
-from snapcap.service.api.operations.startup import startup_routes
-from snapcap.service.api.routing import Apis, Dispatch, RouteGroup
+from snapcap.service.api.operations import health_routes, metrics_routes, startup_routes
 from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.http.access import EVERY_HOST, Authentication, PageGuard
+from snapcap.service.http.middleware import ProblemHandler, RequestScope
+from snapcap.service.http.routing import Apis, Dispatch, RouteGroup
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.service.api.bodies.body import BodyLimits
-    from snapcap.service.api.middleware.api_keys import ApiKeys
-    from snapcap.service.config.http_settings import HttpSettings
+    from snapcap.service.config.settings import HttpSettings
+    from snapcap.service.http.access import ApiKeys
+    from snapcap.service.http.bodies import BodyLimits
     from snapcap.service.telemetry.tracing import Tracing
 
 
@@ -86,7 +83,7 @@ class Application:
         self._scope = RequestScope(inner, metrics, self.handler, exposure.root_path)
         self._around: ASGIApp = self._scope
         if origins:
-            from snapcap.service.api.middleware.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
+            from snapcap.service.http.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
 
             self._around = CrossOrigin(self._around, origins, metrics)
 

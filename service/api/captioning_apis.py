@@ -4,14 +4,13 @@ A thread imports this module after /livez answers, so `app.py` must not import i
 """
 
 from snapcap.service.api.app import Application, Exposure, Services
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.caption.routes import CaptionRoutes
-from snapcap.service.api.huggingface.routes import HuggingFaceRoutes
-from snapcap.service.api.openai.image_fetcher import ImageFetcher
-from snapcap.service.api.openai.image_url import AllowedHosts
-from snapcap.service.api.openai.routes import OpenAIRoutes
-from snapcap.service.api.operations.page import page_routes
-from snapcap.service.api.v2.routes import V2Routes
+from snapcap.service.api.caption import CaptionRoutes
+from snapcap.service.api.huggingface import HuggingFaceRoutes
+from snapcap.service.api.image_fetcher import AllowedHosts, ImageFetcher
+from snapcap.service.api.openai import OpenAIRoutes
+from snapcap.service.api.page import page_routes
+from snapcap.service.api.v2 import V2Routes
+from snapcap.service.http.bodies import BodyLimits
 
 
 def add_captioning_apis(app: Application, services: Services, limits: BodyLimits, exposure: Exposure) -> None:

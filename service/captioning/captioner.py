@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CaptionLimits:
     """Limits of captioning. `timeout`: the most seconds that a caption may take. `queue_size`: the most
-    requests that may wait. `decode_threads`: number of decode threads; 0 lets `images.threads.decode_threads`
+    requests that may wait. `decode_threads`: number of decode threads; 0 lets `images.decode.decode_threads`
     choose. `image_room`: the most bytes of memory that decoding one image may take on such a thread; None sets
     no limit."""
 

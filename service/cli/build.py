@@ -108,11 +108,11 @@ def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, 
 def _check_weights(options: StartOptions) -> None:
     """Raises StartError if the weights cannot be published, before minutes of compiling."""
     if options.store.weights and not options.model.prepared_weights:
-        raise StartError("--weights publishes prepared weights: leave --no-prepared-weights out")
+        raise StartError("--weights publishes prepared weights: remove --no-prepared-weights")
     if options.store.weights and not is_publishable(options.model.source):
         raise StartError(
-            f"--weights needs a model that any machine finds by its name, and {options.model.source!r} is a folder "
-            "of this machine: put it into S3 and pass --model s3://bucket/prefix, or pass owner/name of the hub"
+            f"--weights needs a model that every machine finds by its name, but {options.model.source!r} is a "
+            "folder on this machine: upload it to S3 and pass --model s3://bucket/prefix, or owner/name of the hub"
         )
 
 

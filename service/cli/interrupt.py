@@ -30,7 +30,7 @@ class Interrupted(BaseException):
         self.kept = ""
 
     def __str__(self) -> str:
-        return f"interrupted; {self.kept + ', ' if self.kept else ''}run again to go on"
+        return f"interrupted; {self.kept + ', ' if self.kept else ''}run the command again to continue"
 
 
 @contextmanager

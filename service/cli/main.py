@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from snapcap.models.errors import suggestion
-from snapcap.service.cli import help as texts
 from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, SettingsError, add_arguments, read_settings
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import ServiceError
@@ -80,9 +79,7 @@ def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
         print(f"snapcap {snapcap_version()}")
         return 0
     if name == _BENCH:  # its options are its own
-        from snapcap.service.cli.bench import bench  # noqa: PLC0415
-
-        return bench(rest)
+        return _bench(rest)
     if name not in _COMMANDS:
         if name.startswith("-"):
             _top_parser().parse_known_args(arguments)  # --help ends here
@@ -120,7 +117,7 @@ def _build(arguments: argparse.Namespace) -> int:
     from snapcap.warmup.machine.installation import has_torch_module  # noqa: PLC0415
 
     if not has_torch_module():  # checked here, because the modules of a build import torch
-        raise SettingsError(texts.NO_TORCH_MODULE)
+        raise SettingsError(_NO_TORCH_MODULE)
     try:
         with interruptible():
             from snapcap.service.cli.build import build  # noqa: PLC0415
@@ -140,9 +137,18 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _keygen(arguments: argparse.Namespace) -> int:
-    from snapcap.service.cli.keygen import keygen  # noqa: PLC0415
+    """Makes an Ed25519 key pair: writes the private key (mode 0600) and, beside it, the public key."""
+    from snapcap.warmup.artifacts.signing import KeyFileError, generate_key  # noqa: PLC0415
 
-    return keygen(Path(arguments.key))
+    private = Path(arguments.key)
+    try:
+        public = generate_key(private)
+    except KeyFileError as error:
+        print(f"snapcap: {error}", file=sys.stderr)
+        return 1
+    print(f"{private}\tprivate: `snapcap build --sign-key {private}`; keep it where builds run")
+    print(f"{public}\tpublic: `snapcap serve --trusted-key {public}`")
+    return 0
 
 
 def _caption(arguments: argparse.Namespace) -> int:
@@ -176,12 +182,22 @@ def _import(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(arguments: Sequence[str]) -> int:
+    """Runs `benchmarks.command`, which has options of its own. Raises SettingsError for a wrong command line."""
+    from snapcap.benchmarks.command import UsageError, main  # noqa: PLC0415
+
+    try:
+        return main(arguments)
+    except UsageError as error:
+        raise SettingsError(str(error)) from error
+
+
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, GROUPS, without=_BUILD_ALONE)
 
 
 def _add_serve_shown(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, GROUPS, without=_BUILD_ALONE, shown=texts.SERVE_SHOWN)
+    add_arguments(parser, GROUPS, without=_BUILD_ALONE, shown=SERVE_SHOWN)
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
@@ -218,31 +234,120 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, ("s3",))
 
 
+_ENVIRONMENT = "Each option can also be set by the variable in its brackets; the command line overrides it."
+_TAGLINE = "Captions images, over HTTP or from the command line, with models that are compiled before they start."
+# Names of the options that most servers need. `serve --help-all` shows all options.
+SERVE_SHOWN = (
+    "model",
+    "device",
+    "backend",
+    "buckets",
+    "host",
+    "port",
+    "api_key_file",
+    "store",
+    "trusted_key",
+    "log_format",
+)
+_TOP = """\
+examples:
+  snapcap serve                                  the demo model on port 8000
+  snapcap serve --model ./my-vit-gpt2 --port 80  a folder of VisionEncoderDecoderModel
+  snapcap caption photo.jpg                      without a server
+  snapcap build --store s3://bucket/snapcap      compile once, start warm everywhere
+  snapcap import org/old-captioner ./captioner   convert older files, then serve the folder
+
+`snapcap COMMAND --help` lists the options of a command.
+"""
+_SERVE = f"""\
+`snapcap serve --help-all` lists all options, including the limits of requests, memory and time.
+
+examples:
+  snapcap serve
+  snapcap serve --model s3://bucket/captioner --device cuda:0 --log-format json
+  SNAPCAP_PORT=9000 snapcap serve
+  curl --data-binary @photo.jpg localhost:8000/v1/caption
+
+{_ENVIRONMENT}
+"""
+_BUILD = f"""\
+examples:
+  snapcap build                                             into the default folder of `snapcap serve`
+  snapcap build --store s3://bucket/snapcap --sign-key KEY  once for a fleet of equal machines
+  snapcap build --backend jit                               cache artifacts for `snapcap serve --backend jit`
+
+A second build of the same key does nothing. A build after an interrupted one reuses its packages.
+Exit status 0: the store has the artifacts; 1: the build failed; 130: interrupted (143 by SIGTERM).
+{_ENVIRONMENT}
+"""
+_EXPLAIN = f"""\
+examples:
+  snapcap explain
+  snapcap explain --all                          with every factor of the key
+  snapcap explain --store s3://bucket/snapcap --trusted-key KEY.pub
+
+Exit status 0: the store has the artifacts; 1: it does not, and the factors that differ from the nearest artifacts
+are listed.
+{_ENVIRONMENT}
+"""
+_KEYGEN = """\
+examples:
+  snapcap keygen artifacts.key
+  snapcap build --store s3://bucket/snapcap --sign-key artifacts.key
+  snapcap serve --store s3://bucket/snapcap --trusted-key artifacts.key.pub
+"""
+_CAPTION = f"""\
+examples:
+  snapcap caption photo.jpg
+  snapcap caption --prompt "a red" *.png
+  snapcap caption photos --recursive --output captions.jsonl
+  snapcap caption photos --sidecar --resume      write photo.txt beside each photo.jpg that has none
+  find . -name '*.jpg' -newer last | snapcap caption -
+
+No file is replaced without --overwrite. An image that cannot be read is listed at the end; the
+others are captioned. Exit status 0: every image has a caption; 1: some images have none; 2: the
+command line is wrong, or the output exists already; 130: interrupted (143 by SIGTERM). After an
+interruption, --resume captions the remaining images.
+{_ENVIRONMENT}
+"""
+_IMPORT = f"""\
+examples:
+  snapcap import nlpconnect/vit-gpt2-image-captioning ./captioner
+  snapcap serve --model ./captioner
+
+{_ENVIRONMENT}
+"""
+
+_NO_TORCH_MODULE = (
+    "torch's libraries are installed here without its Python module, which a build needs: build where torch is "
+    "installed completely, as in the image of the Dockerfile's target builder"
+)
+
 _COMMANDS = {
-    "serve": _Command("Serve a model over HTTP.", texts.SERVE, "", _add_serve, _serve, _add_serve_shown),
+    "serve": _Command("Serve a model over HTTP.", _SERVE, "", _add_serve, _serve, _add_serve_shown),
     "build": _Command(
         "Compile a model's artifacts on this machine and publish them to a store.",
-        texts.BUILD,
+        _BUILD,
         "",
         _add_build,
         _build,
     ),
     "explain": _Command(
         "Show which artifacts a start on this machine needs, and whether the store has them.",
-        texts.EXPLAIN,
+        _EXPLAIN,
         "",
         _add_explain,
         _explain,
     ),
     "keygen": _Command(
-        "Make a key pair for signing artifacts: KEY and KEY.pub.", texts.KEYGEN, " KEY", _add_keygen, _keygen
+        "Make a key pair for signing artifacts: KEY and KEY.pub.", _KEYGEN, " KEY", _add_keygen, _keygen
     ),
     "caption": _Command(
-        "Caption images and folders of images without a server.", texts.CAPTION, " IMAGE…", _add_caption, _caption
+        "Caption images and folders of images without a server.", _CAPTION, " IMAGE…", _add_caption, _caption
     ),
     "import": _Command(
         "Convert a checkpoint to a folder that starts fast: safetensors and tokenizer.json.",
-        texts.IMPORT,
+        _IMPORT,
         " SRC DST",
         _add_import,
         _import,
@@ -253,8 +358,8 @@ _COMMANDS = {
 def _top_parser() -> _Parser:
     parser = _Parser(
         "snapcap",
-        description=texts.TAGLINE,
-        epilog=texts.TOP,
+        description=_TAGLINE,
+        epilog=_TOP,
         formatter_class=_layout,
         allow_abbrev=False,
     )

@@ -6,12 +6,69 @@ page.
 """
 
 from dataclasses import field
+from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.config.http_settings import HttpLimits, HttpSettings
-from snapcap.service.config.image_settings import ImageProcessSettings, ImageSettings
-from snapcap.warmup.option import option, parse_int, parse_seconds
-from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
+from snapcap.warmup.option import (
+    option,
+    parse_auto,
+    parse_host_names,
+    parse_hosts,
+    parse_int,
+    parse_name,
+    parse_origins,
+    parse_path,
+    parse_root_path,
+    parse_seconds,
+    parse_size,
+)
+from snapcap.warmup.options import ComputeOptions, ImageOptions, ModelOptions, S3Options, StartOptions, StoreOptions
+
+
+@dataclass(frozen=True)
+class ImageSettings(ImageOptions):
+    """Decoding of images."""
+
+    decode_threads: int = option(
+        "decode_threads",
+        0,
+        "threads that parse request bodies, and that decode images in `snapcap caption` and on Ray; 0: one for "
+        "each CPU, at most 8",
+        parse=parse_int(0, 1024),
+        metavar="N",
+    )
+    decode_memory: int | None = option(
+        "decode_memory",
+        None,
+        "memory that all images together may take while they are decoded, such as 1GiB; an image that takes more "
+        "than half of it is refused; auto: a quarter of the container's limit, at most 4 GiB",
+        parse=parse_auto(parse_size),
+        metavar="SIZE",
+        default_text="auto",
+    )
+    decode_timeout: float = option(
+        "decode_timeout",
+        10.0,
+        "CPU seconds that decoding an image may take; then the image is refused",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+        default_text="10",
+    )
+
+
+@dataclass(frozen=True)
+class ImageProcessSettings:
+    """Decoding of images by a server's own processes."""
+
+    count: int | None = option(
+        "decode_processes",
+        None,
+        "processes that decode images; auto: one for each CPU up to 4 CPUs, beyond that five for every eight CPUs, "
+        "at least 4 and at most 12",
+        parse=parse_auto(parse_int(1, 1024)),
+        metavar="N",
+        default_text="auto",
+    )
 
 
 @dataclass(frozen=True)
@@ -52,6 +109,184 @@ class WatchdogSettings:
         "how long a start may take before the server ends; 0: no limit",
         parse=parse_seconds(),
         metavar="SECONDS",
+    )
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """The address of the server, and the clients that may use it."""
+
+    host: str = option("host", "0.0.0.0", "address to listen on", metavar="ADDRESS")  # noqa: S104
+    port: int = option(
+        "port", 8000, "port to listen on; 0: any free port", parse=parse_int(0, 65535), metavar="PORT"
+    )
+    root_path: str = option(
+        "root_path",
+        "",
+        "path under which a proxy serves this server, such as /cap; the proxy may remove the path or leave it",
+        parse=parse_root_path,
+        metavar="PATH",
+        default_text="none",
+    )
+    drain_delay: float = option(
+        "drain_delay",
+        0.0,
+        "how long requests are still served after SIGTERM, while /readyz answers 503",
+        parse=parse_seconds(),
+        metavar="SECONDS",
+    )
+    grace_period: float = option(
+        "grace_period",
+        30.0,
+        "how long running requests may take to finish after the drain delay",
+        parse=parse_seconds(),
+        metavar="SECONDS",
+    )
+    metrics_port: int | None = option(
+        "metrics_port",
+        None,
+        "separate port for /metrics, which the main port then does not answer; 0: any free port",
+        parse=parse_int(0, 65535),
+        metavar="PORT",
+        default_text="the main port",
+    )
+    api_key_file: Path | None = option(
+        "api_key_file",
+        None,
+        "file with an API key on each line; every request except probes and pages then needs a key, as "
+        "`Authorization: Bearer KEY`",
+        parse=parse_path,
+        metavar="FILE",
+        default_text="none",
+    )
+    model_name: str | None = option(
+        "model_name",
+        None,
+        "name by which clients ask for the model",
+        parse=parse_name,
+        metavar="NAME",
+        default_text="that of --model",
+    )
+    image_hosts: tuple[str, ...] = option(
+        "allow_image_host",
+        (),
+        "host from which image URLs of /v1/chat/completions are fetched; repeat the option, or separate hosts by "
+        "commas",
+        parse=parse_hosts,
+        metavar="HOST",
+        default_text="none",
+        repeatable=True,
+    )
+    origins: tuple[str, ...] = option(
+        "allow_origin",
+        (),
+        "origin whose pages may send requests from a browser (CORS), such as https://app.example.com; repeat the "
+        "option, or separate origins by commas; *: every origin, never with cookies",
+        parse=parse_origins,
+        metavar="ORIGIN",
+        default_text="none",
+        repeatable=True,
+    )
+    hosts: tuple[str, ...] = option(
+        "allowed_host",
+        (),
+        "name by which clients may reach this server, such as captions.example.com or *.example.com; IP addresses, "
+        "localhost, the machine's own name, names without a dot and names of Kubernetes Services are allowed too, "
+        "any other name gets 421; repeat the option, or separate names by commas; *: any name",
+        parse=parse_host_names,
+        metavar="HOST",
+        default_text="none; any name with --api-key-file",
+        repeatable=True,
+    )
+    chat_text: str = option(
+        "chat_text",
+        "ignore",
+        "use of a chat completion's text: ignore it, as a captioner takes no instructions, and name it in the "
+        "header X-Snapcap-Ignored; or continue it, as the beginning of the caption. A model with a chat template "
+        "always takes the text as its instruction",
+        choices=("ignore", "continue"),
+    )
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """The memory and the time that one client, and all clients together, may take of the HTTP server."""
+
+    max_body_bytes: int = option(
+        "max_body_bytes",
+        20 << 20,
+        "largest request body, such as 20MiB",
+        parse=parse_size,
+        metavar="SIZE",
+        default_text="20MiB",
+    )
+    max_body_memory: int | None = option(
+        "max_body_memory",
+        None,
+        "memory that all bodies together may take until their images are decoded; beyond it a request gets 429; "
+        "auto: a sixteenth of the memory of the container or the machine",
+        parse=parse_auto(parse_size),
+        metavar="SIZE",
+        default_text="auto",
+    )
+    body_timeout: float = option(
+        "body_timeout",
+        10.0,
+        "how long a body may stall, or by how long it may be behind 32 KiB a second; then the request gets 408",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    body_total_timeout: float = option(
+        "body_total_timeout",
+        120.0,
+        "how long a body may take to arrive; then the request gets 408",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    max_header_bytes: int = option(
+        "max_header_bytes",
+        32 << 10,
+        "largest head of a request, its trailers included; a larger head gets 431, or 414 if the URL is too long",
+        parse=parse_size,
+        metavar="SIZE",
+        default_text="32KiB",
+    )
+    max_headers: int = option(
+        "max_headers",
+        100,
+        "largest number of header fields of a request; more fields get 431",
+        parse=parse_int(1, 10_000),
+        metavar="N",
+    )
+    header_timeout: float = option(
+        "header_timeout",
+        10.0,
+        "how long the head of a request may take from its first byte to its last; then the request gets 408",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    keep_alive_timeout: float = option(
+        "keep_alive_timeout",
+        75.0,  # longer than the 60 s for which common load balancers keep idle connections
+        "how long a connection may be idle; then it is closed",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    send_timeout: float = option(
+        "send_timeout",
+        30.0,
+        "how long a client may leave a reply unread; then its connection is closed",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    max_connections: int | None = option(
+        "max_connections",
+        None,
+        "largest number of connections; a further connection takes the place of an idle one, or gets 503 unless it "
+        "is a probe; auto: one for each 4 MiB of memory, at most 4096, and no more than open files allow",
+        parse=parse_auto(parse_int(1, 1_000_000)),
+        metavar="N",
+        default_text="auto",
     )
 
 

@@ -42,13 +42,15 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         "pattern such as '*/*.jpg', or - for a list of files on standard input, one a line",
     )
     files = parser.add_argument_group("options: files")
-    files.add_argument("-r", "--recursive", action="store_true", help="look into the folders of folders too")
+    files.add_argument("-r", "--recursive", action="store_true", help="search subfolders too")
     files.add_argument(
         "-o", "--output", metavar="FILE", help="write JSON lines of file_name and caption; -: to standard output"
     )
     files.add_argument("--sidecar", action="store_true", help="write image.txt beside each image")
-    files.add_argument("--resume", action="store_true", help="leave out what FILE and the sidecars hold already")
-    files.add_argument("--overwrite", action="store_true", help="replace what FILE and the sidecars hold")
+    files.add_argument(
+        "--resume", action="store_true", help="skip images whose caption is in FILE or in a sidecar already"
+    )
+    files.add_argument("--overwrite", action="store_true", help="replace the captions in FILE and in sidecars")
     sampling = parser.add_argument_group("options: caption")
     for name, option in _OFFERED.items():
         flag, text = "--" + name.replace("_", "-"), option.help[0].lower() + option.help[1:].rstrip(".")
@@ -70,8 +72,8 @@ def read_job(arguments: argparse.Namespace) -> Job:
         overwrite=arguments.overwrite,
     )
     if job.resume and job.overwrite:
-        raise SettingsError("--resume keeps what is there and --overwrite replaces it: give one of them")
+        raise SettingsError("--resume keeps existing captions and --overwrite replaces them: give one of the two")
     for flag, is_given in (("--resume", job.resume), ("--overwrite", job.overwrite)):
         if is_given and not job.sidecar and job.output in (None, STDOUT):
-            raise SettingsError(f"{flag} is about files: give --output FILE or --sidecar with it")
+            raise SettingsError(f"{flag} needs a file to write to: add --output FILE or --sidecar")
     return job

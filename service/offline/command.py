@@ -6,26 +6,40 @@ written so far are kept.
 """
 
 import logging
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import field
+from types import FrameType
 
+from snapcap.models.dataclass import dataclass
+from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.config.settings import Settings
 from snapcap.service.errors import ServiceError
 from snapcap.service.images.decode import decode_threads
 from snapcap.service.offline.arguments import Job
-from snapcap.service.offline.captioning_run import Tally, caption_images
-from snapcap.service.offline.discovery import find_images
-from snapcap.service.offline.failure import Failure
-from snapcap.service.offline.model import OfflineModel
-from snapcap.service.offline.outputs import Outputs
-from snapcap.service.offline.progress import open_progress
-from snapcap.service.offline.sidecars import sidecar
+from snapcap.service.offline.discovery import Failure, OutputError, find_images, reason_of
+from snapcap.service.offline.feed import Asked, Feed, FeedResult, Model, OfflineModel, images_ahead
+from snapcap.service.offline.outputs import Outputs, sidecar
+from snapcap.service.offline.progress import Progress, open_progress
 from snapcap.service.telemetry import logs
 from snapcap.warmup.errors import one_line
 
 _MOST_NAMED = 5  # names of skipped files that the report shows; a folder may have a million
 _logger = logging.getLogger("snapcap.caption")
+
+
+@dataclass
+class Tally:
+    """Holds the counts of a run. ``signal`` or ``error`` is set if the run ended early, and says why."""
+
+    captions: int = 0
+    seconds: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+    signal: int | None = None
+    error: str = ""
 
 
 def caption(settings: Settings, job: Job) -> int:
@@ -68,6 +82,78 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
     return tally
 
 
+def caption_images(
+    model: Model,
+    images: Sequence[str],
+    options: CaptionOptions,
+    outputs: Outputs,
+    progress: Progress,
+    threads: int,
+) -> Tally:
+    """Captions ``images`` and writes the captions in the order of the images; ``threads`` decode images ahead.
+
+    Raises:
+        PromptTooLong, InvalidOption, UnsupportedOption: the model does not support the options. No caption was
+            written.
+    """
+    tokenizer, transform = model.checkpoint.tokenizer, model.checkpoint.transform
+    asked = model.defaults.resolve(options, model.engine.limits)
+    feed = Feed(
+        model.engine,
+        lambda data: transform.decode(data).pixels,
+        Asked(asked, options.timeout),
+        threads,
+        images_ahead(model.largest, threads),
+    )
+    tally = Tally()
+
+    def write(outcome: FeedResult) -> str:
+        """Writes the caption of one image. Returns "", or the reason why there is no caption."""
+        if outcome.completion is None:
+            return outcome.reason
+        try:
+            outputs.write(outcome.path, tokenizer.caption(asked.prompt_ids, outcome.completion.tokens))
+        except OSError as error:
+            return f"its caption cannot be written: {reason_of(error)}"
+        return ""
+
+    began = time.monotonic()
+    try:
+        outputs.begin()
+        with _ended_by_signals(feed.stop, tally), closing(feed.outcomes(images)) as outcomes:
+            for outcome in outcomes:
+                reason = write(outcome)
+                if reason:
+                    tally.failures.append(Failure(outcome.path, reason))
+                else:
+                    tally.captions += 1
+                progress.advance(failed=bool(reason))
+    except OutputError as error:
+        tally.error = str(error)
+    tally.seconds = time.monotonic() - began
+    return tally
+
+
+@contextmanager
+def _ended_by_signals(stop: Callable[[], None], tally: Tally) -> Iterator[None]:
+    """Calls ``stop`` on the first Ctrl-C or SIGTERM, so that the caption being written is completed. A second
+    signal raises KeyboardInterrupt."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if tally.signal is not None:
+            raise KeyboardInterrupt
+        tally.signal = number
+        stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def _report(tally: Tally, asked: int, held: int, others: Sequence[str], as_json: bool) -> None:
     """Logs a line of counts if there were several files, then reports each image without a caption."""
     if asked + held > 1 or others:
@@ -84,7 +170,10 @@ def _report(tally: Tally, asked: int, held: int, others: Sequence[str], as_json:
     if tally.error:
         print(f"snapcap: {tally.error}", file=sys.stderr)
     elif tally.signal is not None:
-        print("snapcap: interrupted; what was done is kept, and --resume goes on from files", file=sys.stderr)
+        print(
+            "snapcap: interrupted; written captions are kept, and --resume continues a run that writes files",
+            file=sys.stderr,
+        )
 
 
 def _in_short(paths: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Finds the images that the operands of `snapcap caption` name."""
+"""Finds the images that the operands of `snapcap caption` name, and defines the failure of an image."""
 
 import glob
 import mimetypes
@@ -8,8 +8,28 @@ from dataclasses import field
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import HEAD_BYTES, TAIL_BYTES, is_readable, kind_of, readable
+from snapcap.service.errors import ServiceError
 from snapcap.service.offline.arguments import STDIN
-from snapcap.service.offline.failure import Failure, reason_of
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Names a file, folder or pattern that gets no caption, and the reason."""
+
+    path: str
+    reason: str
+
+
+class OutputError(Exception):
+    """Ends the run because no further caption can be written. The message is one line for the user."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the message of an error as one line. The message of an OSError comes without the path."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = error.detail if isinstance(error, ServiceError) else str(error)
+    return " ".join(text.split()) or type(error).__name__
 
 
 @dataclass
@@ -67,7 +87,7 @@ class _Finder:
         before = self._taken, len(self.found.failures)
         self._scan(path)
         if before == (self._taken, len(self.found.failures)):
-            hint = "" if self._recursive else "; --recursive looks into its folders too"
+            hint = "" if self._recursive else "; --recursive searches its subfolders too"
             self._fail(path, f"no picture in this folder{hint}")
 
     def take_pattern(self, pattern: str) -> None:

@@ -1,4 +1,4 @@
-"""Feeds an engine from image paths and yields the outcomes in order.
+"""Runs an engine without a server: loads the model, feeds it from image paths, and yields the outcomes in order.
 
 Threads read and decode a bounded number of images ahead of the engine.
 """
@@ -15,20 +15,93 @@ from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import ImageError
-from snapcap.service.captioning.model_defaults import Resolved
-from snapcap.service.engine.engine import Engine
+from snapcap.service.captioning.model_defaults import ModelDefaults, Resolved
+from snapcap.service.config.settings import Settings
+from snapcap.service.engine.device_thread import DeviceThread
+from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import NotReady, ServiceError
-from snapcap.service.offline.failure import reason_of
+from snapcap.service.offline.discovery import reason_of
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.start import StartedModel
 
 if TYPE_CHECKING:
     import numpy as np
 
     Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
+_LAST_WORDS_S = 5.0
 _logger = logging.getLogger("snapcap.caption")
 _NEVER = float("inf")
 _LOOK_EVERY_S = 0.03
+
+
+@dataclass(frozen=True)
+class Model:
+    """Holds the parts of a warm model. ``largest``: the maximum number of rows in a batch. ``backend``: the backend
+    that runs the model."""
+
+    checkpoint: Checkpoint
+    engine: Engine
+    largest: int
+    device: str
+    backend: str
+    defaults: ModelDefaults
+
+
+class OfflineModel:
+    """Starts a model and waits for it. ``error`` is the exception of a failed start, or of an engine that failed
+    later."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.error: Exception | None = None
+        self._task = settings.model.task
+        self._model: Model | None = None
+        self._changed = threading.Event()
+        self._status = StartupStatus()
+        self._device = DeviceThread(
+            settings,
+            Timeline.since_exec(),
+            self._status,
+            NoObserver(),
+            self._ready,
+            self._failed,
+        )
+
+    def start(self) -> Model | None:
+        """Loads the model and returns it when it is warm. Returns None if the start failed."""
+        self._device.start()
+        self._changed.wait()
+        return self._model
+
+    def close(self, patience: float | None = None) -> None:
+        """Ends the device thread once no request is left. Waits for its end for at most ``patience`` seconds; None:
+        without a limit."""
+        if self._model is not None:
+            self._model.engine.stop()
+        self._device.join(patience)
+
+    def ended(self) -> Exception | None:
+        """Returns the error that ended the engine, or None if it was stopped. Waits up to five seconds for the
+        device thread, which first fails the waiting requests."""
+        self._device.join(_LAST_WORDS_S)
+        return self.error
+
+    def _ready(self, loaded: StartedModel, engine: Engine, _scheduler: Scheduler) -> None:
+        self._status.started()
+        checkpoint, plan = loaded.checkpoint, loaded.plan
+        defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
+        self._model = Model(
+            checkpoint, engine, plan.table.largest.size, plan.device, self._status.tier or "", defaults
+        )
+        self._changed.set()
+
+    def _failed(self, error: Exception) -> None:
+        self.error = error
+        self._changed.set()
 
 
 @dataclass(frozen=True)
@@ -64,6 +137,12 @@ class Asked:
         return CaptionRequest(
             name, pixels, asked.prompt_ids, asked.params, deadline, future, on_token, text_ids=asked.text_ids
         )
+
+
+def images_ahead(largest_bucket: int, threads: int) -> int:
+    """Returns the maximum number of decoded images in memory: one running batch, two waiting batches, and one image
+    for each decode thread. The second waiting batch keeps the device busy while an image takes long to decode."""
+    return 3 * largest_bucket + threads
 
 
 class Feed:

@@ -26,11 +26,10 @@ from snapcap.service.api.app import (
     create_metrics_app,
     create_operations_app,
 )
-from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
-from snapcap.service.config.http_settings import HttpLimits
-from snapcap.service.config.settings import Settings
-from snapcap.service.edge.connections import SPARE, ConnectionLimits, Connections
+from snapcap.service.config.settings import HttpLimits, Settings
+from snapcap.service.http.bodies import BodyLimits
+from snapcap.service.http.connections import SPARE, ConnectionLimits, Connections
 from snapcap.service.images.decode import decode_threads
 from snapcap.service.memory import BodyBudget, MemoryBudget, decode_memory, memory_limit
 from snapcap.service.readiness import Readiness
@@ -43,7 +42,7 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.service.api.middleware.api_keys import ApiKeys
+    from snapcap.service.http.access import ApiKeys
 
 # Bytes of memory for which one connection is allowed. A connection holds less than 1 MiB: a packet of 256 KiB, 64
 # KiB of a body, heads, and the buffers of the kernel.

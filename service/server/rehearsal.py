@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.caption.routes import CaptionRoutes
-from snapcap.service.api.middleware.request_id import identify
+from snapcap.service.api.caption import CaptionRoutes
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
+from snapcap.service.http.bodies import BodyLimits
+from snapcap.service.http.middleware import identify
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder
 from snapcap.service.images.parent import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots

@@ -19,7 +19,7 @@ from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.service.api.middleware.api_keys import ApiKeys
+    from snapcap.service.http.access import ApiKeys
     from snapcap.service.server.http_process import Start
 
 _logger = logging.getLogger("snapcap.start")
@@ -51,7 +51,7 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
     keys: ApiKeys | None = None
     listeners: list[socket.socket] = []
     if http.api_key_file is not None:
-        from snapcap.service.api.middleware.api_keys import read_api_keys  # noqa: PLC0415 - the bind must not wait for hashlib
+        from snapcap.service.http.access import read_api_keys  # noqa: PLC0415 - the bind must not wait for hashlib
 
         keys = read_api_keys(http.api_key_file)
     try:

@@ -14,9 +14,9 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from snapcap.service.config.http_settings import HttpSettings
-from snapcap.service.edge.connections import ConnectionLimits, Connections
-from snapcap.service.edge.protocol import BoundedHttpProtocol
+from snapcap.service.config.settings import HttpSettings
+from snapcap.service.http.connections import ConnectionLimits, Connections
+from snapcap.service.http.protocol import BoundedHttpProtocol
 from snapcap.service.readiness import Readiness
 
 # Seconds after the grace period, for requests that were refused then and have not ended.

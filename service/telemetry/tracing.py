@@ -1,6 +1,10 @@
-"""Decides by OpenTelemetry's standard variables if requests are traced, and only then imports OpenTelemetry."""
+"""Decides by OpenTelemetry's standard variables if requests are traced, and only then imports OpenTelemetry.
+
+Parses `traceparent`, the header by which callers say which trace a request belongs to (W3C Trace Context).
+"""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -8,9 +12,14 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _logger = logging.getLogger("snapcap.server")
-
 # A part of a request: its name, and its begin and end as moments of `time.monotonic`.
 Span = tuple[str, float, float]
+TRACEPARENT = b"traceparent"
+TRACE_ID_HEADER = "X-Trace-Id"  # a header of replies
+# Later versions may have more fields. The version ff and ids of zeros are not valid.
+_VALID = re.compile(
+    rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,256})?"
+)
 
 
 class RequestSpan(Protocol):
@@ -80,3 +89,11 @@ def _without_credentials(endpoint: str) -> str:
 
 def _not_traced(why: str) -> None:
     _logger.warning("requests are not traced", extra={"fields": {"why": why}})
+
+
+def trace_id_of(value: bytes) -> str | None:
+    """Returns the trace id in a header's value, or None if the value is not valid and so to be ignored."""
+    found = _VALID.fullmatch(value)
+    if found is None or (found[1] == b"00" and found[3] is not None):
+        return None
+    return found[2].decode("ascii")

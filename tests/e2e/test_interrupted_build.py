@@ -139,7 +139,7 @@ def test_one_signal_ends_a_build_and_all_that_it_has_started(
         ended, said = hung.end()
         assert ended == status
         assert said.splitlines()[-1] == (
-            f"snapcap: interrupted; {PACKAGES - 2} of {PACKAGES} packages kept, run again to go on"
+            f"snapcap: interrupted; {PACKAGES - 2} of {PACKAGES} packages kept, run the command again to continue"
         )
         assert "Traceback" not in said
         assert "failed" not in said
@@ -157,7 +157,7 @@ def test_one_signal_ends_a_build_that_compiles_in_its_own_process(
         hung.wait_until_it_hangs()
         hung.process.send_signal(number)
         ended, said = hung.end()
-        assert (ended, said.splitlines()[-1]) == (status, "snapcap: interrupted; run again to go on")
+        assert (ended, said.splitlines()[-1]) == (status, "snapcap: interrupted; run the command again to continue")
         assert "Traceback" not in said
         wait_until(lambda: hung.compiler.is_gone, 30)
 

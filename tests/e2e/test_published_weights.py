@@ -126,7 +126,7 @@ def test_weights_of_a_folder_are_not_published(tmp_path: Path) -> None:
     run = snapcap("build", "--weights", "--prepared-weights", "--cache-dir", str(tmp_path))
     assert run.returncode == 1
     (line,) = run.stderr.splitlines()
-    assert "put it into S3" in line
+    assert "upload it to S3" in line
     run = snapcap(
         "build", "--weights", "--no-prepared-weights", "--model", "s3://x/y", "--cache-dir", str(tmp_path)
     )

@@ -9,8 +9,8 @@ from support.attacks.fuzz_requests import AtOnce, read, request_of
 from support.attacks.fuzzing import corpus, fuzzed
 from support.attacks.mutations import mutated
 
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.caption.request import read_images
+from snapcap.service.api.caption import read_images
+from snapcap.service.http.bodies import BodyLimits
 
 LIMITS = BodyLimits(1 << 20, 5.0)
 SEEDS = corpus("forms")

@@ -13,12 +13,12 @@ from support.attacks.fuzz_requests import AtOnce, read, request_of
 from support.attacks.fuzzing import corpus, fuzzed
 from support.attacks.mutations import mutated
 
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.caption.request import read_image
-from snapcap.service.api.huggingface.request import parse_inputs
-from snapcap.service.api.openai.request import LABELS, OPTIONS, parse_chat
-from snapcap.service.api.v2.request import parse_infer
+from snapcap.service.api.caption import read_image
+from snapcap.service.api.huggingface import parse_inputs
+from snapcap.service.api.openai import LABELS, OPTIONS, parse_chat
+from snapcap.service.api.v2 import parse_infer
 from snapcap.service.captioning.options import NAMES, NEUTRAL, CaptionOptions
+from snapcap.service.http.bodies import BodyLimits
 
 LIMITS = BodyLimits(1 << 20, 5.0)
 SEEDS = corpus("json")

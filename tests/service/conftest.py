@@ -20,10 +20,10 @@ from support.servers.live_app import on_a_port
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
+from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import StartupCollector

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.api.bodies.body import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
-from snapcap.service.config.http_settings import HttpLimits
+from snapcap.service.config.settings import HttpLimits
+from snapcap.service.http.bodies import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
 from snapcap.service.limits import BodyMemoryFull
 from snapcap.service.memory import BodyBudget, body_account, open_account
 from snapcap.service.server.http_process import body_limits

@@ -19,6 +19,10 @@ def below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
 
 
 def all_errors() -> list[type[ServiceError]]:
+    import snapcap.service.api.captioning_apis
+    import snapcap.service.http.protocol
+    import snapcap.service.server.http_process
+    import snapcap.service.server.monitor  # noqa: F401  all that answers
 
     # The base is never raised, and has no code of its own.
     return [kind for kind in below(ServiceError) if kind is not Overloaded]

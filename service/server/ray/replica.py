@@ -24,12 +24,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapcap.service.api.app import Exposure, create_app
-from snapcap.service.api.middleware.api_keys import read_api_keys
-from snapcap.service.api.middleware.request_id import HEADER
-from snapcap.service.config.http_settings import HttpLimits, HttpSettings
-from snapcap.service.config.image_settings import ImageProcessSettings
 from snapcap.service.config.reader import SettingsError, read_settings
-from snapcap.service.config.settings import Settings
+from snapcap.service.config.settings import HttpLimits, HttpSettings, ImageProcessSettings, Settings
+from snapcap.service.http.access import read_api_keys
+from snapcap.service.http.middleware import REQUEST_ID_HEADER
 from snapcap.service.readiness import State
 from snapcap.service.server.http_process import assemble, body_limits
 from snapcap.service.server.in_process import start
@@ -188,7 +186,7 @@ class _RaysRequestId:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                del MutableHeaders(scope=message)[HEADER]
+                del MutableHeaders(scope=message)[REQUEST_ID_HEADER]
             await send(message)
 
         await self._app(scope, receive, send_without_id)

@@ -196,7 +196,7 @@ def test_a_file_part_of_another_name_is_told_the_right_one(client: TestClient, i
     """As of `curl -F file=@x`, which most servers of files want."""
     for name in ("file", "f" * 500):
         problem = problem_of(client.post(path, files={name: ("x.png", image())}), 422, "missing_image")
-        assert problem["detail"].startswith(f"There is a file part named {name[:64]!r}, and none named image; ")
+        assert problem["detail"].startswith(f"The form has a file part named {name[:64]!r}, but none named image; ")
         assert "`curl -F image=@photo.jpg`" in problem["detail"]
 
 

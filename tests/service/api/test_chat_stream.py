@@ -12,8 +12,8 @@ from openai import OpenAI
 from support.servers.live_app import on_a_port
 
 from snapcap.service.api.app import Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import QueueFull
 
 PATIENCE = 30.0

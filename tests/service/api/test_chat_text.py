@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 
 from snapcap.models.errors import PromptError
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.config.settings import HttpSettings
+from snapcap.service.http.bodies import BodyLimits
 
 PATH = "/v1/chat/completions"
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from snapcap.service.api.app import Application, Exposure, Services, create_app, create_operations_app
-from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.http.bodies import BodyLimits
 
 
 @pytest.fixture

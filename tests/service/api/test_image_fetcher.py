@@ -18,10 +18,9 @@ from starlette.testclient import TestClient
 from support.servers.image_host import ANSWERS, MAX, serve
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.openai.image_fetcher import MAX_REDIRECTS, ImageFetcher
-from snapcap.service.api.openai.image_url import AllowedHosts, is_public
+from snapcap.service.api.image_fetcher import MAX_REDIRECTS, AllowedHosts, ImageFetcher, is_public
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, ServiceError
+from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import MAX_IMAGE_FETCHES, ImageFetchesFull
 
 PUBLIC = "93.184.215.14"
@@ -44,7 +43,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ConnectionRefusedError
         return await open_connection("127.0.0.1", port, **options)
 
-    monkeypatch.setattr("snapcap.service.api.openai.image_fetcher.asyncio.open_connection", connect)
+    monkeypatch.setattr("snapcap.service.api.image_fetcher.asyncio.open_connection", connect)
     return connected
 
 
@@ -116,8 +115,12 @@ def test_a_message_names_the_redirect_that_is_at_fault(host, connected) -> None:
     url = f"http://images.example:{port}"
     allowed = fetcher(f"images.example:{port}")
     for path, redirect, says in (
-        ("/astray", f"{url}/missing", f"images.example:{port} answered 404 for the image."),
-        ("/inside", "http://inside.example/image", "Images are not fetched from inside.example; the operator"),
+        ("/astray", f"{url}/missing", f"The image host images.example:{port} answered 404 for the image."),
+        (
+            "/inside",
+            "http://inside.example/image",
+            "The server does not fetch images from inside.example; the operator",
+        ),
         ("/file", "file:///etc/passwd", "An image URL must begin with http:// or https://"),
         ("/password", "http://images.example/image", "An image URL must not have a user name or password."),
     ):
@@ -127,7 +130,8 @@ def test_a_message_names_the_redirect_that_is_at_fault(host, connected) -> None:
         assert "secret" not in message
         assert "pass@" not in message
     assert (
-        refused(allowed, f"{url}/missing", ImageNotFetched) == f"images.example:{port} answered 404 for the image."
+        refused(allowed, f"{url}/missing", ImageNotFetched)
+        == f"The image host images.example:{port} answered 404 for the image."
     )
 
 
@@ -224,8 +228,8 @@ def test_without_a_list_nothing_is_fetched() -> None:
         ("/large", "above 100000 bytes"),
         ("/endless", "above 100000 bytes"),
         ("/zipped", "compressed"),
-        ("/cut", "whole HTTP response"),
-        ("/no-http", "whole HTTP response"),
+        ("/cut", "complete HTTP response"),
+        ("/no-http", "complete HTTP response"),
     ],
 )
 def test_what_comes_instead_of_an_image(host, connected, path: str, says: str) -> None:
@@ -243,7 +247,7 @@ def test_a_host_that_is_slow_or_away(host, connected) -> None:
 
     assert "no address" in refused(fetcher(name, addresses=unknown), f"http://{name}/image", ImageNotFetched)
     away = fetcher(name, addresses=["1.1.1.1"])
-    assert "cannot be connected to" in refused(away, f"http://{name}/image", ImageNotFetched)
+    assert "cannot connect to the image host" in refused(away, f"http://{name}/image", ImageNotFetched)
     assert connected[-1] == "1.1.1.1"
 
 
@@ -332,7 +336,7 @@ def test_a_chat_completion_with_the_url_of_an_image(
     refused = client.post("/v1/chat/completions", json=chat)
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "image_url_refused")
     assert host.asked == []
-    monkeypatch.setattr("snapcap.service.api.openai.image_fetcher.is_public", lambda _address: True)
+    monkeypatch.setattr("snapcap.service.api.image_fetcher.is_public", lambda _address: True)
     for stream in (False, True):
         reply = client.post("/v1/chat/completions", json={**chat, "stream": stream})
         assert (reply.status_code, "8" in reply.text) == (200, True)

@@ -10,10 +10,9 @@ from openapi_spec_validator import validate
 from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Application, Exposure, Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.middleware.api_keys import ApiKeys
-from snapcap.service.api.middleware.authentication import is_open
 from snapcap.service.captioning.options import NAMES
+from snapcap.service.http.access import ApiKeys, is_open
+from snapcap.service.http.bodies import BodyLimits
 
 Png = Callable[..., bytes]
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Services
-from snapcap.service.api.operations.monitoring import MetricsText
+from snapcap.service.api.operations import MetricsText
 
 Png = Callable[..., bytes]
 

@@ -5,9 +5,9 @@ from dataclasses import fields
 
 import pytest
 
-from snapcap.service.api.huggingface.request import PARAMETERS as HUGGING_FACE
-from snapcap.service.api.openai.request import OPTIONS as OPENAI
-from snapcap.service.api.v2.request import PARAMETERS as V2
+from snapcap.service.api.huggingface import PARAMETERS as HUGGING_FACE
+from snapcap.service.api.openai import OPTIONS as OPENAI
+from snapcap.service.api.v2 import PARAMETERS as V2
 from snapcap.service.captioning.model_defaults import _DEFAULTED
 from snapcap.service.captioning.options import OPTIONS, CaptionOptions, default_of, schema
 from snapcap.service.config.settings import GROUPS

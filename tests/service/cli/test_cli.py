@@ -10,7 +10,7 @@ import pytest
 
 from snapcap.service.cli import build
 from snapcap.service.cli import main as cli
-from snapcap.service.cli.help import SERVE_SHOWN
+from snapcap.service.cli.main import SERVE_SHOWN
 from snapcap.service.config.settings import GROUPS, Settings
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.option import options_of

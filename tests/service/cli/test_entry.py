@@ -118,7 +118,7 @@ def serve(settings, end, pixels, origin, importing):
     return 5
 
 engine = fork_engine(serve)
-from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.shared_pixels import SharedPixels
 pixels = SharedPixels(3)

@@ -31,7 +31,7 @@ def test_a_signal_while_torch_is_imported_ends_the_process_at_once(tmp_path: Pat
     (tmp_path / "torch" / "inner.py").write_text(SIGNALS)
     ended = run(tmp_path, "torch")
     assert (ended.returncode, ended.stdout) == (130, "")
-    assert ended.stderr == "snapcap: interrupted; run again to go on\n"
+    assert ended.stderr == "snapcap: interrupted; run the command again to continue\n"
 
 
 def test_a_signal_while_anything_else_is_imported_is_raised(tmp_path: Path) -> None:

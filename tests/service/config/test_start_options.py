@@ -8,7 +8,7 @@ import pytest
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.cli import tables
-from snapcap.service.cli.keygen import keygen
+from snapcap.service.cli.main import main
 from snapcap.service.config import reader
 from snapcap.service.config.settings import GROUPS, Settings
 from snapcap.warmup.option import option, options_of, parse_int
@@ -54,7 +54,7 @@ def test_a_new_option_of_the_warm_up_is_one_field(monkeypatch: pytest.MonkeyPatc
 def test_who_signs_accepts_what_he_has_signed(tmp_path: Path) -> None:
     """`snapcap build --store s3://… --sign-key KEY` looks into the store as well; it must not be refused there."""
     key = tmp_path / "artifacts.key"
-    assert keygen(key) == 0
+    assert main(["keygen", str(key)]) == 0
     store = StoreOptions("s3://bucket/snapcap", sign_key=key)
     assert store.accepted_keys == (tmp_path / "artifacts.key.pub",)
     assert not trust_of(store).nobody
@@ -62,7 +62,7 @@ def test_who_signs_accepts_what_he_has_signed(tmp_path: Path) -> None:
 
 def test_trusted_keys_that_are_named_are_the_only_ones(tmp_path: Path) -> None:
     key, other = tmp_path / "artifacts.key", tmp_path / "other.pub"
-    assert keygen(key) == 0
+    assert main(["keygen", str(key)]) == 0
     assert StoreOptions("s3://bucket/snapcap", (other,), sign_key=key).accepted_keys == (other,)
 
 

@@ -86,7 +86,9 @@ def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -
 
     refused = snapcap("caption", str(folder), "--output", str(output), *FAST)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.endswith("holds captions: --resume goes on after them, --overwrite begins anew\n")
+    assert refused.stderr.endswith(
+        "has captions: --resume keeps them and adds the others, --overwrite replaces them\n"
+    )
 
     (folder / "broken.png").unlink()
     (folder / "text.jpg").unlink()
@@ -152,7 +154,9 @@ def test_interrupted_killed_and_resumed(many: tuple[Path, dict[str, str]], tmp_p
 
     status, errors = interrupt(signal.SIGINT)
     assert status == 130, errors
-    assert errors.endswith("snapcap: interrupted; what was done is kept, and --resume goes on from files\n")
+    assert errors.endswith(
+        "snapcap: interrupted; written captions are kept, and --resume continues a run that writes files\n"
+    )
     assert "Traceback" not in errors
     first = read(output)
     assert 0 < len(first) < len(expected)
@@ -209,11 +213,11 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--resume",), "--resume is about files: give --output FILE or --sidecar with it"),
-        (("--overwrite", "-o", "-"), "--overwrite is about files: give --output FILE or --sidecar with it"),
+        (("--resume",), "--resume needs a file to write to: add --output FILE or --sidecar"),
+        (("--overwrite", "-o", "-"), "--overwrite needs a file to write to: add --output FILE or --sidecar"),
         (
             ("--resume", "--overwrite", "--sidecar"),
-            "--resume keeps what is there and --overwrite replaces it: give one of them",
+            "--resume keeps existing captions and --overwrite replaces them: give one of the two",
         ),
     ],
 )

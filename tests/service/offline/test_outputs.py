@@ -11,11 +11,8 @@ import pytest
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.arguments import Job
-from snapcap.service.offline.discovery import Found
-from snapcap.service.offline.failure import OutputError
-from snapcap.service.offline.json_lines import JsonLines
-from snapcap.service.offline.outputs import Outputs
-from snapcap.service.offline.sidecars import Sidecars
+from snapcap.service.offline.discovery import Found, OutputError
+from snapcap.service.offline.outputs import JsonLines, Outputs, Sidecars
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +67,9 @@ class TestJsonLines:
         Path("c.jsonl").write_text(text)
         with pytest.raises(SettingsError, match=r"c\.jsonl line 1 is not a caption"):
             outputs("a.png", output="c.jsonl", resume=True)
-        with pytest.raises(SettingsError, match="--resume goes on after them, --overwrite begins anew"):
+        with pytest.raises(
+            SettingsError, match="--resume keeps them and adds the others, --overwrite replaces them"
+        ):
             outputs("a.png", output="c.jsonl")
         assert Path("c.jsonl").read_text() == text
 
@@ -124,7 +123,7 @@ class TestSidecars:
     def test_resume_keeps_and_overwrite_replaces(self) -> None:
         Path("a.txt").write_text("by hand")
         Path("b.txt").touch()  # what a crash of the machine may leave
-        with pytest.raises(SettingsError, match=r"1 sidecar is there \(a\.txt\)"):
+        with pytest.raises(SettingsError, match=r"1 sidecar exists \(a\.txt\)"):
             outputs("a.png", "b.png", sidecar=True)
         later = outputs("a.png", "b.png", sidecar=True, resume=True)
         assert (later.todo, later.held) == (["b.png"], 1)
@@ -153,8 +152,8 @@ class TestSidecars:
         both = outputs(found=found, sidecar=True)
         assert both.todo == ["a.jpg"]
         assert [(each.path, each.reason) for each in found.failures] == [
-            ("a.png", "its sidecar a.txt is that of a.jpg; rename one"),
-            ("odd.txt", "it has the name of its own sidecar; rename it"),
+            ("a.png", "the sidecar a.txt belongs to a.jpg; rename one of the two images"),
+            ("odd.txt", "the image has the name of its own sidecar; rename the image"),
         ]
 
     def test_what_cannot_be_replaced_stays_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ OPTIONS = ("--port", "0", "--backend", "eager", "--cache-dir", "cache", "--decod
         "models/regions/table.py",
         "warmup/runtime/runner.py",
         "models/processing/image.py",
-        "service/api/v2/routes.py",  # which is imported once /livez answers
+        "service/api/v2.py",  # which is imported once /livez answers
     ],
 )
 def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: str, tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: 
 
 
 def test_a_module_that_ends_the_interpreter_fails_the_start(tmp_path: Path) -> None:
-    run = serve_with(tmp_path, "service/api/v2/routes.py", "raise SystemExit('gone')")
+    run = serve_with(tmp_path, "service/api/v2.py", "raise SystemExit('gone')")
     assert (run.returncode, "SystemExit: gone" in run.stderr) == (1, True), run.stderr
 
 
 def test_an_import_that_hangs_ends_the_start(tmp_path: Path) -> None:
-    run = serve_with(tmp_path, "service/api/v2/routes.py", "import time; time.sleep(3600)", "--start-timeout", "3")
+    run = serve_with(tmp_path, "service/api/v2.py", "import time; time.sleep(3600)", "--start-timeout", "3")
     assert run.returncode == 1, run.stderr
     assert "the imports of the start have not ended after 3 s (--start-timeout)" in run.stderr
 

@@ -11,7 +11,7 @@ from support.fakes.list_engine import PATIENCE, Observer
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.api.caption.routes import CaptionRoutes
+from snapcap.service.api.caption import CaptionRoutes
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from snapcap.service.api.app import Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.config.http_settings import HttpSettings
-from snapcap.service.edge.connections import ConnectionLimits, Connections
+from snapcap.service.config.settings import HttpSettings
+from snapcap.service.http.bodies import BodyLimits
+from snapcap.service.http.connections import ConnectionLimits, Connections
 from snapcap.service.readiness import State
 from snapcap.service.server.serve import BindError, bind
 from snapcap.service.server.uvicorn_server import Server, make_server

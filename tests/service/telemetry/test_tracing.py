@@ -13,8 +13,8 @@ from support.servers.otlp_collector import Collector, attributes, collecting
 from support.servers.server_process import ServerProcess
 
 from snapcap.service.api.app import Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.times import CaptionTimes
+from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.telemetry.tracing import open_tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

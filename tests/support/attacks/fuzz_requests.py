@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from snapcap.service.api.problems import problem
 from snapcap.service.errors import BadRequest
+from snapcap.service.http.problems import problem
 
 
 class AtOnce(Executor):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.config.http_settings import HttpSettings
-from snapcap.service.edge.connections import ConnectionLimits, Connections
+from snapcap.service.config.settings import HttpSettings
+from snapcap.service.http.bodies import BodyLimits
+from snapcap.service.http.connections import ConnectionLimits, Connections
 from snapcap.service.server.serve import bind
 from snapcap.service.server.uvicorn_server import Server, make_server
 

@@ -14,16 +14,16 @@ from starlette.testclient import TestClient
 
 from snapcap.models.processing.image_formats import Reason
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.caption.routes import MAX_IMAGES
-from snapcap.service.api.caption.schemas import Timings
-from snapcap.service.api.operations.schemas import Artifacts, Build, State
+from snapcap.service.api.caption import MAX_IMAGES
+from snapcap.service.api.caption_schemas import Timings
+from snapcap.service.api.operations_schemas import Artifacts, Build, State
 from snapcap.service.captioning.options import schema
+from snapcap.service.http.bodies import BodyLimits
 from snapcap.warmup.progress.status import COMPONENTS, BucketState
 from snapcap.warmup.progress.timeline import PHASES
 
 ROOT = Path(__file__).parents[4]
-STATIC = ROOT / "service" / "api" / "operations" / "static"
+STATIC = ROOT / "service" / "api" / "static"
 PAGES = ("/", "/docs")
 
 
@@ -199,4 +199,4 @@ def test_every_file_of_the_pages_is_used_and_shipped() -> None:
     shipped = {
         str(file.relative_to(ROOT / "service")) for pattern in data for file in (ROOT / "service").glob(pattern)
     }
-    assert shipped >= {f"api/operations/static/{name}" for name in files}
+    assert shipped >= {f"api/static/{name}" for name in files}

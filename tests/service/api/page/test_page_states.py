@@ -13,9 +13,9 @@ from support.servers.live_app import on_a_port
 from support.servers.page import assert_accessible, give, phases
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.middleware.api_keys import ApiKeys
 from snapcap.service.errors import EngineFailed
+from snapcap.service.http.access import ApiKeys
+from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import QueueFull
 from snapcap.warmup.progress.timeline import Phase, Timeline
 

@@ -13,8 +13,8 @@ from support.servers.live_app import on_a_port
 from support.servers.page import assert_accessible
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.middleware.api_keys import ApiKeys
+from snapcap.service.http.access import ApiKeys
+from snapcap.service.http.bodies import BodyLimits
 
 OpenPage = Callable[..., Page]
 # [route, body, language, program] of every route, with each body that it takes, in each language.

@@ -1,1 +1,0 @@
-"""Reads request bodies under limits, and writes replies."""

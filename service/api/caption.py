@@ -1,0 +1,229 @@
+"""Serves snapcap's own API: POST /v1/caption and POST /v1/captions.
+
+Images and options are read from the raw body, from multipart/form-data, or from JSON with base64.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from snapcap.models.dataclass import dataclass
+from snapcap.service.captioning.captioner import Captioner, CaptionResult
+from snapcap.service.captioning.options import (
+    NAMES,
+    CaptionOptions,
+    options_from_json,
+    options_from_text,
+    sort_fields,
+)
+from snapcap.service.errors import (
+    EngineFailed,
+    MissingImage,
+    ServiceError,
+    TooManyImages,
+    UnknownOption,
+    UnsupportedMediaType,
+)
+from snapcap.service.http.bodies import (
+    MULTIPART,
+    BodyLimits,
+    image_from_base64,
+    json_object,
+    media_type,
+    read_image_or_json,
+    read_multipart,
+)
+from snapcap.service.http.json_text import decode_base64
+from snapcap.service.http.middleware import new_caption, request_id
+from snapcap.service.http.multipart import Part
+from snapcap.service.http.problems import as_service_error, forget_frames, problem
+from snapcap.service.http.replies import JsonReply, RawHeaders, ignored_header, unless_disconnected
+from snapcap.service.http.routing import Api, RouteGroup
+from snapcap.service.memory import body_account
+from snapcap.service.telemetry.metrics import Metrics
+
+MAX_IMAGES = 16  # in one request
+Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes, CaptionOptions]]]
+_logger = logging.getLogger("snapcap.access")
+_IMAGE_PARTS = ("image", "images")
+_MEMBERS = ("image", *NAMES)
+
+
+@dataclass(frozen=True)
+class NamedImage:
+    """Holds the bytes of an image file and its file name; "": the client sent no name."""
+
+    data: bytes
+    filename: str
+
+
+class CaptionRoutes:
+    """Serves the two endpoints of the API for one captioner."""
+
+    def __init__(self, captioner: Captioner, limits: BodyLimits, metrics: Metrics) -> None:
+        self._captioner = captioner
+        self._limits = limits
+        self._metrics = metrics
+
+    def group(self) -> RouteGroup:
+        routes = [
+            Route("/v1/caption", self.caption, methods=["POST"]),
+            Route("/v1/captions", self.captions, methods=["POST"]),
+        ]
+        return RouteGroup("captions", routes, Api("caption", captions=True))
+
+    async def caption(self, request: Request) -> Response:
+        """The image is the body, a part of a form, or base64 in JSON. An option in the body overrides the same
+        option in the query."""
+        result, headers = await caption_of(request, self._captioner, self._limits, read_image)
+        return JsonReply(result.to_dict(), headers)
+
+    async def captions(self, request: Request) -> Response:
+        """The file parts are named image or images. The options apply to all images. The reply has, in order, a
+        caption or a problem for each image.
+
+        The whole request fails only if the request itself is invalid, or if every image was refused for a
+        temporary reason (429, 503, 504). Clients and load balancers then retry it."""
+        self._captioner.admit()  # refuses early; each image gets a permit of its own after the body is read
+        images, options = await read_images(request, self._limits, self._captioner.pool, MAX_IMAGES)
+        outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
+        if len(errors) == len(outcomes) and all(error.status in (429, 503, 504) for error in errors):
+            raise errors[0]
+        items = [
+            {"index": index, "filename": image.filename, **self._item(request, outcome)}
+            for index, (image, outcome) in enumerate(zip(images, outcomes, strict=True))
+        ]
+        return JsonReply({"captions": items}, ignored_header(options.ignored))
+
+    async def _caption_all(
+        self, request: Request, images: list[NamedImage], options: CaptionOptions
+    ) -> list[CaptionResult | ServiceError]:
+        return await asyncio.gather(
+            *(self._caption_one(request, index, image, options) for index, image in enumerate(images))
+        )
+
+    async def _caption_one(
+        self, request: Request, index: int, image: NamedImage, options: CaptionOptions
+    ) -> CaptionResult | ServiceError:
+        identity, account = f"{request_id(request.scope)}/{index}", body_account(request.scope)
+        try:
+            with self._captioner.admit() as permit:
+                permit.take()
+                times = new_caption(request.scope)
+                return await self._captioner.caption(image.data, options, identity, permit, account, times)
+        except Exception as error:
+            failure = as_service_error(error)
+            if isinstance(failure, EngineFailed):
+                _logger.error("image failed", exc_info=error, extra={"fields": {"request_id": identity}})
+            forget_frames(error)
+            return failure
+
+    def _item(self, request: Request, outcome: CaptionResult | ServiceError) -> dict[str, Any]:
+        if isinstance(outcome, CaptionResult):
+            return outcome.to_dict()
+        self._metrics.count_rejection(outcome)
+        return problem(outcome, request.url.path, request_id(request.scope))
+
+
+async def caption_of(
+    request: Request, captioner: Captioner, limits: BodyLimits, read: Read
+) -> tuple[CaptionResult, RawHeaders]:
+    """Captions the image that `read` returns for the request. Returns the result and the headers of the reply."""
+    with captioner.admit() as permit:
+        image, options = await read(request, limits, captioner.pool)
+        permit.take()
+        scope = request.scope
+        times, account = new_caption(scope), body_account(scope)
+        work = captioner.caption(image, options, request_id(scope), permit, account, times)
+        return await unless_disconnected(request.receive, work), ignored_header(options.ignored)
+
+
+async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
+    """Returns the image and the options of a /v1/caption request. Options in the body override options in the
+    query.
+
+    Raises the subclasses of BadRequest that say what is wrong."""
+    query = _query_options(request)
+    if media_type(request) == MULTIPART:
+        images, options = await read_images(request, limits, pool, 1)
+        return images[0].data, options
+    found = await read_image_or_json(request, limits, pool, lambda body: _from_json(body, query), f", {MULTIPART}")
+    return (found, query) if isinstance(found, bytes) else found
+
+
+async def read_images(
+    request: Request, limits: BodyLimits, pool: Executor, at_most: int
+) -> tuple[list[NamedImage], CaptionOptions]:
+    """Returns the images and the options of a multipart body: its parts named image or images, at least one.
+
+    Raises the subclasses of BadRequest that say what is wrong."""
+    query = _query_options(request)
+    if media_type(request) != MULTIPART:
+        raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")
+    return await read_multipart(request, limits, pool, lambda parts: _from_form(parts, query, at_most))
+
+
+def _query_options(request: Request) -> CaptionOptions:
+    if not request.scope["query_string"]:
+        return CaptionOptions()
+    return _options_from_text(request.query_params.multi_items(), CaptionOptions())
+
+
+def _options_from_text(pairs: Iterable[tuple[str, str]], base: CaptionOptions) -> CaptionOptions:
+    fields = sort_fields(pairs, NAMES)
+    return options_from_text(fields.known, base).ignoring(*fields.ignored)
+
+
+def _from_form(
+    parts: Iterable[Part], query: CaptionOptions, at_most: int
+) -> tuple[list[NamedImage], CaptionOptions]:
+    given = [part for part in parts if not part.is_empty_input]
+    files = [part.name for part in given if part.filename is not None]
+    pictures = [part for part in given if part.filename is not None or (part.name in _IMAGE_PARTS and part.data)]
+    if files and not any(part.name in _IMAGE_PARTS for part in pictures):
+        raise MissingImage(
+            f"The form has a file part named {files[0][:64]!r}, but none named image; send the image as "
+            "`curl -F image=@photo.jpg` does."
+        )
+    if unknown := [name for name in files if name not in _IMAGE_PARTS]:
+        raise UnknownOption(unknown[0], (*_IMAGE_PARTS, *NAMES))
+    if len(pictures) > at_most:
+        raise TooManyImages(_too_many(len(pictures), at_most))
+    images = [_named_image(part) for part in pictures]
+    fields = [part for part in given if part.filename is None and part.name not in _IMAGE_PARTS]
+    options = _options_from_text([(part.name, part.text) for part in fields], query)
+    if not images:
+        raise MissingImage("The form has no file part named image; send one as `curl -F image=@photo.jpg` does.")
+    return images, options
+
+
+def _named_image(part: Part) -> NamedImage:
+    if part.filename is not None:
+        return NamedImage(part.data, part.filename)
+    # Some clients send no file name for bytes from memory, and web pages send a canvas as a data URI.
+    image = decode_base64(part.data) if part.data.isascii() else part.data
+    if not image:
+        raise MissingImage("The part named image has no file name; send a file part (`-F image=@photo.jpg`).")
+    return NamedImage(image, "")
+
+
+def _too_many(count: int, at_most: int) -> str:
+    if at_most == 1:
+        return f"The request has {count} images; send one, or send several to POST /v1/captions."
+    return f"The request has {count} images; send at most {at_most} in one request."
+
+
+def _from_json(body: bytes, query: CaptionOptions) -> tuple[bytes, CaptionOptions]:
+    fields = sort_fields(json_object(body, '{"image": "…base64…"}').items(), _MEMBERS, _MEMBERS)
+    document = dict(fields.known)
+    image = document.pop("image", None)
+    if image is None or image == "":
+        raise MissingImage("The member image is missing; send the image there as base64 or as a data URI.")
+    return image_from_base64(image, "image"), options_from_json(document, query).ignoring(*fields.ignored)

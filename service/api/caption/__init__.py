@@ -1,1 +1,0 @@
-"""Serves snapcap's own API."""

@@ -1,0 +1,127 @@
+"""Describes /v1/caption and /v1/captions in the OpenAPI document. The options come from the parser's table."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from snapcap.service import errors
+from snapcap.service.api.caption import MAX_IMAGES
+from snapcap.service.api.schema_parts import (
+    BINARY,
+    BODY,
+    CAPTION,
+    EXAMPLE_IMAGE,
+    IMAGE_BODIES,
+    IMAGE_TEXT,
+    JSON_BODY,
+    Problem,
+    Schema,
+    caption_reply,
+    form_object,
+    nullable,
+    one_of,
+    problems,
+    request_object,
+)
+from snapcap.service.captioning import options as caption_options
+from snapcap.service.errors import ServiceError
+
+_CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
+    *BODY,
+    *(kind for kind in CAPTION if kind is not errors.UnprocessableImage),  # reported as an item of the reply
+    errors.InvalidMultipart,
+    errors.TooManyImages,
+)
+_CAPTION_PROBLEMS = (*JSON_BODY, errors.UnprocessableImage, *_CAPTIONS_PROBLEMS)
+
+
+def operations() -> dict[str, dict[str, Any]]:
+    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
+    return {
+        "caption": {
+            "summary": "Caption an image",
+            "responses": caption_reply("The caption", "Caption") | problems(*_CAPTION_PROBLEMS),
+            "openapi_extra": _caption_request(),
+        },
+        "captions": {
+            "summary": f"Caption up to {MAX_IMAGES} images",
+            "responses": caption_reply("A caption or a problem for each image", "Captions")
+            | problems(*_CAPTIONS_PROBLEMS),
+            "openapi_extra": _captions_request(),
+        },
+    }
+
+
+def _caption_request() -> dict[str, Any]:
+    options = caption_options.schema()
+    members = {name: nullable(option) for name, option in options.items()}
+    content = {
+        **IMAGE_BODIES,
+        "multipart/form-data": {"schema": form_object(["image"], {"image": BINARY, **options})},
+        "application/json": {
+            "schema": request_object(["image"], {"image": IMAGE_TEXT, **members}),
+            "example": {"image": EXAMPLE_IMAGE},
+        },
+    }
+    return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
+
+
+def _captions_request() -> dict[str, Any]:
+    options = caption_options.schema()
+    images = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": MAX_IMAGES}
+    content = {"multipart/form-data": {"schema": form_object(["images"], {"images": images, **options})}}
+    return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
+
+
+def _parameters(options: dict[str, Schema]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "description": schema["description"],
+            "schema": {key: value for key, value in schema.items() if key != "description"},
+        }
+        for name, schema in options.items()
+    ]
+
+
+class Timings(BaseModel):
+    """Holds the durations of a request in milliseconds."""
+
+    queue: float = Field(description="Waiting for a decode thread and for the device.")
+    decode_image: float = Field(description="Decoding and resizing the image.")
+    encode: float = Field(description="The encoder batch of the image.")
+    decode: float = Field(description="All decode steps.")
+    total: float = Field(description="From the end of the request body to the reply.")
+
+
+class Caption(BaseModel):
+    caption: str = Field(description="The caption; it begins with the prompt.")
+    model: str
+    tokens: int = Field(ge=0, description="Number of generated tokens.")
+    finish_reason: Literal["stop", "length"] = Field(
+        description="stop: the model ended the caption. length: the caption reached the limit of new tokens."
+    )
+    backend: str
+    timings: Timings
+
+
+class CaptionItem(Caption):
+    """The caption of an image, in a reply for several images."""
+
+    index: int = Field(ge=0)
+    filename: str
+
+
+class ProblemItem(Problem):
+    """The reason for which an image has no caption, in a reply for several images."""
+
+    index: int = Field(ge=0)
+    filename: str
+
+
+class Captions(BaseModel):
+    captions: list[CaptionItem | ProblemItem] = Field(min_length=1, max_length=MAX_IMAGES, json_schema_extra=one_of)
+
+
+ROOTS: tuple[type[BaseModel], ...] = (Caption, Captions)

@@ -1,1 +1,0 @@
-"""Serves the API of Hugging Face's inference servers."""

@@ -1,1 +1,0 @@
-"""Serves OpenAI's chat completions, with images by URL."""

@@ -1,0 +1,264 @@
+"""Describes the OpenAI API in the OpenAPI document."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
+
+from snapcap.service import errors
+from snapcap.service.api.caption_schemas import Timings
+from snapcap.service.api.openai import (
+    IMAGES,
+    LABELS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    OPTIONS,
+    OTHER_ROLES,
+    TEXTS,
+    USER,
+)
+from snapcap.service.api.schema_parts import (
+    BODY,
+    CAPTION,
+    EXAMPLE_IMAGE,
+    EXAMPLE_MODEL,
+    JSON_BODY,
+    ClosedReply,
+    OptionalText,
+    caption_reply,
+    nullable,
+    path_parameter,
+    problems,
+    reply,
+    request_object,
+    without_default,
+)
+from snapcap.service.captioning import options as caption_options
+from snapcap.service.captioning.options import EMPTY, NEUTRAL
+from snapcap.service.http.problems import OPENAI
+
+# The type of a member that may be absent but is never null.
+_OptionalTimings = Annotated[Timings | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return request_object(required, properties)
+
+
+def _image(urls: bool) -> dict[str, Any]:
+    url: dict[str, Any] = {"type": "string", "format": "data-uri", "description": "A data URI with base64."}
+    if urls:
+        remote = {"type": "string", "format": "uri", "description": "An http(s) URL of an allowed host."}
+        url = {"anyOf": [url, remote]}
+    # OpenAI's form is an object with the URL; some clients send the URL alone.
+    either = {"anyOf": [_object(["url"], url=url), url]}
+    return _object(["type", "image_url"], type={"enum": [*IMAGES]}, image_url=either)
+
+
+def _user(content: dict[str, Any]) -> dict[str, Any]:
+    return _object(["role", "content"], role={"const": USER}, content=content, images={"enum": [None, []]})
+
+
+def _text(schema: dict[str, Any]) -> dict[str, Any]:
+    return _object(["type", "text"], type={"enum": [*TEXTS]}, text=schema, image_url={"type": "null"})
+
+
+def _one_message(urls: bool) -> dict[str, Any]:
+    """Returns the schema of messages whose text is continued."""
+    image, text = _image(urls), _text(caption_options.schema()["prompt"])
+    # The content has one image and at most one text, in either order.
+    orders = [[image], [image, text], [text, image]]
+    content = {
+        "oneOf": [
+            {"type": "array", "prefixItems": order, "items": False, "minItems": len(order)} for order in orders
+        ],
+        "description": "One image, and optionally the text that the caption continues.",
+    }
+    return {"type": "array", "items": _user(content), "minItems": 1, "maxItems": 1}
+
+
+def _conversation(urls: bool) -> dict[str, Any]:
+    """Returns the schema of messages whose text is ignored. The newest image of the messages counts."""
+    image = _image(urls)
+    parts = {"type": "array", "items": {"anyOf": [image, _text({"type": "string"})]}}
+    user = _user({"anyOf": [{"type": "string"}, parts]})
+    other = _object(
+        ["role"],
+        role={"enum": [*OTHER_ROLES]},
+        content={"anyOf": [{"type": ["string", "null"]}, parts]},
+        images={"enum": [None, []]},
+    )
+    return {
+        "type": "array",
+        "items": {
+            "anyOf": [user, {**other, "description": "The server ignores the message, except for its images."}]
+        },
+        "contains": _user({**parts, "contains": image, "maxContains": 1}),
+        "description": "The server captions the newest image in the messages. It ignores text and the rest.",
+    }
+
+
+def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
+    stop = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+    options = caption_options.schema()
+    switch = {"type": ["boolean", "null"]}
+    usage = _object([], include_usage=switch, include_obfuscation=switch)
+    request = _object(
+        ["messages"],
+        model={
+            "type": ["string", "null"],
+            "description": "The name of the served model. `dummy` means the served model too.",
+        },
+        messages=_one_message(urls) if continue_text else _conversation(urls),
+        stream={**switch, "default": False},
+        stream_options={**nullable(usage), "description": "Allowed only with `stream`."},
+        stop={"anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS}, {"type": "null"}]},
+        **{field: nullable(options[name]) for field, name in OPTIONS.items()},
+        **{
+            field: {"enum": [*values, *EMPTY, None], "description": "The server supports no other value."}
+            for field, values in NEUTRAL.items()
+            if field not in (*OPTIONS, "stop")
+        },
+        **{field: {"description": "The server does not read the field."} for field in LABELS},
+    )
+    url = {"url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
+    message = {"role": USER, "content": [{"type": "image_url", "image_url": url}]}
+    content = {"schema": request, "example": {"model": EXAMPLE_MODEL, "messages": [message]}}
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def _chat_reply() -> dict[int | str, dict[str, Any]]:
+    whole = caption_reply("The caption, or with stream its pieces as server-sent events", "ChatCompletion")
+    whole[200]["content"]["text/event-stream"] = {
+        "schema": {
+            "type": "string",
+            "description": "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as "
+            "`data: ERROR` and ends the stream.",
+        },
+    }
+    return whole
+
+
+def _chat(urls: bool, continue_text: bool) -> dict[str, Any]:
+    refusals = problems(
+        *JSON_BODY,
+        *BODY,
+        *CAPTION,
+        errors.TooManyImages,
+        errors.UnsupportedOption,
+        errors.ModelNotFound,
+        errors.ImageUrlRefused,
+        errors.ImageNotFetched,
+        shape=OPENAI,
+    )
+    return {
+        "summary": "Caption the image of a message",
+        "responses": _chat_reply() | refusals,
+        "openapi_extra": _body(urls, continue_text),
+    }
+
+
+def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
+    """Returns FastAPI's keyword arguments for each route, by the name of the route. `urls`: http(s) URLs of images
+    are allowed for some hosts. `continue_text`: the text of a message is the beginning of the caption."""
+    return {
+        "create_chat_completion": _chat(urls, continue_text),
+        "list_models": {
+            "summary": "List the models",
+            "responses": reply("The served model", "ModelList") | problems(errors.NotReady, shape=OPENAI),
+        },
+        "retrieve_model": {
+            "summary": "Describe the model",
+            "responses": reply("The model", "Model")
+            | problems(errors.ModelNotFound, errors.NotReady, shape=OPENAI),
+            "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")]},
+        },
+    }
+
+
+class ErrorMembers(ClosedReply):
+    message: str = Field(description="The error and what to do, as text.")
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None = Field(description="The name of the invalid field.")
+    code: str
+
+
+class OpenAIError(ClosedReply):
+    error: ErrorMembers
+
+
+class Model(ClosedReply):
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="Unix time in seconds since which the model has been served.")
+    owned_by: str
+
+
+class ModelList(ClosedReply):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Usage(ClosedReply):
+    """Counts tokens of text. An image counts as 0 tokens."""
+
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+    total_tokens: int = Field(ge=0)
+
+
+class ChatMessage(ClosedReply):
+    role: Literal["assistant"]
+    content: str = Field(description="The caption without the text of the request that it begins with.")
+    refusal: None
+
+
+class ChatChoice(ClosedReply):
+    index: Literal[0]
+    message: ChatMessage
+    logprobs: None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(ClosedReply):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice] = Field(min_length=1, max_length=1)
+    usage: Usage
+
+
+class ChatDelta(ClosedReply):
+    role: Literal["assistant"] = Field(default="assistant", description="The role, in the first chunk only.")
+    content: str = ""
+
+
+class ChatChunkChoice(ClosedReply):
+    index: Literal[0]
+    delta: ChatDelta
+    logprobs: None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatCompletionChunk(ClosedReply):
+    """The data of one event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice] = Field(max_length=1, description="Empty in the chunk of the usage.")
+    usage: Usage | None = Field(
+        default=None, description="The usage, in the last chunk, with stream_options.include_usage."
+    )
+    backend: OptionalText = Field(
+        description="The backend that ran the request, in the chunk of the usage. Absent if a stop sequence ended "
+        "the caption."
+    )
+    timings: _OptionalTimings = Field(
+        description="The timings, as in a reply of /v1/caption. Present if `backend` is."
+    )
+
+
+ROOTS: tuple[type[BaseModel], ...] = (OpenAIError, ModelList, ChatCompletion, ChatCompletionChunk)

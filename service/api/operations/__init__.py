@@ -1,1 +1,0 @@
-"""Serves the probes, the metrics, the report of the start, and the pages."""

@@ -1,0 +1,200 @@
+"""Describes the probes, /startup, /metrics, the pages and the OpenAPI document in that document."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from starlette.responses import HTMLResponse, PlainTextResponse
+
+from snapcap.service.api.operations import FORMATS
+from snapcap.service.api.schema_parts import OptionalCount, OptionalText, Responses, problems, reply
+from snapcap.service.errors import InvalidOption
+
+_FORMAT = {
+    "name": "format",
+    "in": "query",
+    "description": "json: the document described here. trace: a Chrome trace, which ui.perfetto.dev opens.",
+    "schema": {"type": "string", "enum": [*FORMATS], "default": FORMATS[0]},
+}
+_PAGE: dict[str, Any] = {
+    "response_class": HTMLResponse,
+    "responses": {304: {"description": "The page is the one that If-None-Match names"}},
+}
+State = Literal["starting", "ready", "draining", "failed"]
+
+
+def _ready() -> Responses:
+    return reply("The server captions images", "Ready") | reply(
+        "The server is starting, is ending, or failed to start", "Ready", status=503
+    )
+
+
+def operations() -> dict[str, dict[str, Any]]:
+    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
+    return {
+        "livez": {
+            "summary": "Tell whether the process is alive",
+            "responses": reply("The process is alive", "Live"),
+        },
+        "readyz": {"summary": "Tell whether the server captions images", "responses": _ready()},
+        "health": {"summary": "Do the same as /readyz, at the path that other servers use", "responses": _ready()},
+        "startup": {
+            "summary": "Report the start by phase",
+            "responses": reply("The timeline", "Startup", "Trace") | problems(InvalidOption),
+            "openapi_extra": {"parameters": [_FORMAT]},
+        },
+        "metrics": {
+            "summary": "Return the Prometheus metrics",
+            "response_description": "The metrics",
+            "response_class": PlainTextResponse,
+            "responses": {200: {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}},
+        },
+        "page": {
+            "summary": "Show the page",
+            "response_description": "A page that captions images and shows the start",
+            **_PAGE,
+        },
+        "docs": {
+            "summary": "Show the OpenAPI document as a page",
+            "response_description": "The reference",
+            **_PAGE,
+        },
+        "openapi": {
+            "summary": "Return this document",
+            "responses": {
+                200: {
+                    "description": "The document",
+                    "content": {"application/json": {"schema": {"type": "object"}}},
+                }
+            },
+        },
+    }
+
+
+class Live(BaseModel):
+    status: Literal["live"]
+
+
+class Ready(BaseModel):
+    state: State
+    phase: str
+    error: OptionalText = Field(description="The reason for which the start failed.")
+
+
+class Phase(BaseModel):
+    name: str
+    start: float
+    end: float | None
+
+
+class Bucket(BaseModel):
+    component: Literal["encoder", "decoder"]
+    size: int = Field(ge=1)
+    state: Literal["pending", "eager", "warm", "captured", "failed"]
+    backend: str
+    seconds: float | None = Field(description="Seconds that the warm-up of the bucket took.")
+    start: float | None = Field(description="Moment at which the warm-up of the bucket began.")
+
+
+class Weights(BaseModel):
+    """The result of the lookup of prepared weights. Unless it is `hit`, the start converts the checkpoint."""
+
+    result: Literal["hit", "miss", "corrupt", "untrusted", "error", "off"]
+    reason: str
+    bytes_fetched: int = Field(ge=0, description="Bytes downloaded from the artifact store.")
+
+
+class Artifacts(BaseModel):
+    """The result of the lookup of compiled artifacts."""
+
+    kind: str
+    result: Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
+    reason: str
+    key: str
+    seconds: float
+    bytes_fetched: int = Field(ge=0)
+
+
+class Build(BaseModel):
+    """Reports the background build, if there is one. A member beside the state stays once it is known."""
+
+    state: Literal["declined", "waiting", "fetched", "building", "published", "failed"]
+    done: OptionalCount = Field(description="Number of packages built.")
+    of: OptionalCount = Field(description="Number of packages to build.")
+    holder: OptionalText = Field(description="The process that builds while this process waits.")
+    reason: OptionalText = Field(description="The reason for which this process does not build.")
+    command: OptionalText = Field(description="The command that builds the artifacts instead.")
+    error: OptionalText
+
+
+class CompileEvents(BaseModel):
+    """Counts the graphs that this server's processes compiled. A background build compiles in other processes."""
+
+    startup: int = Field(ge=0, description="Graphs compiled until the end of the start.")
+    serving: int = Field(ge=0, description="Graphs compiled after the end of the start.")
+
+
+class Startup(BaseModel):
+    state: State
+    phase: str
+    model: str | None = Field(description="The name of the model, once the model is loaded.")
+    family: str | None = Field(description="The `model_type` of the model in transformers.")
+    takes_instructions: bool = Field(
+        description="True: a prompt is an instruction. False: a prompt is the beginning of a caption."
+    )
+    settings_not_done: list[str] = Field(
+        description="Settings of the checkpoint's `generation_config.json` that would change captions and that the "
+        "server does not support."
+    )
+    tasks: list[str] = Field(
+        description="Values that `task` of a request may have, the default first. Empty: the model has one task."
+    )
+    now: float = Field(
+        description="The current time, in seconds since the process was executed, as all times here."
+    )
+    marks: dict[str, float] = Field(
+        description="The times of `live`, `ready` and `first_caption`, as far as they have been reached."
+    )
+    phases: list[Phase]
+    backend: str | None = Field(
+        description="The backend that captions. `mixed`: a background build is replacing buckets."
+    )
+    tier: str | None = Field(description="The backend at the end of the start.")
+    device: str | None
+    dtype: str | None
+    error: str | None
+    compile_events: CompileEvents
+    torch_modules: int = Field(
+        ge=0,
+        description="Number of Python modules of torch in the server's processes. 0 if packages run without torch.",
+    )
+    weights: Weights | None
+    artifacts: Artifacts | None
+    build: Build | None
+    buckets: list[Bucket]
+
+
+class TraceEvent(BaseModel):
+    """An event of the Trace Event Format."""
+
+    name: str
+    ph: Literal["M", "X", "i"] = Field(
+        description="M: names a process or a track. X: an event from `ts` for `dur`. i: an instant."
+    )
+    pid: int
+    tid: int = Field(description="The track.")
+    ts: OptionalCount = Field(description="Microseconds since the process was executed.")
+    dur: OptionalCount = Field(description="Duration in microseconds.")
+    cat: OptionalText = Field(description="The kind of the event: phase, warm-up or mark.")
+    s: OptionalText = Field(description="The scope of an instant. p: the process.")
+    args: dict[str, Any]
+
+
+class Trace(BaseModel):
+    """The start as a Chrome trace."""
+
+    traceEvents: list[TraceEvent]  # noqa: N815  the format's name
+    displayTimeUnit: Literal["ms"]  # noqa: N815
+    otherData: dict[str, str | None]  # noqa: N815
+
+
+ROOTS: tuple[type[BaseModel], ...] = (Live, Ready, Startup, Trace)

@@ -1,0 +1,176 @@
+"""Builds the parts that the APIs share in the OpenAPI document: responses, errors, schemas of bodies.
+
+Only the document and the tests use the models. The routes build the replies without them, and no reply is
+validated while serving.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
+
+from snapcap.models.processing.image_formats import MEDIA_TYPES
+from snapcap.service import errors
+from snapcap.service.errors import ServiceError
+from snapcap.service.http.problems import PROBLEM, ErrorShape
+from snapcap.service.http.replies import IGNORED
+
+Schema = dict[str, Any]
+# The type of FastAPI's argument `responses`.
+Responses = dict[int | str, dict[str, Any]]
+# BODY: errors of reading a body under limits. CAPTION: errors of a caption request.
+BODY: tuple[type[ServiceError], ...] = (
+    errors.InvalidEncoding,
+    errors.BodyTimeout,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+)
+CAPTION: tuple[type[ServiceError], ...] = (
+    errors.UnknownOption,
+    errors.InvalidOption,
+    errors.MissingImage,
+    errors.UnprocessableImage,
+    errors.PromptTooLong,
+    errors.Overloaded,
+    errors.NotReady,
+    errors.DeadlineExceeded,
+)
+JSON_BODY: tuple[type[ServiceError], ...] = (errors.EmptyBody, errors.InvalidJson)
+_IGNORED = (
+    "Names the ignored parts of the request: unknown fields, and in a chat `text` of users, `system` messages, "
+    "`replies`, earlier `images`. Absent if nothing was ignored. The server refuses a field that would change the "
+    "caption, or whose name is almost that of an option."
+)
+BINARY: Schema = {"type": "string", "format": "binary"}
+# The image as the body of the request, in each readable format.
+IMAGE_BODIES: dict[str, Any] = {
+    media_type: {"schema": BINARY} for media_type in (*MEDIA_TYPES, "application/octet-stream")
+}
+IMAGE_TEXT: Schema = {
+    "type": "string",
+    "minLength": 1,
+    "format": "byte",
+    "contentEncoding": "base64",
+    "description": "Base64, or a data URI with base64.",
+}
+# A small blue square. Examples contain a real image, so that they can be sent unchanged.
+EXAMPLE_IMAGE = (
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGklEQVR42mPUj7/A"
+    "QApgYiARjGoY1TB0NAAAYM8Bfov0xWUAAAAASUVORK5CYII="
+)
+EXAMPLE_MODEL = "demo"
+
+
+def problems(*kinds: type[ServiceError], shape: ErrorShape = PROBLEM) -> Responses:
+    """Returns the responses of these errors, one for each status."""
+    by_status: dict[int, list[type[ServiceError]]] = {}
+    for kind in kinds:
+        by_status.setdefault(kind.status, []).append(kind)
+    return {status: _problem(status, of_status, shape) for status, of_status in sorted(by_status.items())}
+
+
+def reply(description: str, *schemas: str, status: int = 200) -> Responses:
+    """Returns the response with one of these schemas, which are names of the document's components."""
+    refs = [ref(schema) for schema in schemas]
+    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+    return {status: {"description": description, "content": {"application/json": {"schema": schema}}}}
+
+
+def caption_reply(description: str, schema: str) -> Responses:
+    """Returns the response of a caption request, with the header that names ignored fields."""
+    whole = reply(description, schema)
+    whole[200]["headers"] = {IGNORED: {"schema": {"type": "string"}, "description": _IGNORED}}
+    return whole
+
+
+def ref(schema: str) -> Schema:
+    """Returns a reference to a schema of the document's components."""
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def nullable(schema: Schema) -> Schema:
+    """Returns the schema with null as a further value: null has the effect of leaving the member out."""
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def request_object(required: list[str], properties: dict[str, Any]) -> Schema:
+    """Returns the schema of an object in a request. Other members are allowed, and ignored."""
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def form_object(required: list[str], properties: dict[str, Any]) -> Schema:
+    """Returns the schema of a form. Other parts are allowed if they are text, and ignored."""
+    return {**request_object(required, properties), "additionalProperties": {"type": "string"}}
+
+
+def path_parameter(name: str, description: str) -> dict[str, Any]:
+    """Returns a path parameter, for a route whose signature does not name it."""
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string"},
+        "description": description,
+    }
+
+
+def _problem(status: int, kinds: list[type[ServiceError]], shape: ErrorShape) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": ", ".join(kind.title for kind in kinds),
+        "content": {shape.media_type: {"schema": ref(shape.schema)}},
+    }
+    if status in (429, 503):
+        retry = {
+            "schema": {"type": "integer", "minimum": 1},
+            "description": "Seconds to wait before the next try.",
+            "required": True,
+        }
+        response["headers"] = {"Retry-After": retry}
+    if status == 401:
+        response["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}, "required": True}}
+    return response
+
+
+def one_of(schema: dict[str, Any]) -> None:
+    """Changes the schema of a list: each item matches exactly one of the models, not any number of them."""
+    schema["items"]["oneOf"] = schema["items"].pop("anyOf")
+
+
+def without_default(schema: dict[str, Any]) -> None:
+    """Removes the default from the schema of a member that may be absent but is never null."""
+    schema.pop("default", None)
+
+
+# Types of members that may be absent but are never null.
+OptionalText = Annotated[str | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
+OptionalCount = Annotated[int | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
+
+
+class ClosedReply(BaseModel):
+    """An object with these members and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(BaseModel):
+    """A problem of RFC 9457. Further members belong to certain codes only."""
+
+    type: str = Field(json_schema_extra={"format": "uri"}, description="`urn:snapcap:problem:` and the code.")
+    title: str
+    status: int = Field(ge=400, le=599)
+    detail: str = Field(description="The error and what to do, as text.")
+    instance: str = Field(description="The path of the request.")
+    error: str = Field(description="The same text as `detail`.")
+    code: str
+    request_id: str
+    option: OptionalText = Field(description="The name of the invalid option.")
+    reason: OptionalText = Field(description="The reason for which the image cannot be processed.")
+    phase: OptionalText = Field(description="The current phase of the server, while it does not caption images.")
+    limit: OptionalCount = Field(description="The largest size of a body, in bytes.")
+
+
+ROOTS: tuple[type[BaseModel], ...] = (Problem,)

@@ -1,1 +1,0 @@
-"""Serves the Open Inference Protocol, version 2."""

@@ -1,0 +1,210 @@
+"""Describes the Open Inference Protocol v2 in the OpenAPI document."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from snapcap.service import errors
+from snapcap.service.api.caption import MAX_IMAGES
+from snapcap.service.api.schema_parts import (
+    BODY,
+    CAPTION,
+    EXAMPLE_IMAGE,
+    IMAGE_TEXT,
+    JSON_BODY,
+    ClosedReply,
+    caption_reply,
+    nullable,
+    path_parameter,
+    problems,
+    reply,
+    request_object,
+)
+from snapcap.service.api.v2 import BINARY_OUTPUT, HEADER_LENGTH, INPUT, MAX_TIMEOUT, OUTPUT
+from snapcap.service.captioning import options as caption_options
+from snapcap.service.http.problems import V2
+
+_LENGTH = {
+    "name": HEADER_LENGTH,
+    "in": "header",
+    "schema": {"type": "integer", "minimum": 0},
+    "description": "Length of the JSON in bytes, if binary tensor data follows it in the body.",
+}
+
+
+def operations() -> dict[str, dict[str, Any]]:
+    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
+    return {
+        "server_live": {
+            "summary": "Tell whether the process is alive",
+            "responses": reply("The process is alive", "V2Live"),
+        },
+        "server_ready": {
+            "summary": "Tell whether the server captions images",
+            "responses": reply("The server captions images", "V2Ready")
+            | reply("The server is starting, is ending, or failed to start", "V2Ready", status=503),
+        },
+        "server_metadata": {
+            "summary": "Describe the server",
+            "responses": reply("Name, version and extensions", "V2Server"),
+        },
+        **_of_model("versioned_", versioned=True),
+        **_of_model("", versioned=False),
+    }
+
+
+def _of_model(prefix: str, *, versioned: bool) -> dict[str, dict[str, Any]]:
+    parameters = [path_parameter("model", "The model's name.")]
+    if versioned:
+        parameters.append(path_parameter("version", "The model's version, which is 1."))
+    what = " of a version" if versioned else ""
+    model = (errors.ModelNotFound, errors.NotReady)
+    return {
+        f"{prefix}model_infer": {
+            "summary": f"Caption a batch of images{what}",
+            "responses": _infer_reply()
+            | problems(
+                *JSON_BODY,
+                *BODY,
+                *CAPTION,
+                errors.TooManyImages,
+                errors.UnsupportedOption,
+                errors.ModelNotFound,
+                shape=V2,
+            ),
+            "openapi_extra": {"parameters": [*parameters, _LENGTH], "requestBody": _body()},
+        },
+        f"{prefix}model_ready": {
+            "summary": f"Tell whether the model{what} is ready",
+            "responses": reply("The model is ready", "V2ModelReady") | problems(*model, shape=V2),
+            "openapi_extra": {"parameters": parameters},
+        },
+        f"{prefix}model_metadata": {
+            "summary": f"Describe the tensors of the model{what}",
+            "responses": reply("The metadata", "V2Model") | problems(*model, shape=V2),
+            "openapi_extra": {"parameters": parameters},
+        },
+    }
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return request_object(required, properties)
+
+
+def _body() -> dict[str, Any]:
+    options = {name: nullable(option) for name, option in caption_options.schema().items()}
+    options["timeout"] = {
+        "type": ["integer", "null"],
+        "minimum": 1,
+        "maximum": MAX_TIMEOUT,
+        "description": "Time limit of this request in microseconds. The server's own limit applies too.",
+    }
+    parameters = _object([], **options, **{BINARY_OUTPUT: {"type": "boolean"}})
+    row = {"type": "array", "items": IMAGE_TEXT, "minItems": 1}
+    tensor = _object(
+        ["name", "datatype", "shape", "data"],
+        name={"const": INPUT},
+        datatype={"const": "BYTES"},
+        shape={
+            "type": "array",
+            "prefixItems": [{"type": "integer", "minimum": 1, "maximum": MAX_IMAGES}, {"const": 1}],
+            "items": False,
+            "minItems": 1,
+            "description": "[n] or [n, 1], for n images.",
+        },
+        parameters=nullable(_object([])),
+        data={"type": "array", "items": {"anyOf": [IMAGE_TEXT, row]}, "minItems": 1},
+    )
+    output = _object(
+        ["name"], name={"const": OUTPUT}, parameters=nullable(_object([], binary_data={"type": "boolean"}))
+    )
+    request = _object(
+        ["inputs"],
+        id={
+            "type": ["string", "null"],
+            "maxLength": 1000,
+            "description": "Printable text. The reply has the same id.",
+        },
+        parameters=nullable(parameters),
+        inputs={"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
+        outputs={"type": ["array", "null"], "items": output, "maxItems": 1},
+    )
+    binary = {
+        "type": "string",
+        "format": "binary",
+        "description": "The JSON, then the binary tensor data. The input has the parameter `binary_data_size`, the "
+        "size of the data in bytes, in place of `data`. Each image follows its length in 4 bytes, little-endian.",
+    }
+    example = {"inputs": [{"name": INPUT, "datatype": "BYTES", "shape": [1], "data": [EXAMPLE_IMAGE]}]}
+    content = {
+        "application/json": {"schema": request, "example": example},
+        "application/octet-stream": {"schema": binary},
+    }
+    return {"required": True, "content": content}
+
+
+def _infer_reply() -> dict[int | str, dict[str, Any]]:
+    captions = caption_reply("The captions, in order", "V2Captions")
+    captions[200]["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+    return captions
+
+
+class V2Live(ClosedReply):
+    live: Literal[True]
+
+
+class V2Ready(ClosedReply):
+    ready: bool
+
+
+class V2Server(ClosedReply):
+    name: Literal["snapcap"]
+    version: str
+    extensions: list[str]
+
+
+class V2ModelReady(ClosedReply):
+    name: str
+    ready: Literal[True]
+
+
+class V2TensorMetadata(ClosedReply):
+    name: str
+    datatype: Literal["BYTES"]
+    shape: list[int]
+
+
+class V2Model(ClosedReply):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[V2TensorMetadata]
+    outputs: list[V2TensorMetadata]
+
+
+class V2OutputParameters(ClosedReply):
+    binary_data_size: int = Field(ge=0)
+
+
+class V2Output(ClosedReply):
+    name: Literal["caption"]
+    datatype: Literal["BYTES"]
+    shape: list[int]
+    data: list[str] = Field(
+        default=[], description="The captions. Empty if the captions follow as binary tensor data."
+    )
+    parameters: V2OutputParameters | None = None
+
+
+class V2Captions(ClosedReply):
+    model_name: str
+    model_version: Literal["1"]
+    outputs: list[V2Output] = Field(min_length=1, max_length=1)
+    id: str = Field(default="", description="The id of the request, if the request had one.")
+
+
+class V2Error(ClosedReply):
+    error: str = Field(description="The error and what to do, as text.")
+
+
+ROOTS: tuple[type[BaseModel], ...] = (V2Live, V2Ready, V2Server, V2ModelReady, V2Model, V2Captions, V2Error)
