@@ -15,25 +15,27 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Returns every tensor of the checkpoint by name, memory-mapped on the CPU, in the dtype of the file.
 
     ``.bin`` files are pickles. They are read with ``weights_only=True``, which runs no code. If several files hold
-    a tensor, the file that the index names is read.
+    a tensor, the file that the index names is read; if that file lacks it, another that has it.
 
     Raises:
         WeightsError: a file cannot be read, or two files hold a tensor and the index names neither.
     """
     tensors: dict[str, Tensor] = {}
+    elsewhere: dict[str, Tensor] = {}
     files: dict[str, str] = {}
     places = weight_places(folder)
     for path in weight_files(folder):
         file = path.relative_to(folder).as_posix()
         for name, tensor in _read(path).items():
             if places.get(name, file) != file:
+                elsewhere[name] = tensor
                 continue
             if name in files:
                 raise WeightsError(
                     f"{files[name]} and {file} both hold {name!r}, and the index names neither for it"
                 )
             tensors[name], files[name] = tensor, file
-    return tensors
+    return {**elsewhere, **tensors}
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -156,6 +156,21 @@ def test_a_tensor_of_several_shards_is_that_of_the_one_which_the_index_names(
         read_tensors(folder)
 
 
+def test_a_tensor_that_the_index_looks_for_in_the_wrong_shard_is_found(
+    folder: Path, tensors: dict[str, Tensor]
+) -> None:
+    """As by transformers, which reads all that the named shards hold."""
+    write_shards(folder, tensors, SAFE, ("left.safetensors", "right.safetensors"))
+    index = folder / f"{SAFE}.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    turned = {"left.safetensors": "right.safetensors", "right.safetensors": "left.safetensors"}
+    index.write_text(json.dumps({"weight_map": {name: turned[file] for name, file in places.items()}}))
+    assert weight_names(folder) == [index.name, "left.safetensors", "right.safetensors"]
+    found = read_tensors(folder)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[each], tensors[each]) for each in tensors)
+
+
 @pytest.mark.parametrize(
     "content",
     [
