@@ -48,8 +48,9 @@ UNTYPED = ("", "application/octet-stream", "binary/octet-stream", "application/x
 _JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]{0,1000}\{")
 # A body that keeps coming at this rate is slow, not stalled. 256 kbit/s.
 MIN_BYTES_PER_S = 32 << 10
-# Parsing a body of up to this size takes the event loop less time than handing it to a thread.
-SMALL = 64 << 10
+# Parsing a body of up to this size holds the event loop up for a few milliseconds at most, whatever is in it: forms
+# with many heads take about one for each KiB.
+SMALL = 4 << 10
 _GZIP, _DEFLATE = "gzip", "deflate"
 _NAMES = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
 _MOST_CODINGS = 2  # codings of one body, applied one after the other
