@@ -62,13 +62,31 @@ def test_json(abused: Abused, path: str) -> None:
     abused.withstands(attack)
 
 
-def test_chats_of_thousands_of_messages_at_once(abused: Abused) -> None:
-    """Eight connections send chats with nearly as many messages as the bound of a JSON body allows."""
-    body = json.dumps({"messages": [{"role": "user", "content": "a"}] * 3_500}).encode()
+TENSOR = {"name": "image", "shape": [1] * 20_000, "datatype": "BYTES", "data": ["a"]}
+PARTS = b"".join(
+    b'--B\r\nContent-Disposition: form-data; name="u%d"\r\n%b\r\na\r\n'
+    % (number, b"".join(b"h%d: a\r\n" % line for line in range(14)))
+    for number in range(64)
+)
+DEAR = {
+    "most messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 3_500}),
+    "messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 1_800}),
+    "dimensions": ("/v2/models/demo/infer", {"inputs": [TENSOR]}),
+    "heads of parts": ("/v1/caption", PARTS + b"--B--"),
+}
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_bodies_that_are_dear_to_parse_at_once(abused: Abused, name: str) -> None:
+    """Eight connections send bodies within the bounds, of which some are small and each takes 10 ms or more."""
+    path, content = DEAR[name]
+    form = isinstance(content, bytes)
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    fields = {"Content-Type": "multipart/form-data; boundary=B"} if form else JSON
 
     def attack() -> None:
         with ThreadPoolExecutor(8) as clients:
-            asked = [clients.submit(abused.server.call, "/v1/chat/completions", body, JSON) for _ in range(100)]
+            asked = [clients.submit(abused.server.call, path, body, fields) for _ in range(100)]
             assert {each.result()[0] for each in asked} == {422}
 
     abused.withstands(attack)
