@@ -1,4 +1,7 @@
-"""Trims a caption while it is generated, and ends it before a stop sequence."""
+"""Trims a caption while it is generated, and ends it before a stop sequence.
+
+The library imports this module, which imports no event loop.
+"""
 
 from collections.abc import Sequence
 

@@ -326,7 +326,7 @@ class ProcessImageDecoder:
         self._finish(job, outcome)
 
     def _finish(self, job: Job, outcome: DecodedImage | Exception) -> None:
-        """Hands an outcome on that counts neither as a failure nor as a success of the processes."""
+        """Hands an outcome to the request, or to the check if the image is the server's own picture."""
         if job is self._check:
             self._checked(outcome)
         else:
