@@ -238,6 +238,15 @@ def test_every_region_of_every_bucket_runs_through_what_will_serve(make_warmer: 
     assert {(b.state, b.backend) for b in warmer.status.buckets()} == {("warm", "recording")}
 
 
+def test_the_warm_up_puts_only_buckets_without_a_backend_on_one(make_warmer: Any, on_device: Any) -> None:
+    """jit would compile a bucket that is put on it again once more."""
+    warmer, first, second = make_warmer(), Recording(), Recording()
+    warmer.assign(first, (Bucket(1),))
+    on_device(warmer.warm, (Bucket(1), Bucket(2)), second)
+    assert ({size for _, size, _ in first.ran}, {size for _, size, _ in second.ran}) == ({1}, {2})
+    assert all(warmer.runner.is_bound(component, Bucket(5)) for component in COMPONENTS)
+
+
 def test_a_bucket_that_cannot_be_opened_stays_eager_and_says_so(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording(broken=(2,))
     warmer.assign(backend, warmer.table.buckets)
