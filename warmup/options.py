@@ -5,7 +5,7 @@ To add one, add a field here; the command line, the environment, the help and do
 
 from dataclasses import field
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.option import (
@@ -23,9 +23,7 @@ from snapcap.warmup.option import (
 
 BackendChoice = Literal["auto", "aot", "jit", "eager"]
 BuildChoice = Literal["auto", "local", "off"]
-ReadyWhen = Literal["all", "first"]
 Kind = Literal["aot", "jit"]  # artifact kinds
-T = TypeVar("T")
 
 BUILD_TIMEOUT = 1800.0  # seconds
 
@@ -107,12 +105,6 @@ class ComputeOptions:
     )
     decoder_mode: str = option(
         "decoder_mode", "default", "how the decoder is compiled", choices=("default", "max-autotune")
-    )
-    ready_when: ReadyWhen = option(
-        "ready_when",
-        "all",
-        "ready when all buckets are warm, or the first; the others follow while it serves",
-        choices=get_args(ReadyWhen),
     )
     buckets: tuple[int, ...] = option(
         "buckets",
@@ -306,8 +298,3 @@ class StartOptions:
         if self.store.address and self.store.remote is None:
             return Path(self.store.address)
         return self.model.cache_dir / "store"
-
-    def before_ready(self, buckets: tuple[T, ...]) -> tuple[T, ...]:
-        """Returns the buckets that must be warm before READY. `buckets` are those of an artifact set, in ascending
-        order."""
-        return buckets[:1] if self.compute.ready_when == "first" else buckets

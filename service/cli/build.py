@@ -128,8 +128,8 @@ def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) ->
     """Starts the model as a server on the jit backend does, which publishes the compiled code. Returns the exit
     status."""
     with console.status("compiling every bucket"):
-        all_or_none = replace(options, compute=replace(options.compute, strict=True, ready_when="all"))
-        loaded = load(all_or_none, Timeline.since_exec(), StartupStatus())
+        strict = replace(options, compute=replace(options.compute, strict=True))
+        loaded = load(strict, Timeline.since_exec(), StartupStatus())
     published = [] if loaded.publication is None else loaded.publication.result()
     if options.store.remote is not None and len(published) < 2:  # nothing was compiled, or nothing was signed
         published.append(publish_in_worker(artifacts.key, options, artifacts.fetched.unusable))

@@ -46,7 +46,8 @@ def chrome_trace(startup: Mapping[str, Any], pid: int) -> dict[str, Any]:
     """Returns the trace in the JSON object format, made from the body of `/startup` with the same times.
 
     Phases that ran at the same time are on different tracks. The warm-up of a bucket is within its phase, or after
-    the start if it was put off (`--ready-when first`). A phase that still runs ends at the moment of the report.
+    the start if it was put off, as in an eager start on a GPU. A phase that still runs ends at the moment of the
+    report.
     """
     tracks = _tracks([*_phases(startup), *_warmups(startup)])
     return {

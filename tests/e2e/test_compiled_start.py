@@ -157,15 +157,6 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
                 worker.ask({"region": region, "size": 1}, 120)
 
 
-def test_ready_when_first_serves_and_the_other_buckets_follow(built_cache: Path, samples: dict[Path, str]) -> None:
-    options = ("--cache-dir", str(built_cache), "--ready-when", "first", "--strict", "--backend", "aot")
-    with ServerProcess(*options, *BUCKETS) as server:
-        server.wait_ready()
-        path, caption = next(iter(samples.items()))
-        assert server.caption(path)["caption"] == caption
-        server.wait_for(lambda: states(server.startup()) == {("aot", "warm")}, seconds=30)
-
-
 def test_without_a_compiler_the_server_stays_eager_and_says_so(tmp_path: Path, samples: dict[Path, str]) -> None:
     with ServerProcess("--cache-dir", str(tmp_path), *BUCKETS, CXX="no-such-compiler") as server:
         server.wait_ready()

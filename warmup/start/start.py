@@ -255,12 +255,11 @@ def before_ready(
 ) -> tuple[Bucket, ...]:
     """The buckets that are warm before READY; the others are warmed between two steps of the first requests.
     ``backend`` is what serves, and not what was asked for."""
-    if backend == "aot":
-        return options.before_ready(buckets)
     if backend == "eager" and options.compute.backend != "eager" and device_type == "cuda":
         # No artifacts: serve at once. Here each bucket waits for kernels that CUDA loads when they are launched.
         return buckets[:1]
-    # jit would compile on the device thread while it serves, and on a CPU eager has nothing to wait for.
+    # Packages are warm in a moment, jit would compile on the device thread while it serves, and on a CPU eager has
+    # nothing to wait for.
     return buckets
 
 

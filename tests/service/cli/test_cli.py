@@ -76,7 +76,7 @@ def test_help_of_serve_shows_what_most_need_and_takes_the_rest(capsys: pytest.Ca
     ("command", "unused", "used"),
     [
         ("serve", ("--weights",), ("--port",)),
-        ("build", ("--strict", "--ready-when", "--max-new-tokens", "--port"), ("--weights", "--sign-key")),
+        ("build", ("--strict", "--max-new-tokens", "--port"), ("--weights", "--sign-key")),
         (
             "explain",
             ("--strict", "--weights", "--remote-cache"),
@@ -168,7 +168,7 @@ def test_what_answers_first_imports_nothing_heavy(modules: str, unwanted: tuple[
     assert done.stdout.split() == []
 
 
-def test_a_jit_build_compiles_every_bucket_whatever_servers_are_told(
+def test_a_jit_build_is_strict_whatever_servers_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One environment is for servers and builds; a part of the buckets would be published as the whole."""
@@ -179,8 +179,8 @@ def test_a_jit_build_compiles_every_bucket_whatever_servers_are_told(
         raise StartError("stopped here")
 
     monkeypatch.setattr(build, "load", stop)
-    compute = ComputeOptions(backend="jit", device="cpu", buckets=(1, 2), ready_when="first")
+    compute = ComputeOptions(backend="jit", device="cpu", buckets=(1, 2))
     model = ModelOptions(cache_dir=tmp_path, prepared_weights=False)
     assert build.build(Settings(model=model, compute=compute)) == 1
     assert "stopped here" in capsys.readouterr().err
-    assert [(each.before_ready((1, 2)), each.compute.strict) for each in told] == [((1, 2), True)]
+    assert [each.compute.strict for each in told] == [True]

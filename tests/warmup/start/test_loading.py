@@ -17,7 +17,7 @@ from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine import capacity
-from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, ReadyWhen, StartOptions
+from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Plan, make_plan
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
@@ -146,7 +146,7 @@ def started(
     on_device: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[StartedModel, Timeline, StartupStatus]:
     timeline, status = Timeline.since_exec(), StartupStatus()
-    options = options_of(tmp_path_factory.mktemp("cache"), ready_when="first")
+    options = options_of(tmp_path_factory.mktemp("cache"))
     return on_device(load, options, timeline, status), timeline, status
 
 
@@ -164,28 +164,25 @@ def test_a_start_warms_every_bucket_and_tells_its_phases(
     assert names[-6:] == serial
     assert {"import_torch", "fetch_weights"} == set(names[1:-6])
     assert all(phase.end is not None for phase in timeline.phases())
-    # Eager has nothing worth leaving for later, also with `--ready-when first`.
+    # A CPU has nothing worth leaving for later.
     assert (loaded.cold, loaded.warm_table.sizes, loaded.compiled) == ((), SIZES, False)
 
 
 @pytest.mark.parametrize(
-    ("backend", "asked", "when", "device", "count"),
+    ("backend", "asked", "device", "count"),
     [
-        ("aot", "auto", "all", "cuda", 3),
-        ("aot", "auto", "first", "cuda", 1),
-        ("aot", "aot", "first", "cpu", 1),
-        ("eager", "auto", "all", "cuda", 1),  # no artifacts: serve at once
-        ("eager", "aot", "all", "cuda", 1),
-        ("eager", "auto", "all", "cpu", 3),
-        ("eager", "eager", "first", "cuda", 3),
-        ("jit", "jit", "first", "cuda", 3),
+        ("aot", "auto", "cuda", 3),
+        ("aot", "aot", "cpu", 3),
+        ("eager", "auto", "cuda", 1),  # no artifacts: serve at once
+        ("eager", "aot", "cuda", 1),
+        ("eager", "auto", "cpu", 3),
+        ("eager", "eager", "cuda", 3),
+        ("jit", "jit", "cuda", 3),
     ],
 )
-def test_what_ready_waits_for(
-    backend: str, asked: BackendChoice, when: ReadyWhen, device: str, count: int, tmp_path: Path
-) -> None:
+def test_what_ready_waits_for(backend: str, asked: BackendChoice, device: str, count: int, tmp_path: Path) -> None:
     buckets = (Bucket(1), Bucket(2), Bucket(4))
-    options = options_of(tmp_path, ready_when=when, backend=asked)
+    options = options_of(tmp_path, backend=asked)
     assert before_ready(backend, buckets, options, device) == buckets[:count]
 
 
@@ -239,6 +236,15 @@ def test_every_region_of_every_bucket_runs_through_what_will_serve(make_warmer: 
             assert backend.ran.count((name, size, size)) == count
     assert len(backend.ran) == len(SIZES) * sum(layers.values())
     assert {(b.state, b.backend) for b in warmer.status.buckets()} == {("warm", "recording")}
+
+
+def test_the_warm_up_puts_only_buckets_without_a_backend_on_one(make_warmer: Any, on_device: Any) -> None:
+    """jit would compile a bucket that is put on it again once more."""
+    warmer, first, second = make_warmer(), Recording(), Recording()
+    warmer.assign(first, (Bucket(1),))
+    on_device(warmer.warm, (Bucket(1), Bucket(2)), second)
+    assert ({size for _, size, _ in first.ran}, {size for _, size, _ in second.ran}) == ({1}, {2})
+    assert all(warmer.runner.is_bound(component, Bucket(5)) for component in COMPONENTS)
 
 
 def test_a_bucket_that_cannot_be_opened_stays_eager_and_says_so(make_warmer: Any, on_device: Any) -> None:

@@ -1,4 +1,4 @@
-"""Names, checks, opens and runs the packages that AOTInductor compiled, without torch's Python module.
+"""Opens packages that AOTInductor compiled, checks their inputs and runs them, without torch's Python module.
 
 A package is one file for a region and bucket. Its shared library is put into a file in memory, which the dynamic
 linker can load. torch's own loader, which is part of its module, unpacks a package into a folder below the
