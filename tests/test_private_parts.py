@@ -28,7 +28,7 @@ from snapcap.service.http.protocol import BoundedHttpProtocol, Flow
 from snapcap.service.server.uvicorn_server import Server
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.runtime.aoti import cuda_runtime, libtorch
-from snapcap.warmup.s3.download import client
+from snapcap.warmup.s3.client import client
 
 ROOT = Path(__file__).parent.parent
 PRIVATE = ("torch", "uvicorn", "botocore")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.benchmarks.harness.common import build_store, environment, free_port, run_snapcap
-from snapcap.warmup.checkpoints.patterns import checkpoint_names
+from snapcap.warmup.checkpoints.local import checkpoint_names
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

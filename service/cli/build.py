@@ -10,11 +10,12 @@ from snapcap.service.cli.interrupt import Interrupted
 from snapcap.service.config.settings import Settings
 from snapcap.service.offline.progress import open_bar
 from snapcap.service.telemetry import logs
-from snapcap.warmup.build.builder import Builder
-from snapcap.warmup.build.release import publish_built, publish_weights, signer_of
-from snapcap.warmup.build.remote_cache import remote_cache_environment
-from snapcap.warmup.build.tasks import Built, Event
-from snapcap.warmup.errors import BuildError, StartError, one_line
+from snapcap.warmup.artifacts.store import StoreError
+from snapcap.warmup.artifacts.worker import publish_in_worker
+from snapcap.warmup.build.builder import Builder, Built, Event
+from snapcap.warmup.build.environment import remote_cache_environment
+from snapcap.warmup.build.release import check_publishing, publish_built, publish_weights
+from snapcap.warmup.errors import BuildError, one_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import fitted, free_for_another
@@ -23,10 +24,7 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.start.start import load
-from snapcap.warmup.store.store import StoreError
-from snapcap.warmup.store.worker import publish_in_worker
-from snapcap.warmup.weights.published.source import is_publishable
-from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker
+from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker
 
 
 def build(settings: Settings) -> int:
@@ -42,14 +40,7 @@ def build(settings: Settings) -> int:
 
 
 def _build(options: StartOptions) -> int:
-    remote = options.store.remote
-    signer_of(options)  # a bad key is refused now, not after minutes of compiling
-    if remote is not None and options.store.sign_key is None and not options.store.allow_unsigned:
-        raise StartError(
-            f"artifacts for {remote} must be signed: make a key with `snapcap keygen KEY` and pass --sign-key KEY, "
-            "or pass --allow-unsigned here and to every server"
-        )
-    _check_weights(options)
+    check_publishing(options)
     checkpoint = read_checkpoint(options)
     _ = checkpoint.tokenizer  # raises if the tokenizer cannot be read, as no server could use the artifacts
     plan = make_plan(checkpoint.config, options)
@@ -93,8 +84,7 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
             console.print(f"{published.result}: {published.reason}", highlight=False, markup=False)
     if not artifacts.hit:
         console.print(f"{len(built.input_specs)} packages in {time.monotonic() - started:.0f} s")
-    final = publication.remote or publication.local
-    return 0 if final.done else 1
+    return 0 if publication.done else 1
 
 
 def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, console: Console) -> None:
@@ -103,17 +93,6 @@ def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, 
         with console.status("preparing weights"):
             prepared = prepare_in_worker(weights_worker(checkpoint.folder, plan, options), thorough=True)
         console.print(f"weights {prepared.result}: {prepared.reason}", highlight=False, markup=False)
-
-
-def _check_weights(options: StartOptions) -> None:
-    """Raises StartError if the weights cannot be published, before minutes of compiling."""
-    if options.store.weights and not options.model.prepared_weights:
-        raise StartError("--weights publishes prepared weights: remove --no-prepared-weights")
-    if options.store.weights and not is_publishable(options.model.source):
-        raise StartError(
-            f"--weights needs a model that every machine finds by its name, but {options.model.source!r} is a "
-            "folder on this machine: upload it to S3 and pass --model s3://bucket/prefix, or owner/name of the hub"
-        )
 
 
 def _publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, console: Console) -> int:

@@ -7,14 +7,14 @@ from rich.table import Table
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.telemetry import logs
+from snapcap.warmup.artifacts.fetch import NotFetchedError
 from snapcap.warmup.artifacts.key import ABSENT, describe_model
+from snapcap.warmup.checkpoints.source import is_publishable
 from snapcap.warmup.errors import one_line
 from snapcap.warmup.plan.memory import fitted, free_for_another
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
-from snapcap.warmup.weights.published.fetch import NotFetchedError
-from snapcap.warmup.weights.published.fetcher import ModelFetcher
-from snapcap.warmup.weights.published.source import is_publishable
+from snapcap.warmup.weights.published import ModelFetcher
 
 
 def explain(settings: Settings, show_all: bool) -> int:
@@ -57,9 +57,10 @@ def _published(settings: Settings) -> str:
     """Returns a line about the published weights, as a machine without the checkpoint would find them."""
     fetcher = ModelFetcher(settings)
     try:
-        found = fetcher.describe(download=False).found.manifest
+        found = fetcher.describe(download=False).found
     except NotFetchedError as error:
         return f"{error.result}: {error.reason}"
     finally:
         fetcher.close()
-    return f"hit: {found.weights.size / (1 << 20):.1f} MiB and {len(found.files)} small files of {found.created}"
+    manifest, size = found.manifest, f"{found.weights.size / (1 << 20):.1f} MiB"
+    return f"hit: {size} and {len(manifest.entries)} small files of {manifest.created}"

@@ -171,7 +171,7 @@ def _import(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     from snapcap.models.config import ConfigError  # noqa: PLC0415
     from snapcap.warmup.checkpoints.importer import import_checkpoint  # noqa: PLC0415
-    from snapcap.warmup.checkpoints.patterns import CheckpointError  # noqa: PLC0415
+    from snapcap.warmup.checkpoints.local import CheckpointError  # noqa: PLC0415
 
     try:
         written = import_checkpoint(arguments.source, Path(arguments.destination), settings.s3, arguments.force)

@@ -20,7 +20,7 @@ from snapcap.warmup.start.start import StartedModel, load
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.weights.published.fetcher import ModelFetcher
+    from snapcap.warmup.weights.published import ModelFetcher
 
 _logger = logging.getLogger("snapcap.start")
 

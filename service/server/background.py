@@ -78,8 +78,8 @@ def start_preparing(
 
     def prepare() -> None:
         try:
-            from snapcap.warmup.store.store import WEIGHTS  # noqa: PLC0415  starts do without it
-            from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
+            from snapcap.warmup.artifacts.store import WEIGHTS  # noqa: PLC0415  starts do without it
+            from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
 
             if not _is_writable(options.store_folder / WEIGHTS):
                 _weights_logger.info("weights are not prepared: the artifact folder is read-only")

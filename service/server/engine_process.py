@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.start.start import StartedModel
-    from snapcap.warmup.weights.published.fetcher import ModelFetcher
+    from snapcap.warmup.weights.published import ModelFetcher
 
 _USAGE_S = 1.0
 _logger = logging.getLogger("snapcap.start")

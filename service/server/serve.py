@@ -79,8 +79,7 @@ def _has_model(settings: Settings) -> bool:
     source = settings.model.source
     if source == "demo":  # nothing to check, and nothing to import
         return True
-    from snapcap.warmup.checkpoints.local import local_folder  # noqa: PLC0415
-    from snapcap.warmup.checkpoints.patterns import CheckpointError  # noqa: PLC0415
+    from snapcap.warmup.checkpoints.local import CheckpointError, local_folder  # noqa: PLC0415
 
     try:
         local_folder(source)

@@ -103,7 +103,7 @@ def test_a_decoder_of_a_type_that_is_not_supported_is_refused_before_transformer
     kind: object, captioner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from snapcap.warmup.checkpoints.importer import import_checkpoint
-    from snapcap.warmup.checkpoints.patterns import CheckpointError
+    from snapcap.warmup.checkpoints.local import CheckpointError
 
     monkeypatch.setattr(transformers, "AutoTokenizer", None)
     parts = {"encoder": {"model_type": "vit", **VISION}, "decoder": {"model_type": kind}}

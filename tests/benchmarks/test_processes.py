@@ -117,7 +117,7 @@ def test_compilers_are_recognised(program: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["python3", "sh", "python -m snapcap.warmup.store.worker", "last", "cat", "nvidia-smi", "?"]
+    "program", ["python3", "sh", "python -m snapcap.warmup.artifacts.worker", "last", "cat", "nvidia-smi", "?"]
 )
 def test_other_programs_are_no_compilers(program: str) -> None:
     assert not is_compiler(program)

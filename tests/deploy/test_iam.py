@@ -11,19 +11,19 @@ import pytest
 from support.checkpoints.manifests import Manifest, environment
 from support.checkpoints.published import make_model
 
+from snapcap.warmup.artifacts.download import download_weights
+from snapcap.warmup.artifacts.fetch import NotFetchedError, fetch, fetch_model
+from snapcap.warmup.artifacts.files import describe_all
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.lease import Held, Lease, acquire
 from snapcap.warmup.artifacts.manifest import Manifest as ArtifactManifest
+from snapcap.warmup.artifacts.manifest import new_manifest
+from snapcap.warmup.artifacts.publish import publish, publish_model
+from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import OWNER, Trust, generate_key, load_signer
+from snapcap.warmup.artifacts.store import StoreDeniedError, lease_name, manifest_name, model_name
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import client
-from snapcap.warmup.store.fetch import fetch
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.lease import Held, Lease, acquire
-from snapcap.warmup.store.publish import new_manifest, publish
-from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import StoreDeniedError, lease_name, manifest_name, model_name
-from snapcap.warmup.weights.published.download import download_weights
-from snapcap.warmup.weights.published.fetch import NotFetchedError, find_model
-from snapcap.warmup.weights.published.publish import publish_model
+from snapcap.warmup.s3.client import client
 
 POLICIES = Path(__file__).parents[2] / "deploy" / "kubernetes" / "iam"
 FACTORS: dict[str, Any] = {"kind": "aot", "format": 1, "device.name": "cpu"}
@@ -69,7 +69,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def artifacts(files: dict[str, Path]) -> ArtifactManifest:
-    return new_manifest("aot", FACTORS, files, "0.1.0")
+    return new_manifest("aot", FACTORS, describe_all(files), "0.1.0")
 
 
 def test_the_builder_publishes_and_a_server_fetches(
@@ -95,16 +95,18 @@ def test_the_builder_publishes_and_a_server_fetches(
     server, local = grant("server"), FolderStore.open(tmp_path / "local")
     assert fetch(server, local, artifacts.key, FACTORS, trust, 60).result == "hit"
     until = time.monotonic() + 60
-    found = find_model(server, local, model.manifest.factors, trust, lambda: model.manifest.identity, until)
+    found = fetch_model(
+        server, local, model.manifest.factors, trust, lambda: model.manifest.model_weights.identity, until
+    )
     assert found.manifest == model.manifest
     with ExitStack() as scope:
-        assert download_weights(server, local, found.manifest, until, scope).bytes_fetched == 70_000
+        assert download_weights(server, local, found.weights, until, scope).bytes_fetched == 70_000
 
 
 def test_what_is_not_there_is_a_miss_for_a_server_and_not_denied(grant: Grant, tmp_path: Path) -> None:
     local, model = FolderStore.open(tmp_path / "local"), make_model(tmp_path, 10)
     with pytest.raises(NotFetchedError) as raised:
-        find_model(grant("server"), local, model.manifest.factors, OWNER, dict, time.monotonic() + 60)
+        fetch_model(grant("server"), local, model.manifest.factors, OWNER, dict, time.monotonic() + 60)
     assert raised.value.result == "miss"
     found = fetch(grant("server"), local, "0" * 64, FACTORS, Trust(allow_unsigned=True), 60)
     assert found.result == "miss", found.reason

@@ -13,7 +13,7 @@ from support.servers.server_process import ServerProcess, snapcap
 
 from snapcap.service.cli.main import main
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import client
+from snapcap.warmup.s3.client import client
 
 # Instead of what costs minutes to build, and of what is elsewhere than in a container.
 BUCKETS = {"SNAPCAP_BUCKETS": "1,4", "SNAPCAP_THREADS": "0"}

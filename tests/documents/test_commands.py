@@ -9,7 +9,7 @@ from support.documents.pages import blocks, pages
 from support.documents.reader import Reader, require_commands
 
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import client
+from snapcap.warmup.s3.client import client
 
 # Their commands find what another run has compiled, instead of compiling for minutes, or starting without.
 COMPILED = ("docs/artifacts.md", "docs/without-a-server.md")

@@ -132,8 +132,7 @@ def test_an_interrupted_build_keeps_what_is_done(built_cache: Path, tmp_path: Pa
 
 
 def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: Path, tmp_path: Path) -> None:
-    from snapcap.warmup.build.builder import Builder
-    from snapcap.warmup.build.worker import BuildJob
+    from snapcap.warmup.build.builder import Builder, BuildJob
     from snapcap.warmup.machine.worker import Worker, WorkerError
     from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.plan.plan import make_plan

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container
-from snapcap.warmup.store.blobs import VerifiedFile
 
 INSIDE = "package/data/aotinductor/model"
 

@@ -7,13 +7,15 @@ import pytest
 from support.servers.server_process import ServerProcess, snapcap
 from support.servers.small_disk import SMALL
 
+from snapcap.warmup.artifacts.files import describe_all
+from snapcap.warmup.artifacts.manifest import new_manifest
+from snapcap.warmup.artifacts.publish import publish
+from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import Signer, load_signer
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions
 from snapcap.warmup.plan.plan import make_plan
-from snapcap.warmup.s3.download import client
+from snapcap.warmup.s3.client import client
 from snapcap.warmup.start.preparation import read_checkpoint
-from snapcap.warmup.store.publish import new_manifest, publish
-from snapcap.warmup.store.s3 import S3Store
 
 BUCKETS = ("--device", "cpu", "--buckets", "1")
 
@@ -39,7 +41,7 @@ def test_artifacts_that_find_no_space_leave_a_server_that_is_eager_and_says_why(
     store.s3.create_bucket(Bucket="full")
     (tmp_path / "large").write_bytes(os.urandom(2 * SMALL))
     files = {"aot/large.b1.pt2": tmp_path / "large"}
-    published = publish(store, new_manifest("aot", factors, files, "1"), files, signer)
+    published = publish(store, new_manifest("aot", factors, describe_all(files), "1"), files, signer)
     assert published.result == "published", published.reason
 
     arguments = (*BUCKETS, "--cache-dir", str(small_disk), "--store", "s3://full/store", "--build", "off")

@@ -22,7 +22,7 @@ from support.servers.server_process import (
     wait_until,
 )
 
-from snapcap.warmup.build.worker import BuildJob
+from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.machine.worker import Worker, WorkerError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import make_plan

@@ -117,7 +117,7 @@ def test_a_build_of_what_is_there_does_nothing_and_puts_it_into_s3(
     cold: Served, compiler: Path, aws_environment: None, s3_server: str, tmp_path: Path
 ) -> None:
     from snapcap.warmup.options import S3Options
-    from snapcap.warmup.s3.download import client
+    from snapcap.warmup.s3.client import client
 
     log = tmp_path / "compiler.log"
     environment = {"CXX": str(compiler), "COMPILER_LOG": str(log)}

@@ -11,7 +11,7 @@ from support.checkpoints.published import upload_checkpoint
 from support.servers.server_process import ServerProcess, descendants, snapcap
 
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import client
+from snapcap.warmup.s3.client import client
 
 PREPARED = ("--prepared-weights",)  # which tests' environment turns off
 

@@ -11,7 +11,7 @@ import pytest
 from support.checkpoints.build_folders import nearly_built
 from support.servers.server_process import clean_environment, snapcap
 
-from snapcap.warmup.build.remote_cache import remote_cache_environment
+from snapcap.warmup.build.environment import remote_cache_environment
 from snapcap.warmup.errors import StartError
 
 TESTS = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ import pytest
 from support.servers.server_process import ServerProcess, snapcap
 
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import client
+from snapcap.warmup.s3.client import client
 
 BUCKETS = ("--buckets", "1,4")
 

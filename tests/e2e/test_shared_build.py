@@ -18,7 +18,7 @@ from support.checkpoints.build_folders import LAST, PACKAGES, nearly_built
 from support.servers.server_process import ServerProcess, clean_environment, snapcap
 
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import client
+from snapcap.warmup.s3.client import client
 
 BUCKETS = ("--buckets", "1,4")
 ROOT = Path(__file__).parents[2]

@@ -13,6 +13,8 @@ from support.servers.server_process import ServerProcess, descendants, python
 
 from snapcap.models.regions.names import ON_DEMAND
 from snapcap.models.regions.table import RegionCall
+from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import open_envelope, seal
 from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
@@ -25,8 +27,6 @@ from snapcap.warmup.runtime.aoti.packages import AotiError, Container, region_of
 from snapcap.warmup.runtime.torch_model import LoadedModel
 from snapcap.warmup.start import native
 from snapcap.warmup.start.start import StartedModel, load
-from snapcap.warmup.store.blobs import VerifiedFile
-from snapcap.warmup.store.folder import FolderStore
 
 TESTS = Path(__file__).parent.parent
 PREPARED = {"SNAPCAP_PREPARED_WEIGHTS": "true"}

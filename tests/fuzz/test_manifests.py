@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support.attacks.fuzzing import corpus, fuzzed
 from support.attacks.mutations import mutated
 
-from snapcap.warmup.artifacts.envelope import PAYLOAD_TYPE, ManifestError
-from snapcap.warmup.artifacts.manifest import Manifest, open_envelope
+from snapcap.warmup.artifacts.manifest import PAYLOAD_TYPE, Manifest, ManifestError, open_envelope
 from snapcap.warmup.artifacts.signing import OWNER, Trust
 
 SEEDS = corpus("manifests")

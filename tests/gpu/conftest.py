@@ -16,7 +16,7 @@ from support.parity import device_cases
 from support.parity.device_cases import BUCKETS, FEW_BUCKETS, Captioner
 from support.servers.device_starts import Background, servable
 
-from snapcap.warmup.build.tasks import Built
+from snapcap.warmup.build.builder import Built
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
 from snapcap.warmup.runtime.backends import Backend
 from snapcap.warmup.runtime.torch_model import DTYPES, LoadedModel

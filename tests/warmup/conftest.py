@@ -13,18 +13,19 @@ import pytest
 import torch
 from botocore.exceptions import ClientError
 
-from snapcap.warmup.artifacts.manifest import Manifest
+from snapcap.warmup.artifacts.files import describe_all
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.manifest import Manifest, new_manifest
+from snapcap.warmup.artifacts.publish import publish
+from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import Signer, Trust, generate_key, load_signer
+from snapcap.warmup.artifacts.store import ArtifactStore
 from snapcap.warmup.machine.denied import report_denied
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.runtime.torch_model import LoadedModel, load_model
-from snapcap.warmup.s3.download import client
+from snapcap.warmup.s3.client import client
 from snapcap.warmup.start.preparation import read_checkpoint
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.publish import new_manifest, publish
-from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import ArtifactStore
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
@@ -153,7 +154,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 @pytest.fixture
 def manifest(files: dict[str, Path]) -> Manifest:
     """Of ``files``."""
-    return new_manifest("aot", FACTORS, files, "0.1.0", {"inputs": [1, 2]})
+    return new_manifest("aot", FACTORS, describe_all(files), "0.1.0", {"inputs": [1, 2]})
 
 
 @pytest.fixture

@@ -1,31 +1,62 @@
-"""Defines what an artifact set is made of: named files by digest, and the factors they were built from."""
+"""Defines the signed manifest of artifacts: named files by digest, and the factors that they were made from.
 
+A manifest describes an artifact set, which is packages for one key, or a model: the small files of a checkpoint
+and its prepared weights, which are fetched by chunks.
+
+A manifest is sealed in an envelope, signed where there is a key, and opened where it is trusted. The envelope's
+format is DSSE (https://github.com/secure-systems-lab/dsse): the signature covers the type and the exact bytes of
+the payload, and is checked before those bytes are parsed. ``payloadDigest`` is an addition of ours: it tells
+damage from a stranger's work, and guards a folder's unsigned manifests against damage too.
+"""
+
+import base64
+import binascii
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field
-from datetime import datetime
-from typing import Any, cast
+from datetime import UTC, datetime
+from typing import Any, Literal, cast
 
+from snapcap.models import json_object
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.envelope import (
-    ManifestError,
-    check_age,
-    load_object,
-    open_payload,
-    seal_payload,
+from snapcap.warmup.artifacts.key import (
+    FORMAT,
+    FactorError,
+    Factors,
+    artifact_key,
+    canonical_json,
+    check_factors,
 )
-from snapcap.warmup.artifacts.key import FactorError, Factors, artifact_key, canonical_json, check_factors
-from snapcap.warmup.artifacts.signing import Signer, Trust
+from snapcap.warmup.artifacts.signing import Signature, Signer, Trust
 from snapcap.warmup.options import Kind
 
-FORMAT = 1
+PAYLOAD_TYPE = "application/vnd.snapcap.manifest+json"
+MAX_ENVELOPE_BYTES = 4 * 1024 * 1024
 MAX_TOTAL_BYTES = 32 * 1024**3
 MAX_ENTRIES = 4096
+CHUNK_BYTES = 16 * 1024 * 1024
+MAX_SMALL_BYTES = 64 * 1024 * 1024  # all small files of a model together: tokenizers have up to 20 MB
 
-
-_ENTRY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
+_MAX_SIGNATURES = 16
+_MAX_SMALL_FILES = 32
+_MAX_OBJECTS = 1024  # objects of a source, shards included
 _MAX_NAME = 200
+_ENTRY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
+# Small files are written under these names into a flat folder; none is hidden.
+_SMALL_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_IDENTITY_NAME = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,199}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+ManifestKind = Kind | Literal["model"]
+
+
+class ManifestError(ValueError):
+    """An envelope or manifest that is damaged; one line that says how."""
+
+
+class UntrustedError(ManifestError):
+    """An envelope that nobody trusted has signed."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +68,96 @@ class Blob:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """Describes the prepared weights of a model.
+
+    file: the file of prepared weights. chunks: SHA-256, in hex, of each ``CHUNK_BYTES`` of it.
+    checkpoint: SHA-256, in hex, of the checkpoint's weights as ``weights.find.content_digest`` takes it.
+    identity: the source's revision at that time: ETag and size of each object, or the commit.
+    """
+
+    file: Blob
+    chunks: tuple[str, ...]
+    checkpoint: str
+    identity: Mapping[str, str]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.file.size
+
+    @property
+    def content(self) -> str:
+        """SHA-256, in hex, of what is verified when the weights are fetched by chunks: their size and digests.
+
+        Nobody compares ``file.digest`` with fetched bytes, so that digest says nothing of a file of them.
+        """
+        verified = {"size": self.size, "chunk": CHUNK_BYTES, "digests": list(self.chunks)}
+        return hashlib.sha256(canonical_json(verified)).hexdigest()
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """Describes an artifact set.
+    """Describes an artifact set or a model.
 
     factors: the inputs of the build; ``key`` is their ``artifact_key``.
-    entries: relative file name, with ``/``, to content.
+    entries: relative file name, with ``/``, to content; of a model, the checkpoint's files except its weights.
     created: ISO 8601, UTC. builder: the snapcap version.
     metadata: any JSON that the backend needs to use the files, such as the shapes each package expects.
+    weights: only of a model.
     """
 
     key: str
     factors: Factors
-    kind: Kind
+    kind: ManifestKind
     entries: Mapping[str, Blob]
     created: str
     builder: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
+    weights: Weights | None = None
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all distinct blobs."""
+        """Bytes of all distinct blobs of the entries."""
         return sum({blob.digest: blob.size for blob in self.entries.values()}.values())
+
+    @property
+    def model_weights(self) -> Weights:
+        """The weights of a model.
+
+        Raises:
+            ManifestError: the manifest is that of an artifact set.
+        """
+        if self.weights is None:
+            raise ManifestError("the manifest is not that of a model")
+        return self.weights
+
+
+def new_manifest(
+    kind: ManifestKind,
+    factors: Factors,
+    entries: Mapping[str, Blob],
+    builder: str,
+    metadata: Mapping[str, Any] | None = None,
+    weights: Weights | None = None,
+) -> Manifest:
+    """The manifest of files that are made now.
+
+    Args:
+        builder: the snapcap version.
+        metadata: JSON for whoever loads the files.
+    """
+    return Manifest(
+        key=artifact_key(factors),
+        factors=dict(factors),
+        kind=kind,
+        entries=dict(entries),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        builder=builder,
+        metadata=dict(metadata or {}),
+        weights=weights,
+    )
 
 
 def seal(manifest: Manifest, signer: Signer | None) -> bytes:
@@ -75,19 +174,27 @@ def seal(manifest: Manifest, signer: Signer | None) -> bytes:
     return seal_payload(payload, signer)
 
 
-def open_envelope(data: bytes, trust: Trust) -> Manifest:
+def open_envelope(data: bytes, trust: Trust, key: str | None = None) -> Manifest:
     """Verify an envelope, then parse the bytes that were verified.
+
+    Args:
+        key: the key that the manifest must have, if that is known.
 
     Raises:
         UntrustedError: there is no signature by a trusted key, and ``trust`` demands one; or it is too old.
-        ManifestError: damaged, not a manifest, or not of this format.
+        ManifestError: damaged, not a manifest, not of this format, or of another key.
     """
     payload = open_payload(data, trust)
     try:
         manifest = _parse_payload(payload)
     except RecursionError:
         raise ManifestError("the manifest's content is nested too deeply") from None
-    check_age(manifest.created, trust)
+    if key is not None and manifest.key != key:  # signed, but for something else
+        raise ManifestError(f"the manifest under key {key[:12]} is that of key {manifest.key[:12]}")
+    if trust.min_built and datetime.fromisoformat(manifest.created) < datetime.fromisoformat(trust.min_built):
+        raise UntrustedError(
+            f"the artifacts were built at {manifest.created}, before --min-built {trust.min_built}"
+        )
     return manifest
 
 
@@ -102,35 +209,130 @@ def is_digest(text: object) -> bool:
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
+def seal_payload(payload: bytes, signer: Signer | None) -> bytes:
+    """The envelope of a payload, signed if there is a signer."""
+    signatures = []
+    if signer:
+        signature = signer.sign(_pre_authentication(payload))
+        signatures.append({"keyid": signature.key_id, "sig": base64.b64encode(signature.value).decode()})
+    envelope = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "payloadDigest": hashlib.sha256(payload).hexdigest(),
+        "signatures": signatures,
+    }
+    return canonical_json(envelope)
+
+
+def open_payload(data: bytes, trust: Trust) -> bytes:
+    """The payload of an envelope, once it is known whose it is.
+
+    Raises:
+        UntrustedError: there is no signature by a trusted key, and ``trust`` demands one.
+        ManifestError: the envelope is damaged.
+    """
+    payload, signatures = _parse_envelope(data)
+    if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload), signatures) is None:
+        _refuse(signatures, trust)
+    return payload
+
+
 def _parse_payload(payload: bytes) -> Manifest:
     """Parses a manifest. Raises ManifestError for any field or format that this version does not know."""
-    value = load_object(payload, "content")
+    value = _load_object(payload, "content")
     version = value.get("format")
     if version != FORMAT or isinstance(version, bool):
         shown = repr(version)[:80]
         raise ManifestError(f"the manifest is of format {shown}, and this version reads format {FORMAT}")
+    value = {"weights": None, **value}  # earlier versions wrote sets without it; they explain a miss
     if value.keys() != Manifest.__dataclass_fields__.keys():
         raise ManifestError("the manifest has other fields than it should")
-    entries = field_of(value, "entries", dict)
-    if not entries or len(entries) > MAX_ENTRIES:
-        raise ManifestError(f"the manifest has {len(entries)} files; 1 to {MAX_ENTRIES} are allowed")
+    is_model = value["kind"] == "model"
+    if not is_model and value["weights"] is not None:
+        raise ManifestError("the manifest of a set has weights")
+    entries = _field(value, "entries", dict)
     manifest = Manifest(
-        key=field_of(value, "key", str, is_digest),
-        factors=factors_of(field_of(value, "factors", dict)),
-        kind=cast("Kind", field_of(value, "kind", str, ("aot", "jit").__contains__)),
-        entries={_entry_name(name): blob_of(name, blob) for name, blob in entries.items()},
-        created=field_of(value, "created", str, is_utc),
-        builder=field_of(value, "builder", str, is_version),
-        metadata=field_of(value, "metadata", dict),
+        key=_field(value, "key", str, is_digest),
+        factors=_factors(_field(value, "factors", dict)),
+        kind=cast("ManifestKind", _field(value, "kind", str, ("aot", "jit", "model").__contains__)),
+        entries=_small_files(entries) if is_model else _entries(entries),
+        created=_field(value, "created", str, _is_utc),
+        builder=_field(value, "builder", str, _is_version),
+        metadata=_field(value, "metadata", dict),
+        weights=_weights(_field(value, "weights", dict)) if is_model else None,
     )
     if artifact_key(manifest.factors) != manifest.key:
         raise ManifestError("the manifest's key is not that of its factors")
-    if manifest.total_bytes > MAX_TOTAL_BYTES:
-        raise ManifestError(f"the manifest's files have {manifest.total_bytes} bytes, more than is sensible")
+    if manifest.factors.get("kind", manifest.kind) != manifest.kind:
+        raise ManifestError("the manifest's factors are of another kind than the manifest")
     return manifest
 
 
-def field_of(value: Mapping[str, Any], name: str, kind: type, valid: Callable[[Any], bool] | None = None) -> Any:
+def _entries(value: Mapping[str, Any]) -> dict[str, Blob]:
+    """Files of an artifact set."""
+    if not value or len(value) > MAX_ENTRIES:
+        raise ManifestError(f"the manifest has {len(value)} files; 1 to {MAX_ENTRIES} are allowed")
+    entries = _blobs(value, is_entry_name)
+    _check_total(sum({blob.digest: blob.size for blob in entries.values()}.values()), MAX_TOTAL_BYTES)
+    return entries
+
+
+def _small_files(value: Mapping[str, Any]) -> dict[str, Blob]:
+    """Files of a checkpoint, which are written into a flat folder."""
+    if not 1 <= len(value) <= _MAX_SMALL_FILES:
+        raise ManifestError(f"the manifest has {len(value)} files; 1 to {_MAX_SMALL_FILES} are allowed")
+    if "config.json" not in value:
+        raise ManifestError("the manifest names no config.json")
+    files = _blobs(value, lambda name: _SMALL_FILE_NAME.fullmatch(name) is not None)
+    _check_total(sum(blob.size for blob in files.values()), MAX_SMALL_BYTES)  # two names are two files
+    return files
+
+
+def _blobs(value: Mapping[str, Any], is_safe: Callable[[str], bool]) -> dict[str, Blob]:
+    for name in value:
+        if not is_safe(name):
+            raise ManifestError(f"the manifest names a file {name[:80]!r}, which is not a safe name")
+    return {name: _blob(name, blob) for name, blob in value.items()}
+
+
+def _check_total(total: int, most: int) -> None:
+    if total > most:
+        raise ManifestError(f"the manifest's files have {total} bytes, more than is sensible")
+
+
+def _blob(name: str, value: Any) -> Blob:
+    """Digest and size in a payload, of the file of this name. Raises ManifestError."""
+    match value:
+        case {"digest": digest, "size": int(size)} if len(value) == 2 and is_digest(digest):
+            if not isinstance(size, bool) and 0 <= size <= MAX_TOTAL_BYTES:
+                return Blob(digest, size)
+    raise ManifestError(f"the manifest has no valid digest and size for {name}")
+
+
+def _weights(value: Mapping[str, Any]) -> Weights:
+    if value.keys() != Weights.__dataclass_fields__.keys():
+        raise ManifestError("the manifest has other fields of its weights than it should")
+    weights = Weights(
+        file=_blob("weights", value["file"]),
+        chunks=tuple(_field(value, "chunks", list, lambda chunks: all(map(is_digest, chunks)))),
+        checkpoint=_field(value, "checkpoint", str, is_digest),
+        identity=_field(value, "identity", dict, _is_identity),
+    )
+    if not 0 < weights.size <= MAX_TOTAL_BYTES:
+        raise ManifestError(f"the manifest's weights have {weights.size} bytes, which is not sensible")
+    if len(weights.chunks) != -(-weights.size // CHUNK_BYTES):
+        raise ManifestError("the manifest has another number of chunks than its weights have")
+    return weights
+
+
+def _is_identity(value: Mapping[str, Any]) -> bool:
+    texts = [*value, *value.values()]
+    return 1 <= len(value) <= _MAX_OBJECTS and all(
+        isinstance(text, str) and _IDENTITY_NAME.fullmatch(text) for text in texts
+    )
+
+
+def _field(value: Mapping[str, Any], name: str, kind: type, valid: Callable[[Any], bool] | None = None) -> Any:
     """A field of a payload.
 
     Raises:
@@ -142,35 +344,19 @@ def field_of(value: Mapping[str, Any], name: str, kind: type, valid: Callable[[A
     return item
 
 
-def factors_of(value: Mapping[str, object]) -> Factors:
-    """The factors of a payload. Raises ManifestError."""
+def _factors(value: Mapping[str, object]) -> Factors:
     try:
         return check_factors(value)
     except FactorError as error:
         raise ManifestError(f"the manifest's factors are not valid: {str(error)[:300]}") from error
 
 
-def _entry_name(name: str) -> str:
-    if not is_entry_name(name):
-        raise ManifestError(f"the manifest names a file {name[:80]!r}, which is not a safe name")
-    return name
-
-
-def blob_of(name: str, value: Any) -> Blob:
-    """Digest and size in a payload, of the file of this name. Raises ManifestError."""
-    match value:
-        case {"digest": digest, "size": int(size)} if len(value) == 2 and is_digest(digest):
-            if not isinstance(size, bool) and 0 <= size <= MAX_TOTAL_BYTES:
-                return Blob(digest, size)
-    raise ManifestError(f"the manifest has no valid digest and size for {name}")
-
-
-def is_version(text: str) -> bool:
+def _is_version(text: str) -> bool:
     """Returns whether a text can be a builder's version: 1 to 100 printable characters."""
     return 0 < len(text) <= 100 and text.isprintable()
 
 
-def is_utc(text: str) -> bool:
+def _is_utc(text: str) -> bool:
     """Returns whether a text is a moment in ISO 8601, UTC."""
     try:
         moment = datetime.fromisoformat(text)
@@ -178,3 +364,62 @@ def is_utc(text: str) -> bool:
         return False
     offset = moment.utcoffset()
     return offset is not None and not offset
+
+
+def _load_object(data: bytes, what: str) -> dict[str, Any]:
+    """A JSON object that has one meaning; ``what`` names it. Raises ManifestError."""
+    try:
+        return json_object.load_object(data)
+    except ValueError as error:
+        raise ManifestError(f"the manifest's {what} {error}") from None
+
+
+def _parse_envelope(data: bytes) -> tuple[bytes, list[Signature]]:
+    if len(data) > MAX_ENVELOPE_BYTES:
+        raise ManifestError(f"the manifest has over {MAX_ENVELOPE_BYTES} bytes, more than is sensible")
+    envelope = _load_object(data, "envelope")
+    if envelope.keys() != {"payload", "payloadType", "payloadDigest", "signatures"}:
+        raise ManifestError("the manifest's envelope has other fields than it should")
+    if envelope["payloadType"] != PAYLOAD_TYPE:
+        raise ManifestError("the manifest's envelope is of another type")
+    payload = _decode(envelope["payload"])
+    if hashlib.sha256(payload).hexdigest() != envelope["payloadDigest"]:
+        raise ManifestError("the manifest does not fit its own checksum")
+    entries = envelope["signatures"]
+    if not isinstance(entries, list) or len(entries) > _MAX_SIGNATURES:
+        raise ManifestError("the manifest's signatures are not a short list")
+    return payload, [_signature(entry) for entry in entries]
+
+
+def _signature(entry: Any) -> Signature:
+    match entry:
+        case {"keyid": str(key_id), "sig": str(encoded)} if len(entry) == 2:
+            return Signature(key_id, _decode(encoded))
+    raise ManifestError("the manifest has a signature without key id and value")
+
+
+def _refuse(signatures: list[Signature], trust: Trust) -> None:
+    """Say which of the reasons it is."""
+    if not signatures:
+        raise UntrustedError("the manifest is not signed; build with --sign-key")
+    names = ", ".join(repr(signature.key_id[:16]) for signature in signatures)  # theirs, so not as it comes
+    if {signature.key_id for signature in signatures} & {key.key_id for key in trust.keys}:
+        raise ManifestError(f"the manifest's signature by {names} is not that of its content")
+    raise UntrustedError(f"the manifest is signed by {names}, which is no trusted key; see --trusted-key")
+
+
+def _decode(text: object) -> bytes:
+    """Base64 in its one canonical spelling, so that every flipped bit shows."""
+    try:
+        data = base64.b64decode(str(text), validate=True)
+    except (binascii.Error, ValueError):
+        raise ManifestError("the manifest's envelope is not base64") from None
+    if base64.b64encode(data).decode() != text:
+        raise ManifestError("the manifest's envelope is not canonical base64")
+    return data
+
+
+def _pre_authentication(payload: bytes) -> bytes:
+    """DSSE's PAE: what is signed, so that no payload can be read as one of another type."""
+    encoded = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(encoded), encoded, len(payload), payload)

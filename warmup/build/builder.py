@@ -4,9 +4,9 @@
     compiler ─▶ CPU library ──┴▶ checkers ─▶ kept beside their records ─▶ (all done) ─▶ manifest
 
 A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile. The CPU library
-(`runtime.aoti.packages`) is in the set where every package runs on it.
+(`runtime.aoti.cpu_library`) is in the set where every package runs on it.
 
-A piece of work on a GPU begins when its memory is free (`room`). A package that ran out of memory all the same is
+A piece of work on a GPU begins when its memory is free (`Room`). A package that ran out of memory all the same is
 made again when all workers have ended, alone.
 
 The parent imports no torch. Finished packages lie in the build folder of their artifact key: a second build of the
@@ -14,26 +14,26 @@ same key compiles nothing, and an interrupted build resumes.
 """
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.build.environment import checker_environment, compiler_environment
-from snapcap.warmup.build.folder import BuildFolder
 from snapcap.warmup.build.library_worker import LibraryJob
-from snapcap.warmup.build.room import Room, WorkQueue
-from snapcap.warmup.build.tasks import Built, Event, Progress, Task, tasks_of
-from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.capacity import available_cpus, free_memory
 from snapcap.warmup.machine.cxx import find_compiler, require_compiler
-from snapcap.warmup.machine.files import scratch_folder
+from snapcap.warmup.machine.files import make_folder, open_regular, scratch_folder
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import BUILD_TIMEOUT
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -41,7 +41,215 @@ from snapcap.warmup.plan.memory import PROCESS_BYTES, checkpoint_bytes, gib
 from snapcap.warmup.plan.plan import CPU_LIBRARY, Plan
 from snapcap.warmup.progress.status import ComponentName
 from snapcap.warmup.runtime.aoti.packages import InputSpecs
-from snapcap.warmup.store.blobs import VerifiedFile
+
+T = TypeVar("T")
+
+
+class Room:
+    """Bytes of device memory for pieces of work. Thread-safe.
+
+    A piece that needs more than there is runs alone: the need is an estimate, and the card may have more.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        """``size``: bytes in all; None: memory is no limit."""
+        self._size = size
+        self._used = 0
+        self._running = 0
+        self.changed = threading.Condition()
+
+    def _fits(self, need: int) -> bool:
+        """With the condition held."""
+        return self._size is None or self._running == 0 or self._used + need <= self._size
+
+    def try_to_enter(self, need: int) -> bool:
+        """Reserve ``need`` bytes where they are free. With the condition held."""
+        if not self._fits(need):
+            return False
+        self._used += need
+        self._running += 1
+        return True
+
+    def leave(self, need: int) -> None:
+        """Give back what a piece of work had reserved."""
+        with self.changed:
+            self._used -= need
+            self._running -= 1
+            self.changed.notify_all()
+
+
+class WorkQueue(Generic[T]):
+    """Pieces of work that wait for room. The first one that fits is taken, so that small ones fill gaps."""
+
+    def __init__(self, room: Room, need: Callable[[T], int]) -> None:
+        self._room = room
+        self._need = need
+        self._waiting: list[T] = []
+        self._closed = False
+
+    def put(self, piece: T) -> None:
+        with self._room.changed:
+            self._waiting.append(piece)
+            self._room.changed.notify_all()
+
+    def close(self) -> None:
+        """Say that nothing more will come: whoever waits for a piece ends when none is left."""
+        with self._room.changed:
+            self._closed = True
+            self._room.changed.notify_all()
+
+    def abandon(self) -> None:
+        """Drop all pieces, and end whoever waits for one."""
+        with self._room.changed:
+            self._waiting.clear()
+        self.close()
+
+    @contextmanager
+    def taken(self) -> Iterator[T | None]:
+        """Wait for a piece that fits and hold its memory inside the block; None when nothing is left."""
+        piece = self._wait()
+        try:
+            yield piece
+        finally:
+            if piece is not None:
+                self._room.leave(self._need(piece))
+
+    def _wait(self) -> T | None:
+        with self._room.changed:
+            while True:
+                for place, piece in enumerate(self._waiting):
+                    if self._room.try_to_enter(self._need(piece)):
+                        return self._waiting.pop(place)
+                if self._closed and not self._waiting:
+                    return None
+                self._room.changed.wait()
+
+
+EventKind = Literal["kept", "compiled", "built", "failed"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Describes a package to build.
+
+    on_demand: the artifact set is complete without this package.
+    need: bytes of device memory that compiling or checking the package takes at most, besides its process.
+    """
+
+    entry: str
+    region: str
+    component: ComponentName
+    size: int
+    on_demand: bool = False
+    need: int = 0
+
+
+@dataclass(frozen=True)
+class Event:
+    """Reports the progress of a package. ``kept``: an earlier run built it; ``built``: compiled and checked."""
+
+    kind: EventKind
+    task: Task
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """Holds the results of a build.
+
+    files, input_specs: packages and their input specs, by entry name.
+    failures: the reason of each failed package, by entry name.
+    complete: every package that every start needs is built.
+    library: the CPU library, if all packages run on it.
+    no_library: the reason why there is no CPU library, if the plan allows one.
+    """
+
+    files: Mapping[str, VerifiedFile]
+    input_specs: Mapping[str, InputSpecs]
+    failures: Mapping[str, str]
+    complete: bool
+    library: VerifiedFile | None = None
+    no_library: str = ""
+
+
+@dataclass
+class Progress:
+    """Holds the results so far of a build's threads."""
+
+    files: dict[str, VerifiedFile] = field(default_factory=dict)
+    input_specs: dict[str, InputSpecs] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    library: VerifiedFile | None = None
+    no_library: str = ""
+    passed_on: dict[str, str] = field(default_factory=dict)  # by entry, the digest of the library it runs on
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
+
+
+def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
+    """Every package of the set, smallest buckets first."""
+    from snapcap.warmup.plan.memory import MemoryPlan, checkpoint_bytes  # noqa: PLC0415  compiled starts do not need it
+    from snapcap.warmup.runtime.aoti.packages import entry_names  # noqa: PLC0415
+
+    weights, memory = checkpoint_bytes(checkpoint.folder, plan.dtype), MemoryPlan(checkpoint.config, plan)
+    return [
+        Task(
+            entry,
+            region.name,
+            region.component,
+            bucket.size,
+            region.on_demand,
+            memory.package(region, bucket.size, weights),
+        )
+        for region, bucket, entry in entry_names(memory.regions, plan.buckets)
+    ]
+
+
+_RECORD_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class BuildFolder:
+    """Keeps the packages and records of one artifact key's build, so that an interrupted build resumes."""
+
+    path: Path
+
+    def make(self) -> None:
+        """Raises OSError."""
+        make_folder(self.path)
+
+    def record(self, entry: str, specs: InputSpecs, checked: Blob, library: str = "") -> VerifiedFile:
+        """Record that a package passed its check, with the digest and size that it had then. A package without a
+        record counts as not built.
+
+        Args:
+            library: the digest of the CPU library on which the package passed too; "" for none.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        path = self.path / entry
+        temporary = path.with_suffix(".json.part")
+        record = {"digest": checked.digest, "size": checked.size, "signature": specs, "library": library}
+        temporary.write_text(json.dumps(record))
+        temporary.replace(path.with_suffix(".json"))
+        return VerifiedFile(path, checked)
+
+    def recorded(self, entry: str) -> tuple[VerifiedFile, InputSpecs, str] | None:
+        """Returns an earlier run's record of a package: the file, its input specs and the digest of the CPU
+        library. Returns None if there is no valid record, or if the file has changed since its check."""
+        path = self.path / entry
+        try:
+            with open_regular(path.with_suffix(".json")) as file:
+                record: dict[str, Any] = json.loads(file.read(_RECORD_BYTES))
+            package = VerifiedFile.of(path)
+            if package.blob != Blob(record["digest"], record["size"]):
+                return None
+            return package, record["signature"], str(record["library"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
 
 _COMPILER = "snapcap.warmup.build.compile_worker"
 _CHECKER = "snapcap.warmup.build.check_worker"
@@ -52,6 +260,15 @@ _HOST_BYTES = 3 << 29  # host memory of a worker and the compiler that it calls
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "ended with signal 9")
 _LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
 _ENDING_S = 5.0  # for threads to find that their workers have been ended
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """Holds the first message to a build's worker: the checkpoint, the plan, and the folder of the packages."""
+
+    checkpoint: Path
+    plan: Plan
+    folder: Path
 
 
 @dataclass(frozen=True)

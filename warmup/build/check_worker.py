@@ -24,7 +24,8 @@ from snapcap.models.regions.state.kv_cache import TEXTS
 from snapcap.models.regions.table import Region
 from snapcap.models.weights.sets import Weights
 from snapcap.models.weights.source import WeightSet
-from snapcap.warmup.build.worker import Workbench, empty, serve_regions
+from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.build.compile_worker import Workbench, empty, serve_regions
 from snapcap.warmup.machine.capacity import whole_cpus
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import CPU_LIBRARY
@@ -35,7 +36,6 @@ from snapcap.warmup.runtime.aoti.torch_packages import open_package, over_tensor
 from snapcap.warmup.runtime.compare import CheckError, compare_call
 from snapcap.warmup.runtime.model import Model
 from snapcap.warmup.runtime.torch_model import DTYPES
-from snapcap.warmup.store.blobs import VerifiedFile
 
 
 def check(

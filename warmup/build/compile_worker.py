@@ -3,12 +3,17 @@
     stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
     stdout  {"entry": …, "inputs": […], "seconds": …} or {"error": …} a line
 
+A compiler and a checker (`check_worker`) share the workbench. It knows the shapes of all inputs and holds none of
+them: it reads no weights until a package is checked, and takes device memory for one package at a time.
+
 Run as ``python -m snapcap.warmup.build.compile_worker``; never imported by a server.
 """
 
+import gc
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -17,14 +22,105 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from snapcap.models.config import ModelConfig
+from snapcap.models.dataclass import dataclass
+from snapcap.models.memory.memory import Spec
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region
+from snapcap.models.weights.load import load_weights
+from snapcap.models.weights.sets import Weights
+from snapcap.models.weights.vit import Normalisation
+from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
-from snapcap.warmup.build.worker import Workbench, empty, serve_regions
+from snapcap.warmup.machine.worker import Task, serve_tasks
 from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.memory import MemoryPlan
 from snapcap.warmup.plan.plan import inductor_options
-from snapcap.warmup.runtime.aoti.packages import is_whole, slim
+from snapcap.warmup.runtime.aoti.packages import entry_name, is_whole, slim
+from snapcap.warmup.runtime.model import Model
+from snapcap.warmup.runtime.torch_model import DTYPES, open_device
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Holds a worker's job, the described model, and the device that packages are built for."""
+
+    job: BuildJob
+    model: Model[Spec]
+    device: torch.device
+    dtype: torch.dtype
+
+    def host_weights(self) -> Weights[Tensor]:
+        """The checkpoint's weights in this computer's memory, laid out for the device.
+
+        Raises:
+            WeightsError: they cannot be read.
+        """
+        return _weights(self.job, self.model.config, torch.device("cpu"))
+
+
+# Compiles or checks a region at a bucket: (path of the package, other members of the task) -> members of the
+# answer.
+Work = Callable[..., dict[str, Any]]
+
+
+def serve_regions(work: Work) -> int:
+    """Serve a worker's whole life: the job, then one {"region": …, "size": …} a line. Each is answered with what
+    ``work`` returns and the name of the entry. Returns the exit status."""
+
+    gc.disable()  # all that a compiler makes lives on: to look through it is a fifteenth of a build
+
+    def start(job: BuildJob) -> Task:
+        bench = open_workbench(job)
+        regions: dict[str, Region] = {region.name: region for region in bench.model.regions}
+
+        def answer(task: dict[str, Any]) -> dict[str, Any]:
+            region, bucket = regions[task.pop("region")], Bucket(task.pop("size"))
+            entry = entry_name(region.name, bucket.size)
+            try:
+                return {"entry": entry, **work(bench, region, bucket, job.folder / entry, **task)}
+            finally:
+                gc.collect()
+                gc.freeze()
+                if bench.device.type == "cuda":
+                    torch.cuda.empty_cache()  # the other workers of the build share the card
+
+        return answer
+
+    return serve_tasks(BuildJob, start)
+
+
+def open_workbench(job: BuildJob) -> Workbench:
+    """Set up torch in this process and describe the model, without reading a weight."""
+    config, plan = ModelConfig.from_folder(job.checkpoint), job.plan
+    device, dtype = open_device(plan)
+    described = MemoryPlan(config, plan)
+    weights = _weights(job, config, torch.device("meta"))
+    specs = {
+        name: tuple(tuple(_spec(tensor) for tensor in layer) for layer in layers)
+        for name, layers in weights.sets.items()
+    }
+    return Workbench(job, Model(config, described.regions, Weights(specs), described.state), device, dtype)
+
+
+def _weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
+    transform = ImageTransform.from_folder(job.checkpoint, config.vision.image_size, family=config.vision.family)
+    pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
+    dtype = DTYPES[job.plan.dtype]
+    return load_weights(job.checkpoint, config, pixels, place, dtype, layout=job.plan.device_type)
+
+
+def _spec(tensor: Tensor) -> Spec:
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
+
+
+def empty(spec: Spec, device: torch.device) -> Tensor:
+    """A tensor as described, of whatever the memory holds."""
+    dtype, shape, strides = spec
+    return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
+
 
 # Inductor writes into its cache folder in place, and may take a file from there that another build on this machine
 # is writing. By the next attempt that is done.

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.files import describe
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.worker import Task, serve_tasks
 from snapcap.warmup.plan.plan import CPU_LIBRARY
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, SOURCES
-from snapcap.warmup.store.blobs import describe
 
 
 @dataclass(frozen=True)

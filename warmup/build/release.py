@@ -1,29 +1,31 @@
-"""Publishes finished builds to artifact stores: the local folder, and S3 where it may be written and is signed."""
+"""Decides what a build publishes where: to the local folder, and to S3 where it may be written and is signed."""
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from snapcap.models.errors import UserError
-from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES
+from snapcap.warmup.artifacts.fetch import Fetched
+from snapcap.warmup.artifacts.files import describe_all
+from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import Factors
-from snapcap.warmup.artifacts.manifest import Manifest, seal
+from snapcap.warmup.artifacts.manifest import MAX_ENVELOPE_BYTES, Manifest, Weights, new_manifest
+from snapcap.warmup.artifacts.publish import ModelFiles, Published, digests, publish, publish_model
+from snapcap.warmup.artifacts.remote import open_store, trust_of
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
-from snapcap.warmup.build.tasks import Built
+from snapcap.warmup.artifacts.store import WEIGHTS, StoreError, manifest_name
+from snapcap.warmup.build.builder import Built
+from snapcap.warmup.checkpoints.local import METADATA, matching
+from snapcap.warmup.checkpoints.source import downloaded_identity, is_publishable
 from snapcap.warmup.errors import StartError, one_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import CPU_LIBRARY, Plan
 from snapcap.warmup.progress.status import StartupStatus
-from snapcap.warmup.store.fetch import Fetched
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.open import open_store, trust_of
-from snapcap.warmup.store.publish import Published, new_manifest, publish
-from snapcap.warmup.store.store import StoreError, manifest_name
 from snapcap.warmup.version import snapcap_version
-from snapcap.warmup.weights.published.publish import describe_model, publish_model
+from snapcap.warmup.weights.find import content_digest, identify, recorded_digest
+from snapcap.warmup.weights.key import layout_digest, model_factors_of, prepared_name
 
 _logger = logging.getLogger("snapcap.build")
 
@@ -34,6 +36,33 @@ class Publication(NamedTuple):
 
     local: Published
     remote: Published | None
+
+    @property
+    def done(self) -> bool:
+        """True if the store of the options has the set now."""
+        return (self.remote or self.local).done
+
+
+def check_publishing(options: StartOptions) -> None:
+    """Refuse options by which `snapcap build` could publish nothing, before minutes of compiling.
+
+    Raises:
+        StartError: the key is none, a remote store wants one, or the weights cannot be published.
+    """
+    signer_of(options)
+    store, source = options.store, options.model.source
+    if store.remote is not None and store.sign_key is None and not store.allow_unsigned:
+        raise StartError(
+            f"artifacts for {store.remote} must be signed: make a key with `snapcap keygen KEY` and pass "
+            "--sign-key KEY, or pass --allow-unsigned here and to every server"
+        )
+    if store.weights and not options.model.prepared_weights:
+        raise StartError("--weights publishes prepared weights: remove --no-prepared-weights")
+    if store.weights and not is_publishable(source):
+        raise StartError(
+            f"--weights needs a model that every machine finds by its name, but {source!r} is a folder on this "
+            "machine: upload it to S3 and pass --model s3://bucket/prefix, or owner/name of the hub"
+        )
 
 
 def signer_of(options: StartOptions) -> Signer | None:
@@ -65,10 +94,9 @@ def publish_built(
     """
     entries = dict(built.files) if built.library is None else {**built.files, CPU_LIBRARY: built.library}
     files = {name: file.path for name, file in entries.items()}
-    manifest = dataclasses.replace(
-        new_manifest("aot", factors, files, snapcap_version(), {"signatures": dict(built.input_specs)}),
-        entries={name: file.blob for name, file in entries.items()},  # digests of the checked files
-    )
+    blobs = {name: file.blob for name, file in entries.items()}  # digests of the checked files
+    metadata = {"signatures": dict(built.input_specs)}
+    manifest = new_manifest("aot", factors, blobs, snapcap_version(), metadata)
     if found.result == "hit":
         local = Published("exists", found.reason)
     else:
@@ -76,7 +104,7 @@ def publish_built(
     if not to_remote or options.store.remote is None:
         return Publication(local, None)
     store = open_store(options.store.remote, options.s3, trust_of(options.store))
-    return Publication(local, publish(store, manifest, files, signer_of(options), found.unusable))
+    return Publication(local, publish(store, manifest, files, signer_of(options), replace=found.unusable))
 
 
 def _publish_locally(
@@ -90,11 +118,9 @@ def _publish_locally(
         own = used is None or folder.is_vouched(used.data)
         if not own and signer is None and not trust_of(options.store).owner_suffices:
             return Published("exists", f"{found.reason}; what it lacks stays here, as there is no --sign-key")
-        if own:
-            folder.vouch(seal(manifest, signer))  # before: no set of ours is ever there without
     except StoreError as error:
         return Published("error", str(error))
-    return publish(folder, manifest, files, signer, found.in_the_way)
+    return publish(folder, manifest, files, signer, replace=found.in_the_way, vouch=own)
 
 
 def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> Published:
@@ -110,6 +136,32 @@ def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -
     return publish_model(store, model, signer_of(options), trust)
 
 
+def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, local: FolderStore) -> ModelFiles:
+    """Describe a checkpoint that was downloaded for ``options``, and whose weights are prepared in ``local``.
+
+    Raises:
+        CheckpointError: nothing says which revision it is.
+        WeightsError, StoreError, OSError: its files cannot be read, or its weights are not prepared.
+    """
+    source, folder = options.model.source, checkpoint.folder
+    before = identify(folder), downloaded_identity(source, folder)
+    digest = recorded_digest(local, folder, identify(folder)) or content_digest(folder)
+    layout = layout_digest(checkpoint.config, checkpoint.transform)
+    path = local.path(f"{WEIGHTS}/{prepared_name(digest, plan.device_type, plan.dtype, layout)}")
+    if not path.is_file():
+        raise StoreError("the weights are not prepared")
+    blob, chunks = digests(path)
+    # A hub's files are links to where it keeps contents.
+    names = matching(sorted(each.name for each in folder.iterdir() if each.is_file()), METADATA)
+    files = {name: (folder / name).resolve() for name in names}
+    described = describe_all(files)
+    if (identify(folder), downloaded_identity(source, folder)) != before:
+        raise StoreError("the checkpoint was changed while it was read; run snapcap build --weights again")
+    weights = Weights(blob, chunks, digest, before[1])
+    manifest = new_manifest("model", model_factors_of(options), described, snapcap_version(), weights=weights)
+    return ModelFiles(manifest, files, path)
+
+
 def report(published: Published, status: StartupStatus) -> None:
     """Count what came of publishing in a server, and log it."""
     status.published(published.result)
@@ -123,5 +175,5 @@ def publish_jit(files: Mapping[str, Path], factors: Factors, options: StartOptio
     Raises:
         StartError, StoreError, OSError: as above.
     """
-    manifest = new_manifest("jit", factors, files, snapcap_version())
+    manifest = new_manifest("jit", factors, describe_all(files), snapcap_version())
     return _publish_locally(manifest, files, options, found)

@@ -9,7 +9,7 @@ from pathlib import Path
 from snapcap.models.fields import ConfigError
 from snapcap.models.weights.listing import FORMATS, WeightsError, wanted_names, weight_files
 from snapcap.warmup.cache_folder import is_usable, user_cache
-from snapcap.warmup.checkpoints.patterns import METADATA, OUTAGE_S, CheckpointError, report_unasked
+from snapcap.warmup.checkpoints.local import METADATA, OUTAGE_S, CheckpointError, report_unasked
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.worker import within
 

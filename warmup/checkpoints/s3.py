@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from snapcap.models.weights.listing import MOST_INDEX_BYTES, WeightsError, is_safe_name, weight_names
-from snapcap.warmup.checkpoints.local import adapter_error
-from snapcap.warmup.checkpoints.patterns import (
+from snapcap.warmup.checkpoints.local import (
     ADAPTER,
     OUTAGE_S,
     CheckpointError,
+    adapter_error,
     checkpoint_names,
     report_unasked,
 )
@@ -30,16 +30,9 @@ from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import make_folder, open_regular, sync
 from snapcap.warmup.machine.worker import within
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import (
-    Download,
-    client,
-    download,
-    list_objects,
-    remove_parts,
-    split_uri,
-)
+from snapcap.warmup.s3.client import client, split_uri
+from snapcap.warmup.s3.download import Download, Ending, Ranges, S3Object, download, list_objects, remove_parts
 from snapcap.warmup.s3.errors import S3Error
-from snapcap.warmup.s3.ranges import Ending, Ranges, S3Object
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -16,10 +16,10 @@ from typing import Any
 from snapcap.models.config import ModelConfig
 from snapcap.models.fields import is_there, is_whole, read_bytes
 from snapcap.models.text import ChatIds, ImageMarkup
+from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import canonical_json
+from snapcap.warmup.artifacts.store import CHATS, StoreError
 from snapcap.warmup.machine.installation import installed_version, package_folder
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.store import CHATS, StoreError
 
 _logger = logging.getLogger("snapcap.start")
 _MOST_BYTES = 256 * 1024

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.text import Task
-from snapcap.warmup.artifacts.factors import build_factors, machine_factors
-from snapcap.warmup.artifacts.key import Factors
+from snapcap.warmup.artifacts.key import Factors, build_factors, machine_factors
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.capacity import all_but_one, multiplies_bfloat16, whole_cpus
 from snapcap.warmup.machine.installation import MachineError, resolve_device
@@ -19,8 +18,8 @@ from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
 from snapcap.warmup.plan.buckets import BucketTable
 
 if TYPE_CHECKING:
+    from snapcap.warmup.artifacts.fetch import Fetched
     from snapcap.warmup.artifacts.key import Factors
-    from snapcap.warmup.store.fetch import Fetched
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64

@@ -11,10 +11,10 @@ from typing import Any, Generic, Protocol
 from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B
 from snapcap.models.regions.table import Region, RegionCall
+from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.aoti.packages import InputSpecError, PackageError, check_inputs, entry_name
 from snapcap.warmup.runtime.model import Model
-from snapcap.warmup.store.blobs import VerifiedFile
 
 
 class Backend(Protocol):

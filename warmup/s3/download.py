@@ -1,43 +1,134 @@
-"""Downloads objects from S3: the client, listings, and parallel ranged reads within a deadline.
-
-botocore is imported by the functions that need it, so that a server with a local checkpoint never pays for it; not
-boto3 over it, which takes 0.05 s more of a start from S3, for nothing that is used here.
-"""
+"""Downloads objects from S3: listings, and parallel ranged reads within a deadline."""
 
 import contextlib
 import errno
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, take_lock, write_all
-from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.checksums import ALWAYS, ON_DEMAND
-from snapcap.warmup.s3.errors import S3Error, name_missing_credentials, translated
-from snapcap.warmup.s3.ranges import ATTEMPTS, Ending, Ranges, S3Object, check_deadline, deadline_error
-from snapcap.warmup.s3.replies import bound_replies
+from snapcap.warmup.s3.client import ATTEMPTS, WORKERS, Connections
+from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, is_transient, translated
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectRequestTypeDef
+
+_PIECE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class S3Object:
+    """Describes an object of a listing; ``size`` in bytes, ``etag`` as S3 writes it, with its quotes.
+
+    An empty ``etag`` accepts any version: for objects that are named by their digest, which the caller checks.
+    """
+
+    key: str
+    size: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Ends reads on all threads: those under way, whose connections it hangs up on, and those to come."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    connections: Connections = field(default_factory=Connections)
+
+    def end(self) -> None:
+        self.stop.set()
+        self.connections.end()
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Reads ranges of an object. ``deadline``: the moment of ``time.monotonic()`` after which nothing is read.
+    ``ending``: ends a read that hangs."""
+
+    s3: "S3Client"
+    bucket: str
+    source: S3Object
+    deadline: float
+    ending: Ending
+
+    @property
+    def where(self) -> str:
+        return f"s3://{self.bucket}/{self.source.key}"
+
+    def read(self, start: int, end: int) -> Iterator[bytes]:
+        """Bytes [start, end) in pieces; where a read breaks off the next one goes on.
+
+        Raises:
+            ObjectChangedError: the object is not the one that was listed, or not of its size.
+            S3Error: anything else that S3 or the network refuses, or it is too late.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with translated(self.where):
+                    for piece in self._pieces(start, end):
+                        start += len(piece)
+                        yield piece
+            except S3Error as error:
+                if attempt == ATTEMPTS or not is_transient(error):
+                    raise
+            if start == end:
+                return
+        raise S3Error(f"{self.where}: the server sent fewer bytes than it announced; try again")
+
+    def _pieces(self, start: int, end: int) -> Iterator[bytes]:
+        source = self.source
+        self._check()
+        request: GetObjectRequestTypeDef = {
+            "Bucket": self.bucket,
+            "Key": source.key,
+            "Range": f"bytes={start}-{end - 1}",
+        }
+        if source.etag:
+            request["IfMatch"] = source.etag
+        reply = self.s3.get_object(**request)
+        # A server without If-Match or Range would answer with other bytes, and say so.
+        expected = f"bytes {start}-{end - 1}/{source.size}"
+        if (
+            reply.get("ETag") != (source.etag or reply.get("ETag"))
+            or reply.get("ContentRange", expected) != expected
+        ):
+            raise ObjectChangedError(self.where)
+        if reply.get("ContentLength") != end - start:
+            raise S3Error(f"{self.where}: the server does not answer ranged reads; use one that does")
+        with self.ending.connections.reading(reply["Body"]):
+            for piece in reply["Body"].iter_chunks(_PIECE_BYTES):
+                self._check()
+                yield piece
+
+    def _check(self) -> None:
+        if self.ending.stop.is_set():
+            raise S3Error(f"{self.where}: the download was given up")
+        check_deadline(self.deadline, self.where)
+
+
+def check_deadline(deadline: float, where: str) -> None:
+    """Raises S3Error when it is too late."""
+    if time.monotonic() >= deadline:
+        raise deadline_error(where)
+
+
+def deadline_error(where: str) -> S3Error:
+    """Makes the error of a download that missed its deadline."""
+    return S3Error(f"{where}: the download did not finish before its deadline; raise it or check the network")
+
 
 PART_BYTES = 8 * 1024 * 1024
-_WORKERS = 8
 _LISTED = 10_000
 _LEFT_BEHIND_S = 3600.0  # without a write: where there are no locks, nobody is writing such a file any more
-# A bucket's name, or an ARN: of an access point, one of several regions, of Object Lambda or on Outposts.
-_ARN = (
-    r"arn:aws[a-z-]*:(?:s3|s3-object-lambda):[a-z0-9-]*:[0-9]{12}:accesspoint[:/][A-Za-z0-9._-]{1,255}"
-    r"|arn:aws[a-z-]*:s3-outposts:[a-z0-9-]+:[0-9]{12}:outpost[:/][A-Za-z0-9-]{1,63}"
-    r"[:/](?:accesspoint|bucket)[:/][A-Za-z0-9._-]{1,63}"
-)
-_URI = re.compile(rf"s3://(?P<bucket>[A-Za-z0-9._-]{{1,255}}|{_ARN})(?:/(?P<prefix>.*))?")
 _PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
 
 
@@ -47,57 +138,6 @@ class Download:
 
     source: S3Object
     dest: Path
-
-
-def split_uri(uri: str) -> tuple[str, str]:
-    """``s3://bucket/some/prefix/`` -> ``("bucket", "some/prefix")``; an access point's ARN may be the bucket.
-
-    Raises:
-        S3Error: the URI names no bucket.
-    """
-    found = _URI.fullmatch(uri) if uri.isprintable() else None
-    if found is None:
-        shown = re.sub("//[^/]*@", "//…@", uri)[:200]  # somebody may have written a secret there
-        raise S3Error(f"{shown!r} is not an S3 address; write s3://bucket/prefix, or s3://ARN/prefix")
-    return found["bucket"], (found["prefix"] or "").strip("/")
-
-
-def client(options: S3Options) -> "S3Client":
-    """A thread-safe client with bounded waits and replies. Without credentials it does not sign its requests, as
-    a public bucket does not ask for that.
-
-    Raises:
-        S3Error: the options name a profile or an endpoint that cannot be.
-    """
-    from botocore import UNSIGNED  # noqa: PLC0415
-    from botocore.config import Config  # noqa: PLC0415
-    from botocore.loaders import create_loader  # noqa: PLC0415
-    from botocore.session import Session  # noqa: PLC0415
-
-    config = Config(
-        connect_timeout=options.connect_timeout,
-        # All attempts at a host that never answers must end before the deadline, also those of a listing.
-        read_timeout=min(options.read_timeout, options.deadline / ATTEMPTS),
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-        max_pool_connections=2 * _WORKERS,
-        request_checksum_calculation=ALWAYS,
-        response_checksum_validation=ON_DEMAND,  # a ranged read has none to check
-    )
-    with translated("S3"):
-        session = Session(profile=options.profile)
-        # botocore would list the services by a walk through a thousand folders of descriptions.
-        loader: Any = create_loader(session.get_config_variable("data_path"))
-        loader.list_available_services = lambda type_name: ["s3"]
-        session.register_component("data_loader", loader)
-        anonymous = session.get_credentials() is None
-        if anonymous:
-            config = config.merge(Config(signature_version=UNSIGNED))
-        made = session.create_client("s3", options.region, endpoint_url=options.endpoint_url, config=config)
-        s3 = cast("S3Client", made)
-        bound_replies(s3, options.deadline)
-        if anonymous:
-            s3.meta.events.register("after-call.s3", name_missing_credentials)
-        return s3
 
 
 def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> list[S3Object]:
@@ -145,7 +185,7 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
         ObjectChangedError: an object was replaced since it was listed.
         S3Error: anything else that S3, the network or the disk refuses; files that are complete stay.
     """
-    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="s3")
+    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="s3")
     ending = Ending()
     jobs = [_Job(item, Ranges(s3, bucket, item.source, deadline, ending)) for item in items]
     try:

@@ -109,7 +109,7 @@ def is_transient(error: S3Error) -> bool:
 
 
 def _expected() -> tuple[type[Exception], ...]:
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - see warmup/s3/download.py
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
     # The last two: an endpoint that is no URL; a reply without what every reply has.
     return BotoCoreError, ClientError, OSError, ValueError, KeyError

@@ -18,10 +18,14 @@ from torch import Tensor
 
 from snapcap.models.errors import UserError
 from snapcap.models.regions.table import Component
-from snapcap.warmup.build.builder import Builder
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.lease import Held, Lease, acquire
+from snapcap.warmup.artifacts.remote import open_store, trust_of
+from snapcap.warmup.artifacts.store import ArtifactStore, StoreDeniedError
+from snapcap.warmup.artifacts.worker import publish_in_worker
+from snapcap.warmup.build.builder import Builder, Built, Event
+from snapcap.warmup.build.environment import remote_cache_environment
 from snapcap.warmup.build.release import publish_built, report
-from snapcap.warmup.build.remote_cache import remote_cache_environment
-from snapcap.warmup.build.tasks import Built, Event
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.capacity import all_but_one
 from snapcap.warmup.machine.cxx import require_compiler
@@ -38,11 +42,6 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.runtime.torch_model import LoadedModel
 from snapcap.warmup.start.preparation import find_artifacts
 from snapcap.warmup.start.start import StartedModel
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.lease import Held, Lease, acquire
-from snapcap.warmup.store.open import open_store, trust_of
-from snapcap.warmup.store.store import ArtifactStore, StoreDeniedError
-from snapcap.warmup.store.worker import publish_in_worker
 
 OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 

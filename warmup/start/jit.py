@@ -36,9 +36,12 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region
-from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
+from snapcap.warmup.artifacts.files import ChangedError
+from snapcap.warmup.artifacts.publish import Published
+from snapcap.warmup.artifacts.store import StoreError
+from snapcap.warmup.artifacts.worker import publish_in_worker
+from snapcap.warmup.build.environment import remote_cache_environment, skip_denied_locks, skip_vector_tests
 from snapcap.warmup.build.release import publish_jit, report
-from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.files import scratch_folder
@@ -49,10 +52,6 @@ from snapcap.warmup.plan.plan import Artifacts, InductorOption, Plan, inductor_o
 from snapcap.warmup.progress.status import StartupStatus, cache_counts
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.torch_model import DTYPES
-from snapcap.warmup.store.blobs import ChangedError
-from snapcap.warmup.store.publish import Published
-from snapcap.warmup.store.store import StoreError
-from snapcap.warmup.store.worker import publish_in_worker
 
 if TYPE_CHECKING:
     from torch.compiler._cache import CacheInfo

@@ -20,13 +20,13 @@ from snapcap.warmup.runtime.aoti.packages import AotiError, Container, open_cpu_
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared.mapped import MappedWeights
+    from snapcap.warmup.artifacts.files import VerifiedFile
     from snapcap.warmup.runtime.aoti.native import NativeMemory, NativeTensor
     from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaMemory
     from snapcap.warmup.runtime.backends import Backend
     from snapcap.warmup.runtime.devices import Device
     from snapcap.warmup.runtime.model import Model
     from snapcap.warmup.start.warmer import Warmer
-    from snapcap.warmup.store.blobs import VerifiedFile
 
 _OPENERS = 3, 5  # at least and at most: a package is unpacked, mapped and given to the driver without Python's lock
 _logger = logging.getLogger("snapcap.start")

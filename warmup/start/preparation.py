@@ -16,24 +16,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.key import artifact_key
-from snapcap.warmup.checkpoints.patterns import CheckpointError
-from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.artifacts.worker import fetch_packages
+from snapcap.warmup.checkpoints.local import CheckpointError
+from snapcap.warmup.checkpoints.source import resolve_checkpoint
 from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
 from snapcap.warmup.options import Kind, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import CPU_LIBRARY, Artifacts, Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.store.fetch import Fetched, fetch
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.open import trust_of
-from snapcap.warmup.store.store import StoreError
-from snapcap.warmup.store.worker import StoreJob, fetch_in_worker
 from snapcap.warmup.weights.find import FoundWeights, find_weights
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
-    from snapcap.warmup.weights.published.fetcher import Described, ModelFetcher
+    from snapcap.warmup.weights.published import Described, ModelFetcher
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -103,7 +99,7 @@ class _Work:
     def ask_store(self) -> "Described | FoundWeights":
         if self.fetcher is None:
             return FoundWeights("off", "")
-        from snapcap.warmup.weights.published.fetch import NotFetchedError  # noqa: PLC0415  no other start needs it
+        from snapcap.warmup.artifacts.fetch import NotFetchedError  # noqa: PLC0415  no other start needs it
 
         with self.timeline.phase("fetch_weights"):
             try:
@@ -159,7 +155,7 @@ class _Work:
         else:
             if self.fetcher is None:
                 raise TypeError("a published model without who fetches it")
-            bring = partial(_brought, options, published.found.manifest.identity)
+            bring = partial(_brought, options, published.found.weights.identity)
             checkpoint = replace(checkpoint, bring=bring)
             self.on_checkpoint(checkpoint)
             with self.timeline.phase("fetch_weights"):
@@ -186,18 +182,9 @@ def find_artifacts(
     Raises:
         StartError: the store must not be opened as configured.
     """
-    trust = trust_of(options.store)
     factors = plan.factors(config, kind)
     key = artifact_key(factors)
-    store = options.store
-    try:
-        if store.remote is not None:
-            job = StoreJob.of(options, key, factors)
-            fetched = fetch_in_worker(job, trust, None if fetcher is None else fetcher.packages)
-        else:
-            fetched = fetch(None, FolderStore.open(options.store_folder), key, factors, trust, store.deadline)
-    except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
-        fetched = Fetched("error", str(error))
+    fetched = fetch_packages(options, key, factors, fetcher)
     specs = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
     return Artifacts(key, factors, fetched, specs if isinstance(specs, dict) else {})
 
@@ -208,7 +195,7 @@ def _resolved(options: StartOptions) -> Path:
 
 def _brought(options: StartOptions, identity: Mapping[str, str]) -> Path:
     """The folder of the checkpoint of this revision: its configuration and tokenizer are in use by now."""
-    from snapcap.warmup.weights.published.source import downloaded_identity  # noqa: PLC0415  no other start needs it
+    from snapcap.warmup.checkpoints.source import downloaded_identity  # noqa: PLC0415  no other start needs it
 
     folder = _resolved(options)
     if dict(downloaded_identity(options.model.source, folder)) != dict(identity):

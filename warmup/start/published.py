@@ -11,10 +11,10 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.weights.published.source import may_be_published
+from snapcap.warmup.weights.key import may_be_published
 
 if TYPE_CHECKING:
-    from snapcap.warmup.weights.published.fetcher import ModelFetcher
+    from snapcap.warmup.weights.published import ModelFetcher
 
 _KEEPING_S = 5.0
 _logger = logging.getLogger("snapcap.weights")
@@ -26,11 +26,11 @@ def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
     try:
         if not may_be_published(options):
             return None
-        from snapcap.warmup.weights.published.launch import fetcher_worker  # noqa: PLC0415  no other start needs it
+        from snapcap.warmup.artifacts.launch import fetch_worker  # noqa: PLC0415  no other start needs it
 
-        worker = fetcher_worker(options)
+        worker = fetch_worker(options, model=True)
         worker.launch()
-        from snapcap.warmup.weights.published.fetcher import ModelFetcher  # noqa: PLC0415  while it imports
+        from snapcap.warmup.weights.published import ModelFetcher  # noqa: PLC0415  while it imports
 
         fetcher = ModelFetcher(options, worker)
         fetcher.begin()

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B
+from snapcap.warmup.artifacts.store import WEIGHTS
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.machine.installation import has_torch_module
 from snapcap.warmup.machine.torch_libraries import begin_device_context, load_torch_libraries
@@ -40,20 +41,19 @@ from snapcap.warmup.runtime.aoti.packages import CaptureError
 from snapcap.warmup.start.native import NativeLoader
 from snapcap.warmup.start.preparation import STEPS, Preparation, prepare
 from snapcap.warmup.start.published import begin_fetcher, close_behind
-from snapcap.warmup.store.store import WEIGHTS
 from snapcap.warmup.weights.find import FoundWeights, WeightsResult
-from snapcap.warmup.weights.published.source import may_be_published
+from snapcap.warmup.weights.key import may_be_published
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared.mapped import MappedWeights
+    from snapcap.warmup.artifacts.publish import Published
     from snapcap.warmup.runtime.backends import Backend
     from snapcap.warmup.runtime.devices import Device
     from snapcap.warmup.runtime.model import Model
     from snapcap.warmup.runtime.runner import Runner
     from snapcap.warmup.start.jit import Jit
     from snapcap.warmup.start.warmer import Warmer
-    from snapcap.warmup.store.publish import Published
-    from snapcap.warmup.weights.published.fetcher import ModelFetcher
+    from snapcap.warmup.weights.published import ModelFetcher
 
 SWITCH_INTERVAL_S = 0.0001
 _logger = logging.getLogger("snapcap.start")

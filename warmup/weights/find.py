@@ -1,23 +1,160 @@
-"""Finds the prepared weights of a checkpoint, mostly without reading the checkpoint. No torch."""
+"""Finds the prepared weights of a checkpoint, mostly without reading the checkpoint. No torch.
+
+Reading a checkpoint takes seconds. So its digest is taken once and recorded, and found again by what the system
+says of the files: a change of content, of a name or of a time gives another identity.
+"""
 
 import contextlib
+import hashlib
+import json
 import os
+import re
 import time
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Literal
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.weights.listing import weight_names
 from snapcap.models.weights.prepared.header import PreparedError
 from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
+from snapcap.warmup.artifacts.fetch import Result
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.manifest import is_digest
+from snapcap.warmup.artifacts.store import WEIGHTS, DamagedError, StoreError
+from snapcap.warmup.machine.files import sync
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.store import WEIGHTS, StoreError
-from snapcap.warmup.weights.identity import content_digest, flushed_identity, identify, is_at_rest
 from snapcap.warmup.weights.key import layout_digest, prepared_name
-from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
 
-WeightsResult = Literal["hit", "miss", "corrupt", "untrusted", "error", "off"]
+# A file may be written twice at what a clock says is one moment, of up to two seconds on some file systems.
+CLOCK_NS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class FileIdentity:
+    """``name`` in the checkpoint's folder; ``path``: the file that it leads to; times in nanoseconds. No device,
+    whose number may be another after each mount."""
+
+    name: str
+    path: str
+    size: int
+    modified: int
+    changed: int
+    inode: int
+
+
+Identity = tuple[FileIdentity, ...]
+
+
+def identify(folder: Path) -> Identity:
+    """The files of a checkpoint folder that hold its weights, and the index that names them.
+
+    Raises:
+        WeightsError: there are none.
+        OSError: one cannot be looked at.
+    """
+    return tuple(_identify(folder, name) for name in weight_names(folder))
+
+
+def flushed_identity(folder: Path) -> Identity:
+    """The identity after which any write gives another: one through a map changes a file's times only when it is
+    the first since the page was written to the disk. Raises as ``identify``."""
+    for name in weight_names(folder):
+        with contextlib.suppress(OSError):  # where nothing can be written
+            sync(folder / name)
+    return identify(folder)
+
+
+def is_at_rest(files: Identity, moment: int) -> bool:
+    """Returns whether any change of the files after ``moment`` (nanoseconds of the clock) gives them another
+    identity: no change was so shortly before that the next could have the same time. The system sets the time of
+    change; nobody else can."""
+    return all(max(file.changed, file.modified) <= moment - CLOCK_NS for file in files)
+
+
+def content_digest(folder: Path) -> str:
+    """SHA-256, in hex, of the names and contents of the weights' files, and of the index that names them.
+
+    Raises:
+        WeightsError, OSError: they cannot be read.
+    """
+    digest = hashlib.sha256()
+    for name in weight_names(folder):
+        with (folder / name).open("rb") as file:
+            digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _identify(folder: Path, name: str) -> FileIdentity:
+    real = (folder / name).resolve()
+    status = real.stat()
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return FileIdentity(name, str(real), status.st_size, *times, status.st_ino)
+
+
+RECORD_NAME = re.compile(r"[0-9a-f]{64}\.json")
+_MOST_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Record:
+    """``digest`` of the content of ``files``; ``began``: when they were about to be read, in nanoseconds."""
+
+    files: Identity
+    digest: str
+    began: int
+
+
+def record_name(folder: Path) -> str:
+    """Where the record of a checkpoint folder is: of its place, so that a new one takes the place of an old one."""
+    return f"{WEIGHTS}/{hashlib.sha256(str(folder.resolve()).encode(errors='surrogateescape')).hexdigest()}.json"
+
+
+def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | None:
+    """The digest of a checkpoint whose files are these, if it was recorded and they cannot have changed since.
+
+    Raises:
+        StoreError: the record cannot be read, or others may write to it.
+    """
+    record = read_record(store, record_name(folder))
+    known = record is not None and record.files == files and is_at_rest(files, record.began)
+    return record.digest if record is not None and known else None
+
+
+def read_record(store: FolderStore, name: str) -> Record | None:
+    """None where there is none, or none that can be read as one.
+
+    Raises:
+        StoreError: as above.
+    """
+    try:
+        stored = store.read(name, _MOST_BYTES)
+    except DamagedError:
+        return None
+    if stored is None:
+        return None
+    try:
+        value = json.loads(stored.data)
+        files = tuple(FileIdentity(**file) for file in value["files"])
+        record = Record(files, value["digest"], value["began"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return record if is_digest(record.digest) and type(record.began) is int and all(map(_is_typed, files)) else None
+
+
+def write_record(store: FolderStore, folder: Path, record: Record) -> None:
+    """Raises:
+    StoreError: it cannot be written.
+    """
+    store.write(record_name(folder), json.dumps(asdict(record)).encode())
+
+
+def _is_typed(file: FileIdentity) -> bool:
+    return all(type(getattr(file, field.name)) is field.type for field in fields(file))
+
+
+WeightsResult = Result | Literal["off"]
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ Nothing of it enters the artifact key: checkpoints of the same shapes share one 
 
 import errno
 import hashlib
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.warmup.artifacts.key import Factors, canonical_json
-from snapcap.warmup.artifacts.source import source_digest
+from snapcap.warmup.artifacts.key import FORMAT, Factors, canonical_json, source_digest
+from snapcap.warmup.artifacts.store import MODELS
+from snapcap.warmup.checkpoints.source import is_at_hand, is_publishable, published_name
 from snapcap.warmup.machine.installation import package_folder, torch_version
+from snapcap.warmup.options import StartOptions
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 # Sources that decide the layout of prepared weights and the names of tensors in a checkpoint.
 _SOURCES = ("weights/*.py", "families/*.py", "names.py", "text.py", "dimensions.py", "config.py")
-# Names of files of weights: prepared on this machine, or fetched.
-PREPARED_NAME = re.compile(r"[0-9a-f]{64}(\.(cpu|cuda)\.(float32|bfloat16|float16)\.[0-9a-f]{64})?\.safetensors")
 
 
 def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str:
@@ -33,11 +32,6 @@ def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str
     return f"{digest}.{device_type}.{dtype}.{layout}.safetensors"
 
 
-def fetched_name(content: str) -> str:
-    """``<content>.safetensors``: of fetched weights, for whoever names the same ``ModelManifest.content``."""
-    return f"{content}.safetensors"
-
-
 def model_factors(source: str, device_type: str, dtype: str) -> Factors:
     """The factors of the manifest under which the prepared weights of a source are published; all of them are known
     without its files.
@@ -47,12 +41,39 @@ def model_factors(source: str, device_type: str, dtype: str) -> Factors:
     """
     return {
         "kind": "model",
+        "format": FORMAT,
         "model.source": source,
         "device.type": device_type,
         "model.dtype": dtype,
         "source.weights": _source_digest(package_folder("snapcap.models")),
         "torch.version": torch_version().version,
     }
+
+
+def model_factors_of(options: StartOptions) -> Factors:
+    """Returns the factors of the key under which the model of these options is published and looked for.
+
+    Raises:
+        OSError, MachineError, StartError: as ``model_factors`` and ``device_and_dtype``.
+    """
+    from snapcap.warmup.plan.plan import device_and_dtype  # noqa: PLC0415  the module imports every family
+
+    device, dtype = device_and_dtype(options.compute)
+    return model_factors(published_name(options.model.source), device.partition(":")[0], dtype)
+
+
+def may_be_published(options: StartOptions) -> bool:
+    """Returns whether a start should ask its store for the model: the machine has no checkpoint, and the store may
+    have the model. The call itself sends no request."""
+    model = options.model
+    try:
+        if not model.prepared_weights or not is_publishable(model.source):
+            return False
+        if is_at_hand(model.source, model.cache_dir, options.s3):
+            return False
+        return options.store.remote is not None or any((options.store_folder / MODELS).glob("*.json"))
+    except (OSError, ValueError):  # the source cannot be a file's name
+        return False
 
 
 def layout_digest(config: "ModelConfig", transform: "ImageTransform", models: Path | None = None) -> str:

@@ -1,39 +1,58 @@
-"""Writes the prepared weights of a checkpoint, whole or not at all."""
+"""Writes the prepared weights of a checkpoint, whole or not at all, in a process of its own.
+
+Converting takes seconds of Python and of a CPU, which no step of a server may wait for: so a process of the lowest
+priority reads the checkpoint once more, on the CPU also where the model is on a GPU, whose stream stays the device
+thread's. The file holds the tensors that `load_weights` returns. The process ends when its parent does.
+
+    job   {"checkpoint": …, "plan": …, "store": …}, then {"thorough": …}
+
+Run as ``python -m snapcap.warmup.weights.prepare``.
+"""
 
 import contextlib
 import hashlib
 import os
+import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.prepared.header import PreparedError
-from snapcap.warmup.machine.capacity import free_memory
+from snapcap.warmup.artifacts.files import commit
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.prune import UNFINISHED, own_name, prune_weights, remove_unfinished
+from snapcap.warmup.artifacts.store import WEIGHTS, StoreError
+from snapcap.warmup.machine.capacity import first_for_the_oom_killer, free_memory
 from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, write_all
+from snapcap.warmup.machine.worker import Task, Worker, WorkerError, serve_tasks
+from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.chat_record import read_config
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.store.blobs import commit
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.store import WEIGHTS, StoreError
-from snapcap.warmup.weights.find import open_prepared
-from snapcap.warmup.weights.identity import (
+from snapcap.warmup.weights.find import (
     CLOCK_NS,
+    RECORD_NAME,
     Identity,
+    Record,
     content_digest,
     flushed_identity,
     identify,
     is_at_rest,
+    open_prepared,
+    read_record,
+    record_name,
+    recorded_digest,
+    write_record,
 )
 from snapcap.warmup.weights.key import layout_digest, prepared_name
-from snapcap.warmup.weights.old import UNFINISHED, own_name, readable_record, remove_old, remove_unfinished
-from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared.contents import Contents
 
+_LISTED = 10_000  # files of a folder: one with more than that is searched among some of them
 _FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
 _PROCESS_BYTES = 512 << 20  # memory of this process with torch
 
@@ -80,10 +99,10 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
             prepared = _write(unfinished, store.path(f"{WEIGHTS}/{name}"), checkpoint, plan, record.files)
         if prepared.result == "skipped" or identify(folder) != record.files:
             return prepared
-        before = readable_record(store, record_name(folder))
+        before = _readable_record(store, record_name(folder))
         write_record(store, folder, record)
         with contextlib.suppress(StoreError):  # the next preparation removes any file that stays
-            remove_old(store, name, before, record)
+            _remove_superseded(store, name, before, record)
         return prepared
 
 
@@ -101,6 +120,38 @@ def _record(store: FolderStore, folder: Path) -> Record | None:
         digest = recorded_digest(store, folder, files)
     digest = digest or content_digest(folder)
     return Record(files, digest, began) if identify(folder) == files else None
+
+
+def _remove_superseded(store: FolderStore, name: str, before: Record | None, record: Record) -> None:
+    """Remove what prepared weights of this name take the place of.
+
+    Args:
+        before: what was recorded of the checkpoint's folder, in whose place ``record`` is now.
+
+    Raises:
+        StoreError: something cannot be removed.
+    """
+    if before is not None and _is_superseded(store, before, record):
+        store.delete(f"{WEIGHTS}/{name.replace(record.digest, before.digest)}")
+    prune_weights(store)
+
+
+def _readable_record(store: FolderStore, name: str) -> Record | None:
+    """A record that can be read and is nobody else's; no other counts."""
+    with contextlib.suppress(StoreError):
+        return read_record(store, name)
+    return None
+
+
+def _is_superseded(store: FolderStore, before: Record, record: Record) -> bool:
+    """Returns whether the checkpoint has replaced the content of its earlier record, and no other record names that
+    content. If the files did not change after the earlier record, the path means another folder in another
+    container, and both keep their weights."""
+    if before.digest == record.digest or all(file.changed <= before.began for file in record.files):
+        return False
+    names = [name for name in store.newest(WEIGHTS, _LISTED) if RECORD_NAME.fullmatch(Path(name).name)]
+    others = [_readable_record(store, name) for name in names]
+    return all(other is None or other.digest != before.digest for other in others)
 
 
 def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan, thorough: bool) -> bool:
@@ -133,8 +184,9 @@ def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, fil
 def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
     import torch  # noqa: PLC0415  seconds, where there may be nothing to do
 
-    from snapcap.models.weights.load import Normalisation, load_weights  # noqa: PLC0415
+    from snapcap.models.weights.load import load_weights  # noqa: PLC0415
     from snapcap.models.weights.prepared.contents import lay_out  # noqa: PLC0415
+    from snapcap.models.weights.vit import Normalisation  # noqa: PLC0415
 
     torch.set_num_threads(1)  # beside a server
     transform, dtype = checkpoint.transform, getattr(torch, plan.dtype)
@@ -163,3 +215,45 @@ def _write_contents(path: Path, contents: "Contents") -> None:
 
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):.0f} MiB"
+
+
+TIME_LIMIT_S = 1800.0
+_MODULE = "snapcap.warmup.weights.prepare"
+
+
+@dataclass(frozen=True)
+class PrepareJob:
+    """The checkpoint folder, the plan whose device and dtype the weights are for, and the artifact folder."""
+
+    checkpoint: Path
+    plan: Plan
+    store: Path
+
+
+def weights_worker(checkpoint: Path, plan: Plan, options: StartOptions, nice: int = 0) -> Worker:
+    """A worker that has not begun; ``nice`` lowers its priority (0 to 19)."""
+    job = PrepareJob(checkpoint, plan, options.store_folder.absolute())
+    return Worker(_MODULE, job, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, nice)
+
+
+def prepare_in_worker(worker: Worker, *, thorough: bool) -> Prepared:
+    """``prepare_weights`` in the worker, which is ended; what goes wrong there is a reason for not having any."""
+    with worker:
+        try:
+            answer = worker.ask({"thorough": thorough}, TIME_LIMIT_S)
+        except WorkerError as error:
+            return Prepared("skipped", str(error))
+    return Prepared(answer["result"], answer["reason"])
+
+
+def _start(job: PrepareJob) -> Task:
+    first_for_the_oom_killer()
+
+    def answer(task: dict[str, Any]) -> dict[str, Any]:
+        return asdict(prepare_weights(job.checkpoint, job.plan, job.store, thorough=task["thorough"]))
+
+    return answer
+
+
+if __name__ == "__main__":
+    sys.exit(serve_tasks(PrepareJob, _start))

@@ -16,7 +16,7 @@ from snapcap.models.dimensions import DavitConfig, Florence2Config
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import load_weights
-from snapcap.warmup.weights.published.bounds import most_bytes
+from snapcap.warmup.artifacts.download import most_bytes
 
 # The older layout, of microsoft/Florence-2-base.
 OLDER: dict[str, Any] = {

@@ -11,9 +11,9 @@ from snapcap.service.cli import tables
 from snapcap.service.cli.main import main
 from snapcap.service.config import reader
 from snapcap.service.config.settings import GROUPS, Settings
+from snapcap.warmup.artifacts.remote import trust_of
 from snapcap.warmup.option import option, options_of, parse_int
 from snapcap.warmup.options import ComputeOptions, StartOptions, StoreOptions
-from snapcap.warmup.store.open import trust_of
 
 
 def test_settings_are_start_options_with_the_groups_of_the_service() -> None:

@@ -14,7 +14,7 @@ from snapcap.service.readiness import after_ready
 from snapcap.service.server import background
 from snapcap.service.server.background import start_preparing
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.weights import worker as weights_worker
+from snapcap.warmup.weights import prepare as weights_worker
 from snapcap.warmup.weights.prepare import Prepared
 
 PATIENCE = 60.0

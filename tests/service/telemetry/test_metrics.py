@@ -9,9 +9,9 @@ from starlette.testclient import TestClient
 from support.servers.server_process import python
 
 from snapcap.service.telemetry import start_metrics as startup_collector
+from snapcap.warmup.artifacts.fetch import Result
+from snapcap.warmup.artifacts.publish import Published
 from snapcap.warmup.progress.status import StartupStatus
-from snapcap.warmup.store.fetch import Result
-from snapcap.warmup.store.publish import Published
 
 
 def values(client: TestClient, name: str) -> dict[tuple[str, ...], float]:

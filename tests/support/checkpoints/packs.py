@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from snapcap.warmup.artifacts.manifest import Blob
-from snapcap.warmup.store.packs import Pack
-from snapcap.warmup.store.store import ArtifactStore
+from snapcap.warmup.artifacts.packs import Pack
+from snapcap.warmup.artifacts.store import ArtifactStore
 
 
 def delete_pack(store: ArtifactStore, blobs: Iterable[Blob]) -> None:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 
+from snapcap.warmup.artifacts.store import WEIGHTS
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
-from snapcap.warmup.store.store import WEIGHTS
 from snapcap.warmup.weights.find import FoundWeights, find_weights
 from snapcap.warmup.weights.prepare import Prepared, prepare_weights
 

@@ -1,13 +1,13 @@
 """Makes up a published model: weights of any bytes, described as a build describes a checkpoint's."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snapcap.warmup.artifacts.key import artifact_key
-from snapcap.warmup.artifacts.model_manifest import ModelManifest
-from snapcap.warmup.store.blobs import describe
-from snapcap.warmup.weights.published.publish import ModelFiles, digests
+from snapcap.warmup.artifacts.files import describe_all
+from snapcap.warmup.artifacts.manifest import Weights, new_manifest
+from snapcap.warmup.artifacts.publish import ModelFiles, digests
 
 IDENTITY = {"config.json": '"1" 2', "model.safetensors": '"0123" 4'}
 FACTORS = {"kind": "model", "model.source": "s3://bucket/x", "device.type": "cpu", "model.dtype": "float32"}
@@ -20,18 +20,9 @@ def make_model(folder: Path, size: int) -> ModelFiles:
     for name, path in files.items():
         path.write_text(f'{{"name": "{name}"}}')
     blob, chunks = digests(weights)
-    manifest = ModelManifest(
-        artifact_key(FACTORS),
-        dict(FACTORS),
-        IDENTITY,
-        "ab" * 32,
-        {name: describe(path) for name, path in files.items()},
-        blob,
-        chunks,
-        "2026-01-01T00:00:00+00:00",
-        "0.1.0",
-    )
-    return ModelFiles(manifest, files, weights)
+    described = Weights(blob, chunks, "ab" * 32, IDENTITY)
+    manifest = new_manifest("model", FACTORS, describe_all(files), "0.1.0", weights=described)
+    return ModelFiles(replace(manifest, created="2026-01-01T00:00:00+00:00"), files, weights)
 
 
 def upload_checkpoint(s3: Any, folder: Path, bucket: str, prefix: str) -> str:

@@ -11,13 +11,13 @@ import torch
 from support.parity import device_cases
 from support.parity.device_cases import PROMPT, STEPS, open_model, open_runner, plan_of, steps_with_logits
 
+from snapcap.warmup.artifacts.fetch import Fetched
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import Artifacts
 from snapcap.warmup.progress.status import StartupStatus, compiled_graphs
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.start.jit import open_compiler
-from snapcap.warmup.store.fetch import Fetched
 
 
 def main() -> None:

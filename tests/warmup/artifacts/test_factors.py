@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.artifacts import factors
-from snapcap.warmup.artifacts.factors import build_factors, is_stale, machine_factors, region_source_hash
-from snapcap.warmup.artifacts.key import ABSENT, Difference, artifact_key
+from snapcap.warmup.artifacts import key
+from snapcap.warmup.artifacts.key import (
+    ABSENT,
+    Difference,
+    artifact_key,
+    build_factors,
+    is_stale,
+    machine_factors,
+    region_source_hash,
+)
 from snapcap.warmup.machine.capacity import instruction_set
 from snapcap.warmup.machine.cuda_driver import CudaDevice
 from snapcap.warmup.machine.installation import MachineError, resolve_device
@@ -33,7 +40,7 @@ def test_factors_are_what_torch_says() -> None:
 
 def test_nothing_of_torch_is_imported() -> None:
     code = (
-        "import sys; from snapcap.warmup.artifacts.factors import machine_factors; machine_factors('cpu');"
+        "import sys; from snapcap.warmup.artifacts.key import machine_factors; machine_factors('cpu');"
         "sys.exit(bool({'torch', 'boto3', 'cryptography', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
@@ -47,7 +54,7 @@ def test_no_path_host_or_user_is_a_factor() -> None:
 
 def test_the_key_is_the_same_in_another_process_and_folder(tmp_path: Path) -> None:
     code = (
-        "from snapcap.warmup.artifacts.factors import *; from snapcap.warmup.artifacts.key import artifact_key\n"
+        "from snapcap.warmup.artifacts.key import *; from snapcap.warmup.artifacts.key import artifact_key\n"
         "cpu = machine_factors('cpu')\n"
         "print(artifact_key(build_factors(cpu, 'aot', {'buckets': (1, 4)}, {'mode': 'default'})))"
     )
@@ -135,7 +142,7 @@ def test_cuda_devices_are_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -
         asked.append(index)
         return CudaDevice("NVIDIA H100 80GB HBM3", "9.0", 132)
 
-    monkeypatch.setattr(factors, "cuda_device", device)
+    monkeypatch.setattr(key, "cuda_device", device)
     found = machine_factors("cuda:2")
     assert asked == [2]
     assert found["device.type"] == "cuda"

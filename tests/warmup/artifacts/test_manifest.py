@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts.envelope import (
+from snapcap.warmup.artifacts.key import artifact_key, canonical_json
+from snapcap.warmup.artifacts.manifest import (
     MAX_ENVELOPE_BYTES,
     PAYLOAD_TYPE,
+    Blob,
+    Manifest,
     ManifestError,
     UntrustedError,
+    open_envelope,
+    seal,
     seal_payload,
 )
-from snapcap.warmup.artifacts.key import artifact_key, canonical_json
-from snapcap.warmup.artifacts.manifest import Blob, Manifest, open_envelope, seal
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
 
 FACTORS: dict[str, Any] = {"torch.version": "2.13.0", "model.buckets": [1, 4]}

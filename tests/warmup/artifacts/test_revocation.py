@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
+from snapcap.warmup.artifacts.fetch import Fetched, fetch
+from snapcap.warmup.artifacts.files import VerifiedFile, describe_all
+from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import artifact_key
-from snapcap.warmup.artifacts.manifest import Manifest, seal
+from snapcap.warmup.artifacts.manifest import Manifest, new_manifest, seal
+from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
+from snapcap.warmup.artifacts.store import ArtifactStore, manifest_name
+from snapcap.warmup.artifacts.worker import Fetcher, publish_in_worker
+from snapcap.warmup.build.builder import Built
 from snapcap.warmup.build.release import publish_built, publish_jit
-from snapcap.warmup.build.tasks import Built
 from snapcap.warmup.option import parse_moment
 from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.start.jit import PAYLOAD
-from snapcap.warmup.store.blobs import VerifiedFile
-from snapcap.warmup.store.fetch import Fetched, fetch
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.publish import new_manifest, publish
-from snapcap.warmup.store.store import ArtifactStore, manifest_name
-from snapcap.warmup.store.worker import StoreJob, fetch_in_worker, publish_in_worker
 
 JIT = {"kind": "jit", "format": 1}
 
@@ -39,7 +39,7 @@ def revoked(tmp_path: Path, successor: Signer) -> Trust:
 
 @pytest.fixture(params=["aot", "jit"])
 def a_set(request: pytest.FixtureRequest, files: dict[str, Path], factors: dict[str, Any]) -> Manifest:
-    return new_manifest(request.param, factors | {"kind": request.param}, files, "0.1.0")
+    return new_manifest(request.param, factors | {"kind": request.param}, describe_all(files), "0.1.0")
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_what_jit_makes_from_another_s_set_does_not_outlive_the_trust_in_it(
     )
     options = replace(options, store=store)
     local, made = FolderStore.open(options.store_folder), {PAYLOAD: files["blocks.pt2"]}
-    theirs = new_manifest("jit", JIT, made, "1")
+    theirs = new_manifest("jit", JIT, describe_all(made), "1")
     assert publish(local, theirs, made, signer).result == "published"
     found = get(None, local, trust, theirs)
     assert found.result == "hit"
@@ -219,7 +219,7 @@ def test_nobody_signs_for_a_set_that_is_not_trusted(
     options: StartOptions, tmp_path: Path, files: dict[str, Path], signer: Signer
 ) -> None:
     local = FolderStore.open(options.store_folder)
-    theirs = new_manifest("jit", JIT, files, "1")
+    theirs = new_manifest("jit", JIT, describe_all(files), "1")
     assert publish(local, theirs, files, signer).result == "published"
     signing = replace(options, store=replace(options.store, sign_key=tmp_path / "b"))
     published = publish_in_worker(artifact_key(JIT), signing, replace=False)
@@ -232,6 +232,6 @@ def test_the_parent_of_the_process_that_fetches_trusts_no_more_than_it(
 ) -> None:
     local = FolderStore.open(options.store_folder)
     assert publish(local, manifest, files, signer).result == "published"
-    job = StoreJob.of(options, manifest.key, manifest.factors)
-    assert fetch_in_worker(job, trust).result == "hit"
-    assert_untrusted(fetch_in_worker(job, revoked))
+    with Fetcher(options) as fetcher:
+        assert fetcher.packages(manifest.key, manifest.factors, trust).result == "hit"
+        assert_untrusted(fetcher.packages(manifest.key, manifest.factors, revoked))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.artifacts.source import code_of, source_digest
+from snapcap.warmup.artifacts.key import code_of, source_digest
 
 ROOT = Path(__file__).parents[3]
 HASHED = [

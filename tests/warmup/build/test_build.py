@@ -12,16 +12,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from snapcap.warmup.build.builder import Builder
+from snapcap.warmup.artifacts.files import describe
+from snapcap.warmup.build.builder import Builder, BuildJob, Event
 from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.build.library_worker import LibraryJob
-from snapcap.warmup.build.tasks import Event
-from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import CPU_LIBRARY, make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
-from snapcap.warmup.store.blobs import describe
 
 
 class FakeWorker:

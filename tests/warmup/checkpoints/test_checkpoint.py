@@ -21,10 +21,9 @@ from support.checkpoints.permissions import denied
 from snapcap import models
 from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint
-from snapcap.warmup.checkpoints.local import kind_of, local_folder
-from snapcap.warmup.checkpoints.patterns import CheckpointError
-from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.checkpoints.local import CheckpointError, kind_of, local_folder
 from snapcap.warmup.checkpoints.s3 import downloaded_identity, listed_identity
+from snapcap.warmup.checkpoints.source import resolve_checkpoint
 from snapcap.warmup.options import S3Options
 
 
@@ -76,7 +75,7 @@ def test_a_folder_imports_neither_torch_nor_boto3_nor_the_hub(tmp_path: Path) ->
     folder = folder_with(tmp_path / "captioner", SAFE)
     code = (
         "import sys; from pathlib import Path; from snapcap.warmup.options import S3Options\n"
-        "from snapcap.warmup.checkpoints.resolve import resolve_checkpoint\n"
+        "from snapcap.warmup.checkpoints.source import resolve_checkpoint\n"
         f"resolve_checkpoint({str(folder)!r}, Path('.'), S3Options())\n"
         "print({'torch', 'boto3', 'botocore', 'huggingface_hub', 'transformers'} & set(sys.modules))"
     )

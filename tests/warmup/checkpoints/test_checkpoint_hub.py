@@ -112,8 +112,8 @@ def resolve_from_hub(sources: list[str], home: Path, before: str = "", **environ
     code = (
         "import sys; from pathlib import Path\n"
         f"{before}"
-        "from snapcap.warmup.checkpoints.patterns import CheckpointError\n"
-        "from snapcap.warmup.checkpoints.resolve import resolve_checkpoint\n"
+        "from snapcap.warmup.checkpoints.local import CheckpointError\n"
+        "from snapcap.warmup.checkpoints.source import resolve_checkpoint\n"
         "from snapcap.warmup.options import S3Options\n"
         "for source in sys.argv[1:]:\n"
         "    try: print(resolve_checkpoint(source, Path('unused'), S3Options()))\n"

@@ -23,7 +23,7 @@ from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.files import read_tensors
 from snapcap.warmup.checkpoints.importer import import_checkpoint
-from snapcap.warmup.checkpoints.patterns import CheckpointError
+from snapcap.warmup.checkpoints.local import CheckpointError
 from snapcap.warmup.options import S3Options
 
 END, SAFE = "<|endoftext|>", "model.safetensors"

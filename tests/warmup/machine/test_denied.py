@@ -9,7 +9,7 @@ from support.servers.server_process import python
 
 from snapcap.warmup import cache_folder
 from snapcap.warmup.cache_folder import is_usable, user_cache
-from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.checkpoints.source import resolve_checkpoint
 from snapcap.warmup.machine.denied import memory_file, process_limit, report_denied
 from snapcap.warmup.options import S3Options
 

@@ -8,11 +8,11 @@ import pytest
 from support.servers.server_process import python
 
 import snapcap
+from snapcap.warmup.artifacts.worker import FetchJob
 from snapcap.warmup.machine import own_imports
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.machine.worker import Worker
 from snapcap.warmup.options import S3Options, StoreOptions
-from snapcap.warmup.store.worker import StoreJob
 
 ROOT = Path(str(snapcap.__file__)).parent.parent
 
@@ -98,12 +98,12 @@ def test_a_process_that_ignores_the_environment_has_children_that_do(elsewhere: 
 
 def test_a_worker_is_not_the_module_of_that_name_here(elsewhere: Path) -> None:
     marker = elsewhere / "ran"
-    for name in ("json.py", "snapcap/__init__.py", "snapcap/warmup/store/worker.py", "sitecustomize.py"):
+    for name in ("json.py", "snapcap/__init__.py", "snapcap/warmup/artifacts/worker.py", "sitecustomize.py"):
         (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
         (elsewhere / name).write_text(f"open({str(marker)!r}, 'w')")
-    job = StoreJob(StoreOptions(), S3Options(), elsewhere / "none", "key")
-    with Worker("snapcap.warmup.store.worker", job, {"PYTHONPATH": ":"}) as worker:
-        assert worker.ask({"do": "fetch"}, 60)["result"] == "error"  # it is ours, which knows that as no store
+    job = FetchJob(StoreOptions(), S3Options(), elsewhere / "none")
+    with Worker("snapcap.warmup.artifacts.worker", job, {"PYTHONPATH": ":"}) as worker:
+        assert worker.ask({"do": "finish"}, 60)["result"] == "error"  # it is ours, which has nothing to finish
     assert not marker.exists()
 
 

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.memory.shapes import spec_bytes
-from snapcap.warmup.build.worker import BuildJob, empty, open_workbench
+from snapcap.warmup.build.builder import BuildJob
+from snapcap.warmup.build.compile_worker import empty, open_workbench
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, buckets_that_fit, checkpoint_bytes, fitted

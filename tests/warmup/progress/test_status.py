@@ -2,9 +2,9 @@
 
 import pytest
 
+from snapcap.warmup.artifacts.fetch import Fetched
 from snapcap.warmup.plan.plan import Artifacts
 from snapcap.warmup.progress.status import BucketStatus, StartupStatus
-from snapcap.warmup.store.fetch import Fetched
 
 
 @pytest.fixture

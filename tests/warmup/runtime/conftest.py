@@ -3,8 +3,8 @@
 import pytest
 from support.checkpoints.cpu_library import compiled_library
 
+from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.runtime.aoti.packages import open_cpu_library
-from snapcap.warmup.store.blobs import VerifiedFile
 
 
 @pytest.fixture(scope="module")

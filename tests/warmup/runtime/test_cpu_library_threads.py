@@ -55,7 +55,7 @@ from pathlib import Path
 from snapcap.warmup.runtime.aoti.packages import open_cpu_library
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.torch_packages import over_tensor
-from snapcap.warmup.store.blobs import VerifiedFile
+from snapcap.warmup.artifacts.files import VerifiedFile
 import ctypes
 
 handle = open_cpu_library(VerifiedFile.of(Path(sys.argv[1])))

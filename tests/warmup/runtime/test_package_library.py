@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.servers.server_process import python
 
+from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, PackageError, library_file, package_content
 from snapcap.warmup.runtime.aoti.torch_packages import open_package
-from snapcap.warmup.store.blobs import VerifiedFile
 
 INSIDE = Path("package") / "data" / "aotinductor" / "model"
 CPU = torch.device("cpu")

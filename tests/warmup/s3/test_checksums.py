@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from snapcap.warmup.artifacts.remote import S3Store
+from snapcap.warmup.artifacts.store import StoreDeniedError, StoreError
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import StoreDeniedError, StoreError
 
 NAME = "blobs/sha256/" + "a" * 64
 # What other makers' stores answer to checksums that they do not know.

@@ -15,21 +15,22 @@ from support.servers.lying_s3 import lying_s3
 from support.servers.server_process import clean_environment, wait_until
 from support.servers.small_disk import SMALL, fill
 
-from snapcap.warmup.artifacts.manifest import Manifest
+from snapcap.warmup.artifacts.fetch import fetch
+from snapcap.warmup.artifacts.files import describe_all
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.manifest import Manifest, new_manifest
+from snapcap.warmup.artifacts.publish import publish
+from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, Trust, generate_key
+from snapcap.warmup.artifacts.store import blob_name, manifest_name
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint
 from snapcap.warmup.checkpoints.importer import import_checkpoint
-from snapcap.warmup.checkpoints.patterns import CheckpointError
-from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.checkpoints.local import CheckpointError
+from snapcap.warmup.checkpoints.source import resolve_checkpoint
 from snapcap.warmup.machine.files import sync
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import PART_BYTES, download_object
 from snapcap.warmup.s3.errors import S3Error
-from snapcap.warmup.store.fetch import fetch
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.publish import new_manifest, publish
-from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import blob_name, manifest_name
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
@@ -199,7 +200,7 @@ def test_artifacts_that_find_no_space_are_a_labelled_error(
     remote = make_s3_store("moto")
     (tmp_path / "large").write_bytes(os.urandom(SMALL + 1))
     files = {"large": tmp_path / "large"}
-    large = new_manifest("aot", manifest.factors, files, "1")
+    large = new_manifest("aot", manifest.factors, describe_all(files), "1")
     assert publish(remote, large, files, signer).result == "published"
     local = FolderStore.open(small_disk / "store")
     fetched = fetch(remote, local, large.key, large.factors, trust, 60)

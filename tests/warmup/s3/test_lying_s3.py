@@ -8,8 +8,8 @@ import pytest
 from support.servers.lying_s3 import lying_s3
 from support.servers.server_process import python
 
-from snapcap.warmup.checkpoints.patterns import CheckpointError
-from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.checkpoints.local import CheckpointError
+from snapcap.warmup.checkpoints.source import resolve_checkpoint
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import PART_BYTES
 
@@ -57,8 +57,8 @@ def test_a_server_without_end_is_given_up_and_the_process_ends(lie: str, tmp_pat
     """In a process of its own, whose threads and memory are looked at from outside."""
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from snapcap.warmup.checkpoints.patterns import CheckpointError\n"
-        "from snapcap.warmup.checkpoints.resolve import resolve_checkpoint\n"
+        "from snapcap.warmup.checkpoints.local import CheckpointError\n"
+        "from snapcap.warmup.checkpoints.source import resolve_checkpoint\n"
         "from snapcap.warmup.options import S3Options\n"
         "options = S3Options(sys.argv[1], deadline=2.0)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

@@ -16,17 +16,9 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import (
-    PART_BYTES,
-    Download,
-    client,
-    download,
-    download_object,
-    list_objects,
-    split_uri,
-)
+from snapcap.warmup.s3.client import client, split_uri
+from snapcap.warmup.s3.download import PART_BYTES, Download, S3Object, download, download_object, list_objects
 from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, translated
-from snapcap.warmup.s3.ranges import S3Object
 
 POINT = "arn:aws:s3:us-east-1:123456789012:accesspoint/point"
 REGIONS = "arn:aws:s3::123456789012:accesspoint/abcdef.mrap"

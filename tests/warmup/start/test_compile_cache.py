@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from snapcap.warmup.artifacts.fetch import fetch
+from snapcap.warmup.artifacts.files import describe_all
+from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import artifact_key
+from snapcap.warmup.artifacts.manifest import new_manifest
+from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.signing import OWNER
+from snapcap.warmup.artifacts.store import blob_name
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, StoreOptions
 from snapcap.warmup.plan.plan import Artifacts, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.start.jit import LIBRARIES, PAYLOAD, CompileCache, Jit, RestoreError
-from snapcap.warmup.store.fetch import fetch
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.publish import new_manifest, publish
-from snapcap.warmup.store.store import blob_name
 
 JIT = {"kind": "jit", "format": 1}
 PLAN = Plan("cpu", "float32", (1,), 8, 1)
@@ -50,7 +52,7 @@ def store(tmp_path: Path) -> FolderStore:
     (tmp_path / "cache.bin").write_bytes(b"payload")
     files = {PAYLOAD: tmp_path / "cache.bin", LIBRARIES: libraries}
     store = FolderStore.open(tmp_path / "store")
-    assert publish(store, new_manifest("jit", JIT, files, "1"), files, None).result == "published"
+    assert publish(store, new_manifest("jit", JIT, describe_all(files), "1"), files, None).result == "published"
     return store
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from support.parity.beams import search
 
+from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.build.builder import BuildFolder
 from snapcap.warmup.build.check_worker import example_inputs
-from snapcap.warmup.build.folder import BuildFolder
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.runtime.aoti.packages import entry_name
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
@@ -20,7 +21,6 @@ from snapcap.warmup.runtime.compare import compare_call
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 from snapcap.warmup.runtime.torch_model import LoadedModel, torch_device
-from snapcap.warmup.store.blobs import VerifiedFile
 
 FOUR = Bucket(4)
 ENTRY = entry_name("decoder_beams", 4)

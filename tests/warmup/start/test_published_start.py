@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.checkpoints.patterns import CheckpointError
+from snapcap.warmup.artifacts.fetch import NotFetchedError
+from snapcap.warmup.checkpoints import source
+from snapcap.warmup.checkpoints.local import CheckpointError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
@@ -19,8 +21,6 @@ from snapcap.warmup.start import preparation, published, start
 from snapcap.warmup.start.preparation import Preparation, prepare
 from snapcap.warmup.start.start import wait_for_parts
 from snapcap.warmup.weights.find import FoundWeights
-from snapcap.warmup.weights.published import source
-from snapcap.warmup.weights.published.fetch import NotFetchedError
 
 PATIENCE = 60.0
 REVISION = {"commit": "1"}
@@ -39,8 +39,8 @@ class Fetcher:
         self.may_answer.wait(PATIENCE)
         if self._folder is None:
             raise NotFetchedError(self._result, "nothing there")
-        manifest = SimpleNamespace(identity=REVISION)
-        return SimpleNamespace(folder=self._folder, found=SimpleNamespace(manifest=manifest))
+        weights = SimpleNamespace(identity=REVISION)
+        return SimpleNamespace(folder=self._folder, found=SimpleNamespace(weights=weights))
 
     def packages(self, _: object) -> None:
         raise AssertionError("there is no remote store")
@@ -180,6 +180,6 @@ def test_what_cannot_begin_to_fetch_fails_no_start(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(published, "may_be_published", lambda _: True)
-    monkeypatch.setattr("snapcap.warmup.weights.published.fetcher.ModelFetcher", broken)
+    monkeypatch.setattr("snapcap.warmup.weights.published.ModelFetcher", broken)
     assert published.begin_fetcher(options) is None
     assert "not asked for weights" in caplog.text

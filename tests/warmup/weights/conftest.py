@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from support.checkpoints.prepared_case import Case, case_of
 
-from snapcap.warmup.weights import identity, prepare
+from snapcap.warmup.weights import find, prepare
 
 
 @pytest.fixture
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that never stands still: what was just copied counts as at rest."""
-    monkeypatch.setattr(identity, "CLOCK_NS", 0)
+    monkeypatch.setattr(find, "CLOCK_NS", 0)
     monkeypatch.setattr(prepare, "CLOCK_NS", 0)
 
 

@@ -11,10 +11,19 @@ from pathlib import Path
 import pytest
 
 from snapcap.models.weights.listing import WeightsError
-from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.store import StoreRefusedError
-from snapcap.warmup.weights.identity import CLOCK_NS, content_digest, identify, is_at_rest
-from snapcap.warmup.weights.records import Record, read_record, record_name, recorded_digest, write_record
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.store import StoreRefusedError
+from snapcap.warmup.weights.find import (
+    CLOCK_NS,
+    Record,
+    content_digest,
+    identify,
+    is_at_rest,
+    read_record,
+    record_name,
+    recorded_digest,
+    write_record,
+)
 
 DIGEST = "ab" * 32
 

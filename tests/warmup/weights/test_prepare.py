@@ -15,8 +15,8 @@ from support.checkpoints.prepared_case import Case, case_of, prepared_files, rew
 from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.runtime.torch_model import load_model
-from snapcap.warmup.weights import find, prepare, records
-from snapcap.warmup.weights.identity import content_digest
+from snapcap.warmup.weights import find, prepare
+from snapcap.warmup.weights.find import content_digest
 from snapcap.warmup.weights.key import layout_digest
 from snapcap.warmup.weights.prepare import Prepared
 
@@ -142,7 +142,6 @@ def test_files_that_no_record_knows_are_read_once(
 
     monkeypatch.setattr(find, "content_digest", counted)
     monkeypatch.setattr(find, "is_at_rest", lambda *_: True)
-    monkeypatch.setattr(records, "is_at_rest", lambda *_: True)
     assert [other.find().result for _ in range(3)] == ["hit"] * 3
     assert read == [other.checkpoint.folder]
     changed = case_of(shutil.copytree(folder, tmp_path / "changed"), case.options.model.cache_dir)

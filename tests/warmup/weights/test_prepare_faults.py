@@ -14,11 +14,11 @@ import pytest
 from support.checkpoints.prepared_case import Case, case_of, rewrite
 
 from snapcap.models.weights.prepared.header import CHUNK_BYTES
+from snapcap.warmup.artifacts.prune import UNFINISHED
 from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.machine.worker import to_json
-from snapcap.warmup.weights import identity, prepare
-from snapcap.warmup.weights.old import UNFINISHED
-from snapcap.warmup.weights.worker import PrepareJob, prepare_in_worker, weights_worker
+from snapcap.warmup.weights import find, prepare
+from snapcap.warmup.weights.prepare import PrepareJob, prepare_in_worker, weights_worker
 
 
 def truncated(path: Path) -> None:
@@ -136,10 +136,10 @@ def test_a_worker_that_is_killed_leaves_one_file_that_the_next_removes(case: Cas
     program = """
 import os, signal, sys
 from pathlib import Path
-from snapcap.warmup.machine.worker import from_json
-from snapcap.warmup.weights import identity, prepare
-from snapcap.warmup.weights.worker import PrepareJob
-identity.CLOCK_NS = prepare.CLOCK_NS = 0
+from snapcap.warmup.machine.tasks import from_json
+from snapcap.warmup.weights import find, prepare
+from snapcap.warmup.weights.prepare import PrepareJob
+find.CLOCK_NS = prepare.CLOCK_NS = 0
 write = prepare.write_all
 def write_and_die(*arguments):
     write(*arguments)
@@ -208,6 +208,6 @@ def test_what_was_just_changed_is_waited_for(folder: Path, tmp_path: Path, monke
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     prepared = case.prepare()
-    assert (prepared.result, waited) == ("skipped", [identity.CLOCK_NS / 1e9])
+    assert (prepared.result, waited) == ("skipped", [find.CLOCK_NS / 1e9])
     assert "is being changed" in prepared.reason
     assert case.is_clean()

@@ -18,9 +18,9 @@ from snapcap.models.regions.table import Region, RegionCall
 from snapcap.models.weights.prepared.header import PreparedTensor
 from snapcap.models.weights.prepared.mapped import MappedWeights
 from snapcap.models.weights.sets import Weights
+from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError, region_of
-from snapcap.warmup.store.blobs import VerifiedFile
 
 _ALIGNMENT = 64  # bytes, as torch's own allocator has it
 _DTYPES: dict[str, Any] = {

@@ -29,15 +29,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.machine.cuda_driver import open_library
 from snapcap.warmup.machine.denied import memory_file
 from snapcap.warmup.machine.torch_libraries import let_threads_sleep, open_libgomp
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.store.blobs import VerifiedFile
 
 if TYPE_CHECKING:
     from snapcap.models.regions.table import Region, Regions
-    from snapcap.warmup.store.blobs import VerifiedFile
+    from snapcap.warmup.artifacts.files import VerifiedFile
 
 MODEL_NAME = "model"  # the one model inside each package
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from snapcap.models.dataclass import dataclass
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.table import Region
+from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native import NativeTensor
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError
 from snapcap.warmup.runtime.backends import AotBackend
 from snapcap.warmup.runtime.model import Model
-from snapcap.warmup.store.blobs import VerifiedFile
 
 if TYPE_CHECKING:
     from torch import Tensor

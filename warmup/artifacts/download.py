@@ -1,0 +1,223 @@
+"""Downloads prepared weights in chunks, each of which is verified while it streams, whole or not at all. No torch.
+
+A download becomes a file of the cache in two steps. The first step ends when every chunk is verified: the file gets
+a name that says so, and the start maps it. The second step syncs the file, which may take longer than the download,
+and gives it its final name, by which other processes find it. A file without its final name is removed by the next
+download, like the files of a killed process.
+
+Before room is made for weights, their size is bounded by what the model's configuration implies.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.files import commit
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.manifest import CHUNK_BYTES, Weights
+from snapcap.warmup.artifacts.prune import (
+    LOCK,
+    VERIFIED,
+    WRITING,
+    fetched_name,
+    fetching_name,
+    own_name,
+    prune_weights,
+    remove_fetched,
+    remove_parts,
+)
+from snapcap.warmup.artifacts.store import WEIGHTS, ArtifactStore, DamagedError, Ranges, StoreError, blob_name
+from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, write_all
+
+if TYPE_CHECKING:
+    from snapcap.models.config import ModelConfig
+    from snapcap.models.dimensions import DavitConfig, VisionConfig
+
+_ITEM_BYTES = 4  # bytes of an element of the widest dtype
+_SLACK = 2  # biases, norms, what is turned around for a device, and what aligns tensors
+_LEAST = 64 * 1024 * 1024
+
+
+def most_bytes(config: "ModelConfig") -> int:
+    """More than the prepared weights of this configuration have on any device, and of the same order."""
+    from snapcap.models.dimensions import DavitConfig, Florence2Config  # noqa: PLC0415  packages do without
+
+    vision, decoder = config.vision, config.decoder
+    encoder = _davit(vision) if isinstance(vision, DavitConfig) else _vit(vision)
+    own, width = decoder.hidden_size, vision.hidden_size
+    if isinstance(decoder, Florence2Config):
+        encoder += decoder.encoder_layers * (4 * own * own + 2 * own * decoder.encoder_inner_size)
+    crossed = 2 * own * (own + max(config.cross_size, width))
+    attention = 2 * own * decoder.head_dim * (decoder.num_heads + decoder.kv_heads)
+    decoder_layer = attention + crossed + 3 * own * decoder.inner_size  # three matrices: Llama has a gate
+    shuffled = vision.sequence_length // vision.image_tokens  # patches that become one token, side by side
+    rows = 2 * decoder.vocab_size + decoder.n_positions + config.prefix_length + own
+    tables = own * rows + own * (shuffled + 1) * width
+    elements = encoder + decoder.num_layers * decoder_layer + tables
+    return max(_LEAST, _SLACK * _ITEM_BYTES * elements)
+
+
+def _vit(vision: "VisionConfig") -> int:
+    tokens, width = vision.sequence_length, vision.hidden_size
+    patch = vision.patch_size[0] * vision.patch_size[1] * vision.num_channels
+    # Each layer of BEiT may have a bias for each pair of tokens.
+    layer = 4 * width * width + 2 * width * vision.intermediate_size + vision.num_heads * tokens * tokens
+    return width * (patch + tokens) + vision.num_layers * layer
+
+
+def _davit(vision: "DavitConfig") -> int:
+    total = vision.hidden_size * vision.sequence_length
+    for stage in vision.stages:
+        width = stage.hidden_size
+        half = 4 * width * width + 2 * width * (stage.inner_size + 9)
+        total += stage.kernel**2 * stage.input_size * width + 2 * stage.num_layers * half
+    return total
+
+
+_THREADS = 8
+_POLL_S = 0.05
+# In which another process that fetches the same must have written something: else it is not waited for.
+_SILENT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """``bytes_fetched``: 0 where another process had the file by then. ``unfinished``: whether the file is there as
+    ``VERIFIED``, and ``finish`` is to be called."""
+
+    bytes_fetched: int
+    unfinished: bool
+
+
+def download_weights(
+    source: ArtifactStore, local: FolderStore, weights: Weights, until: float, scope: contextlib.ExitStack
+) -> Downloaded:
+    """Have a model's weights in the folder, every byte of them verified.
+
+    Args:
+        until: the moment of ``time.monotonic()`` to give up at.
+        scope: keeps the lock of this content, and the file, until ``finish`` or its end.
+
+    Raises:
+        DamagedError: the source has other bytes than the manifest says.
+        StoreError: the source, the disk, or the time.
+    """
+    folder, content = local.root / WEIGHTS, weights.content
+    path = folder / fetched_name(content)
+    try:
+        make_folder(folder)
+        alone = _lock(folder, content, until, scope)
+        if local.size(f"{WEIGHTS}/{path.name}") == weights.size:  # another process brought it meanwhile
+            return Downloaded(0, unfinished=False)
+        remove_parts(folder, content, alone)
+        remove_fetched(folder)  # files of other downloads that nobody fetches now
+        temporary = folder / own_name(fetching_name(content, WRITING), alone)
+        size = weights.size
+        if size > free_bytes(folder):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        scope.callback(remove_parts, folder, content, alone)
+        scope.callback(temporary.unlink, missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600)
+        os.ftruncate(descriptor, size)
+        with source.ranges(blob_name(weights.file), size, until) as read:
+            _fill(descriptor, read, weights, until)
+        os.replace(temporary, folder / fetching_name(content, VERIFIED))
+    except OSError as error:
+        raise StoreError(f"weights cannot be written to {folder}: {os_error_text(error)}") from error
+    os.close(descriptor)  # not where a thread may still write to it: its number may be another file's by then
+    return Downloaded(size, unfinished=True)
+
+
+def finish(local: FolderStore, weights: Weights) -> None:
+    """Give what ``download_weights`` left unfinished its name, once it is on the disk.
+
+    Raises:
+        StoreError: it cannot be kept; who has it mapped keeps it.
+    """
+    folder = local.root / WEIGHTS
+    try:
+        verified = folder / fetching_name(weights.content, VERIFIED)
+        commit(verified, folder / fetched_name(weights.content))
+    except OSError as error:
+        raise StoreError(f"weights cannot be kept in {folder}: {os_error_text(error)}") from error
+    with contextlib.suppress(StoreError):  # the next download removes any file that stays
+        prune_weights(local)
+
+
+def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack) -> bool | None:
+    """Have the lock of a content, or wait for the process that fetches the same, as long as that goes on.
+
+    Returns:
+        The result of ``take_lock``, which is never False here.
+    """
+    path = folder / fetching_name(content, LOCK)
+    seen, since = -1, time.monotonic()
+    while True:
+        with contextlib.ExitStack() as entering:
+            alone = entering.enter_context(locked_alone(path))
+            if alone is not False:
+                scope.push(entering.pop_all())
+                return alone
+        now, written = time.monotonic(), _written(folder, content)
+        if written != seen:
+            seen, since = written, now
+        if now >= until or now - since >= _SILENT_S:
+            raise StoreError(f"another process fetches these weights to {folder}, and does not go on")
+        time.sleep(_POLL_S)
+
+
+def _written(folder: Path, content: str) -> int:
+    """When something was last written of a content that is fetched, in nanoseconds; 0 where there is nothing."""
+    with contextlib.suppress(OSError):
+        return (folder / fetching_name(content, WRITING)).stat().st_mtime_ns
+    return 0
+
+
+def _fill(descriptor: int, read: Ranges, weights: Weights, until: float) -> None:
+    """All chunks, several at a time."""
+    over = threading.Event()
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="snapcap-weights")
+    try:
+        numbers = range(len(weights.chunks))
+        chunks = [pool.submit(_chunk, descriptor, read, weights, number, over) for number in numbers]
+        done, pending = wait(chunks, max(0.0, until - time.monotonic()), FIRST_EXCEPTION)
+        for chunk in done:
+            chunk.result()
+        if pending:
+            raise StoreError("the weights did not come before the deadline; raise it or check the network")
+    finally:
+        over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _chunk(descriptor: int, read: Ranges, weights: Weights, number: int, over: threading.Event) -> None:
+    start = number * CHUNK_BYTES
+    end = min(start + CHUNK_BYTES, weights.size)
+    digest = hashlib.sha256()
+    for piece in _no_more(read(start, end), end - start):
+        if over.is_set():
+            return
+        digest.update(piece)
+        write_all(descriptor, piece, start)
+        start += len(piece)
+    if start != end or digest.hexdigest() != weights.chunks[number]:
+        raise DamagedError(f"chunk {number} of {blob_name(weights.file)} is not what the manifest says")
+
+
+def _no_more(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Pieces of so many bytes in all: no source writes past its chunk."""
+    for piece in pieces:
+        size -= len(piece)
+        if size < 0:
+            raise DamagedError("the store sent more bytes than it was asked for")
+        yield piece

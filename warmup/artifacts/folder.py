@@ -1,0 +1,346 @@
+"""Stores artifacts in a folder, which is always there: the cache in front of S3. Refuses what others than its
+owner could have written.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import itertools
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from uuid import uuid4
+
+from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.files import commit, copy_file, describe, link_or_copy, new_file, pieces
+from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.artifacts.store import (
+    CHATS,
+    MANIFESTS,
+    MODEL_FILES,
+    MODELS,
+    WEIGHTS,
+    DamagedError,
+    Ranges,
+    Stored,
+    StoreDeniedError,
+    StoreError,
+    StoreRefusedError,
+    blob_name,
+    checked_name,
+    is_name,
+)
+from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.files import (
+    NotAFileError,
+    make_folder,
+    open_regular,
+    other_writers,
+    scratch_folder,
+    take_lock,
+)
+
+
+def check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
+    """Refuse what others than this user and root could have written.
+
+    Raises:
+        StoreRefusedError: they could; says what to do.
+    """
+    others = other_writers(status)
+    if others:
+        raise StoreRefusedError(
+            f"others may write to {path} in the artifact folder ({others}), and what they write would be run: "
+            f"chmod go-w it{more}"
+            + (", or under Kubernetes set fsGroupChangePolicy: OnRootMismatch" if "group" in others else "")
+        )
+    if status.st_uid not in (os.geteuid(), 0):
+        raise StoreRefusedError(
+            f"{path} in the artifact folder belongs to user {status.st_uid}, who could change what would be run; "
+            "choose a folder of your own"
+        )
+
+
+def close_to_group(path: Path, status: os.stat_result) -> None:
+    """Take the right to write to a checked folder away from its group, where the folder is this user's.
+
+    Kubernetes gives that right to a Pod's ``fsGroup`` when it mounts a volume. A process of the group that this
+    system does not know can then no longer replace what is verified.
+    """
+    if status.st_mode & stat.S_IWGRP and status.st_uid == os.geteuid():
+        with contextlib.suppress(OSError):
+            path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IWGRP)
+
+
+_BUILT, _SCRATCH = _OWN = "built", "tmp"
+# All that are made in a store; nobody else may write to any of them.
+_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", MODELS, MODEL_FILES, WEIGHTS, CHATS, *_OWN)
+_LISTED = 10_000  # entries of a folder: one with more than that is searched among some of them
+_SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
+_LOCK_SECONDS = 10.0
+_LEFT_BEHIND_SECONDS = 3600.0  # not every file system shares its locks with the other machines that mount it
+_SHORT = 4096
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """A folder whose owner alone may write to it; everything that is in it may be run. See ``open``."""
+
+    root: Path
+    is_remote = False
+
+    @classmethod
+    def open(cls, root: Path) -> "FolderStore":
+        """Open a folder, made with mode 0700 if there is none.
+
+        Raises:
+            StoreRefusedError: others may write to it or to one of its folders, it is somebody else's, or it cannot
+                be made.
+        """
+        try:
+            make_folder(root)
+            known = {root: root.stat()}
+            check_owner(root, known[root], f", or choose a folder inside it, such as {root / 'snapcap'}")
+            for path in (root / name for name in _FOLDERS):
+                with contextlib.suppress(FileNotFoundError):
+                    known[path] = path.stat()
+                    check_owner(path, known[path])
+            for path, status in known.items():
+                close_to_group(path, status)
+        except OSError as error:
+            raise StoreRefusedError(f"cannot use {root} as artifact folder: {os_error_text(error)}") from error
+        return cls(root)
+
+    @property
+    def location(self) -> str:
+        return str(self.root)
+
+    def path(self, name: str) -> Path:
+        """Where an object is, or would be."""
+        return self.root / checked_name(name)
+
+    def read(self, name: str, limit: int) -> Stored | None:
+        """Reads a small object as ``ArtifactStore.read`` does.
+        Raises:
+            DamagedError: a folder, a FIFO or a link has the name.
+            StoreRefusedError: others may write to the file.
+        """
+        with self.opened(name) as file:
+            data = None if file is None else file.read(limit + 1)
+        return None if data is None else Stored(data, _version(data))
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[io.BufferedReader | None]:
+        """A file that nobody else can have written, open for reading; None if there is none.
+
+        Raises:
+            DamagedError, StoreRefusedError: as ``read``.
+        """
+        path = self.path(name)
+        with self._translated(path), contextlib.ExitStack() as scope:
+            file = None
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    file = scope.enter_context(open_regular(path))
+                except NotAFileError as error:
+                    raise DamagedError(f"{path}: {error.strerror}") from error
+                check_owner(path, os.fstat(file.fileno()))
+            yield file
+
+    def write(
+        self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
+    ) -> str | None:
+        path = self.path(name)
+        with self._translated(path), new_file(path) as temporary:
+            temporary.write_bytes(data)
+            if not if_absent and if_version is None:
+                commit(temporary, path)
+                return _version(data)
+            with self._lock():  # only conditional writes compete
+                current = self.read(name, _SMALL)
+                holds = current is None if if_absent else current is not None and current.version == if_version
+                if not holds:
+                    return None
+                commit(temporary, path)
+        return _version(data)
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Write what can be had again and is verified when it is read: without waiting for the disk."""
+        path = self.path(name)
+        with self._translated(path), new_file(path) as temporary:
+            temporary.write_bytes(data)
+            commit(temporary, path, durable=False)
+
+    def delete(self, name: str) -> None:
+        path = self.path(name)
+        with self._translated(path):
+            path.unlink(missing_ok=True)
+
+    def newest(self, folder: str, limit: int) -> list[str]:
+        path = self.path(folder)
+        times: dict[str, int] = {}
+        with self._translated(path), contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+            for entry in itertools.islice(entries, _LISTED):
+                # A file of any other name is not snapcap's. A file that is gone by now was just replaced.
+                if is_name(entry.name) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        times[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
+        names = sorted(times, key=lambda name: times[name], reverse=True)
+        return [f"{folder}/{name}" for name in names[:limit]]
+
+    def size(self, name: str) -> int | None:
+        path = self.path(name)
+        with self._translated(path):
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                return None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def upload(self, name: str, source: Path) -> None:
+        path = self.path(name)
+        with self._translated(path), new_file(path) as temporary:
+            copy_file(source, temporary)
+            commit(temporary, path)
+
+    def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
+        for name, size in sizes.items():
+            if time.monotonic() >= deadline:
+                raise StoreError(f"{self.root}: copying did not finish before its deadline")
+            source, copy = self.path(name), folder / uuid4().hex
+            with self._translated(source):
+                if self.size(name) != size:
+                    raise DamagedError(f"{source} is missing or not of {size} bytes")
+                copy_file(source, copy)
+            yield name, copy
+
+    @contextlib.contextmanager
+    def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
+        path = self.path(name)
+        with self.opened(name) as file:
+            if file is None or os.fstat(file.fileno()).st_size != size:
+                raise DamagedError(f"{path} is missing or not of {size} bytes")
+            descriptor = os.dup(file.fileno())
+
+        def read(start: int, end: int) -> Iterator[bytes]:
+            with self._translated(path):
+                yield from pieces(descriptor, start, end, deadline)
+
+        try:
+            yield read
+        finally:
+            os.close(descriptor)
+
+    def is_conditional(self) -> bool:
+        """Returns whether the folder has locks. The locks hold between all machines that share the file system.
+
+        Raises:
+            StoreDeniedError: the folder is read-only.
+        """
+        with self._translated(self.root), self._lock() as locks:
+            return locks
+
+    def vouch(self, envelope: bytes) -> None:
+        """Note that the folder's owner made an envelope and built the files that it describes.
+
+        The note holds its own inode number. So a note that was copied into the folder, for example with a bucket,
+        does not count.
+        """
+        path = self.path(f"{_BUILT}/{_version(envelope)}")
+        with self._translated(path), new_file(path) as temporary:
+            temporary.touch()
+            temporary.write_text(str(temporary.stat().st_ino))
+            commit(temporary, path)
+
+    def is_vouched(self, envelope: bytes) -> bool:
+        """Returns whether ``vouch`` was called with this envelope, in this folder.
+
+        A note that a group may write to does not count; such a folder needs signatures.
+        """
+        path = self.path(f"{_BUILT}/{_version(envelope)}")
+        with self._translated(path):
+            try:
+                with open_regular(path) as file:
+                    status = os.fstat(file.fileno())
+                    check_owner(path, status)
+                    closed = not status.st_mode & stat.S_IWGRP
+                    return closed and file.read(_SHORT) == str(status.st_ino).encode()
+            except (FileNotFoundError, NotAFileError):
+                return False
+
+    def verified(self, blob: Blob) -> Path | None:
+        """The file of a content that is here and right; a damaged one is removed."""
+        path = self.path(blob_name(blob))
+        with self._translated(path):
+            try:
+                if path.lstat().st_size == blob.size and describe(path) == blob:
+                    return path
+            except FileNotFoundError:
+                return None
+            except NotAFileError:
+                pass
+            path.unlink(missing_ok=True)
+        return None
+
+    def link(self, source: Path, blob: Blob) -> None:
+        """Give a finished file of this file system a second name among the blobs. Every reader verifies the
+        blob."""
+        path = self.path(blob_name(blob))
+        with self._translated(path), new_file(path) as temporary:
+            link_or_copy(source, temporary)
+            commit(temporary, path)
+
+    def adopt(self, source: Path, blob: Blob) -> bool:
+        """Move a file of ``scratch`` to its place among the blobs; False if it is not that content."""
+        path = self.path(blob_name(blob))
+        with self._translated(path):
+            if describe(source) != blob:
+                return False
+            commit(source, path, durable=False)  # whoever uses it verifies it, and fetches it again
+        return True
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder on the same file system that is gone afterwards; what killed processes left goes too."""
+        parent = self.root / _SCRATCH
+        with self._translated(parent), contextlib.ExitStack() as entering:
+            make_folder(parent)
+            folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, _LEFT_BEHIND_SECONDS))
+            scope = entering.pop_all()
+        with scope:
+            yield folder
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[bool]:
+        """Exclude all other processes that lock; a process that dies gives its lock back. Yields False where the
+        file system has no locks, and so excludes nobody.
+
+        Raises:
+            StoreError: another one, which may be stopped, does not give it back for 10 s.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.root / ".lock", flags, 0o600)
+        until = time.monotonic() + _LOCK_SECONDS
+        try:
+            while (taken := take_lock(descriptor)) is False:
+                if time.monotonic() >= until:
+                    raise StoreError(f"{self.root} is locked by another process for over {_LOCK_SECONDS:g} s")
+                time.sleep(0.02)
+            yield bool(taken)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _translated(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            denied = isinstance(error, PermissionError) or error.errno == errno.EROFS
+            raise (StoreDeniedError if denied else StoreError)(f"{path}: {os_error_text(error)}") from error
+
+
+def _version(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

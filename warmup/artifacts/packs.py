@@ -1,0 +1,126 @@
+"""Packs the small files of a set into one object: from S3 a start waits for requests more than for bytes.
+
+    blobs/packs/<digest of the blobs' digests>     the contents, one after the other, in the order of their digests
+
+A pack is a copy. A pack that fails costs at most a quarter of the time until the deadline; then each blob is
+downloaded by itself. Blobs cut from a pack are verified against their digests. The caller verifies blobs that come
+by themselves.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.artifacts.store import ArtifactStore, blob_name, pack_name
+from snapcap.warmup.machine.files import open_regular, scratch_folder
+from snapcap.warmup.s3.download import PART_BYTES
+
+_MOST_BYTES = 256 * 1024 * 1024
+_SHARE = 4  # a pack may take this part of the time until the deadline: 1/4; the rest is for the single files
+_logger = logging.getLogger("snapcap.store")
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Distinct blobs of at most 8 MiB, each of which would come in one request, in the order of their digests."""
+
+    blobs: tuple[Blob, ...]
+
+    @classmethod
+    def of(cls, blobs: Iterable[Blob]) -> "Pack | None":
+        """The pack of a set that has these blobs; None where it would spare no request, or have over 256 MiB."""
+        small = {blob for blob in blobs if blob.size <= PART_BYTES}
+        pack = cls(tuple(sorted(small, key=lambda blob: (blob.digest, blob.size))))
+        return pack if len(small) > 1 and pack.size <= _MOST_BYTES else None
+
+    @property
+    def name(self) -> str:
+        digests = "".join(f"{blob.digest} {blob.size}\n" for blob in self.blobs)
+        return pack_name(hashlib.sha256(digests.encode()).hexdigest())
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(blob.size for blob in self.blobs)
+
+    def write(self, files: Mapping[Blob, Path], target: Path) -> None:
+        """Make the pack of its blobs' files. Raises OSError."""
+        with target.open("xb") as pack:
+            for blob in self.blobs:
+                with open_regular(files[blob]) as file:
+                    pack.write(file.read(blob.size))
+
+    def cut(self, source: Path, folder: Path) -> Iterator[tuple[Blob, Path]]:
+        """Files in an existing folder, of the blobs whose content is what it should be. Raises OSError."""
+        with open_regular(source) as pack:
+            for blob in self.blobs:
+                content = pack.read(blob.size)
+                if hashlib.sha256(content).hexdigest() == blob.digest:
+                    path = folder / f"{blob.digest}.blob"
+                    path.write_bytes(content)
+                    yield blob, path
+
+
+def upload_blobs(store: ArtifactStore, files: Mapping[Blob, Path], replace: bool = False) -> None:
+    """Write the files of a set, and their pack where a request costs a round trip.
+
+    Args:
+        replace: also what is there with the right size.
+
+    Raises:
+        StoreError, OSError: the store or a file cannot be used.
+    """
+
+    def is_wanted(name: str, size: int) -> bool:
+        return replace or store.size(name) != size
+
+    for blob, path in files.items():
+        if is_wanted(blob_name(blob), blob.size):
+            store.upload(blob_name(blob), path)
+    pack = Pack.of(files) if store.is_remote else None
+    if pack is not None and is_wanted(pack.name, pack.size):
+        with scratch_folder("snapcap-pack-") as folder:
+            pack.write(files, folder / "pack")
+            store.upload(pack.name, folder / "pack")
+
+
+def bring_blobs(
+    store: ArtifactStore, blobs: Iterable[Blob], missing: Collection[Blob], folder: Path, deadline: float
+) -> Iterator[tuple[Blob, Path]]:
+    """Bring blobs into an existing folder, and yield each one's file when it is whole.
+
+    Args:
+        blobs: all of the set, by which its pack is found. missing: those to bring.
+        deadline: the moment of ``time.monotonic()`` to give up at.
+
+    Raises:
+        DamagedError: one is missing or of another size.
+        StoreError: the store cannot be read.
+    """
+    left = {blob_name(blob): blob for blob in missing}
+    pack = Pack.of(blobs) if store.is_remote else None
+    if pack is not None and left.keys() >= {blob_name(blob) for blob in pack.blobs}:
+        for blob, path in _unpacked(store, pack, folder, deadline):
+            del left[blob_name(blob)]
+            yield blob, path
+    for name, path in store.download({name: blob.size for name, blob in left.items()}, folder, deadline):
+        yield left[name], path
+
+
+def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -> Iterator[tuple[Blob, Path]]:
+    """The files that a pack gives. Raises nothing of the store or the disk, as the files that are fetched one by
+    one may be in order; if they are not, that is said of them."""
+    now = time.monotonic()
+    path = None
+    try:
+        ((_, path),) = store.download({pack.name: pack.size}, folder, now + (deadline - now) / _SHARE)
+        yield from pack.cut(path, folder)
+    except Exception as error:  # such as a missing pack, one in an archive, a key of KMS, or no room for it twice
+        _logger.info("files are fetched one by one", extra={"fields": {"reason": str(error)}})
+    finally:
+        if path is not None:  # its bytes are in the files by now
+            path.unlink(missing_ok=True)

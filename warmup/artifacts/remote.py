@@ -1,0 +1,278 @@
+"""Stores artifacts under an S3 prefix; opens the store that a user has named, and says whose artifacts may come
+from it.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.signing import KeyFileError, Trust
+from snapcap.warmup.artifacts.store import (
+    ArtifactStore,
+    DamagedError,
+    Ranges,
+    Stored,
+    StoreDeniedError,
+    StoreError,
+    StoreRefusedError,
+    checked_name,
+    is_name,
+)
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.options import S3Options, StoreOptions, is_remote
+from snapcap.warmup.s3.client import client, split_uri, upload_checked
+from snapcap.warmup.s3.download import Download, Ending, S3Object, download
+from snapcap.warmup.s3.download import Ranges as ObjectRanges
+from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, translated
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import PutObjectRequestTypeDef
+
+_ABSENT = ("NoSuchKey", "404")
+_DENIED = (
+    "AccessDenied",
+    "403",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+    "NoCredentials",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+)
+_LOST = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT)
+_LISTED = 1000  # keys of one page: a store with more sets than that is searched among some of them
+
+
+@dataclass(frozen=True)
+class S3Store:
+    """A bucket and a prefix, reached through one client. See ``open``."""
+
+    s3: "S3Client"
+    bucket: str
+    prefix: str
+    is_remote = True
+    _conditional: list[bool] = field(default_factory=list)  # the canary's finding, once it has run
+    _verified: list[bool] = field(default_factory=list)  # True if the first upload had the right size
+    _canary: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def open(cls, address: str, options: S3Options) -> "S3Store":
+        """Make a client for ``s3://bucket/prefix``; nothing is sent yet.
+
+        Raises:
+            StoreRefusedError: the address or the options cannot be.
+        """
+        try:
+            bucket, prefix = split_uri(address)
+            return cls(client(options), bucket, prefix)
+        except S3Error as error:
+            raise StoreRefusedError(str(error)) from error
+
+    @property
+    def location(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def read(self, name: str, limit: int) -> Stored | None:
+        try:
+            with translated(self._where(name)):
+                reply = self.s3.get_object(Bucket=self.bucket, Key=self._key(name))
+                with contextlib.closing(reply["Body"]) as body:
+                    return Stored(body.read(limit + 1), _unquoted(reply["ETag"]))
+        except S3Error as error:
+            if error.code in _ABSENT:
+                return None
+            raise _translated(error) from error
+
+    def write(
+        self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
+    ) -> str | None:
+        request: PutObjectRequestTypeDef = {"Bucket": self.bucket, "Key": self._key(name), "Body": data}
+        if if_absent:
+            request["IfNoneMatch"] = "*"
+        elif if_version is not None:
+            request["IfMatch"] = if_version  # unquoted: Ceph compares the text as it comes, and others take both
+        try:
+            with translated(self._where(name)):
+                return _unquoted(upload_checked(self.s3, lambda: self.s3.put_object(**request))["ETag"])
+        except S3Error as error:
+            if (if_absent or if_version is not None) and error.code in _LOST:
+                return None
+            raise _translated(error) from error
+
+    def delete(self, name: str) -> None:
+        with self._translating(self._where(name)):
+            self.s3.delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def newest(self, folder: str, limit: int) -> list[str]:
+        start = self._key(folder) + "/"
+        with self._translating(self._where(folder)):
+            reply = self.s3.list_objects_v2(Bucket=self.bucket, Prefix=start, Delimiter="/", MaxKeys=_LISTED)
+        entries = sorted(reply.get("Contents", ()), key=lambda entry: entry["LastModified"], reverse=True)
+        names = [entry["Key"].removeprefix(start) for entry in entries]
+        return [f"{folder}/{name}" for name in names if is_name(name)][:limit]
+
+    def size(self, name: str) -> int | None:
+        try:
+            with translated(self._where(name)):
+                return self.s3.head_object(Bucket=self.bucket, Key=self._key(name))["ContentLength"]
+        except S3Error as error:
+            if error.code in _ABSENT:
+                return None
+            raise _translated(error) from error
+
+    def upload(self, name: str, source: Path) -> None:
+        from s3transfer.manager import TransferManager  # noqa: PLC0415  no start needs it
+
+        def send() -> None:
+            # In parts where it is large: S3 takes 5 GB at once.
+            with source.open("rb") as file, TransferManager(self.s3) as manager:
+                manager.upload(file, self.bucket, self._key(name)).result()
+
+        def is_whole() -> bool:
+            if not self._verified:
+                with contextlib.suppress(StoreError):  # a role that may only write
+                    self._verified.append(self.size(name) in (source.stat().st_size, None))
+            return all(self._verified[-1:])
+
+        with self._translating(self._where(name)):
+            upload_checked(self.s3, send, is_whole)
+
+    def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
+        # Without ETags, which would cost a request each: the content is checked by its digest.
+        items = {
+            folder / uuid4().hex: (name, S3Object(self._key(name), size, etag="")) for name, size in sizes.items()
+        }
+        downloads = [Download(entry, path) for path, (_, entry) in items.items()]
+        with self._translating(self.location):
+            for item in download(self.s3, self.bucket, downloads, deadline):
+                yield items[item.dest][0], item.dest
+
+    @contextlib.contextmanager
+    def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
+        ending = Ending()
+        # An empty ETag accepts any version: the content is checked by its digests.
+        of = ObjectRanges(self.s3, self.bucket, S3Object(self._key(name), size, etag=""), deadline, ending)
+
+        def read(start: int, end: int) -> Iterator[bytes]:
+            with self._translating(of.where):
+                yield from of.read(start, end)
+
+        try:
+            yield read
+        finally:
+            ending.end()
+
+    def is_conditional(self) -> bool:
+        """Found out with a canary, an object of a name of its own that is written four times."""
+        with self._canary:
+            if not self._conditional:
+                self._conditional.append(self._fly_canary())
+        return self._conditional[0]
+
+    def _fly_canary(self) -> bool:
+        name = f"leases/canary-{uuid4().hex}"
+        try:
+            version = self.write(name, b"1", if_absent=True)
+            if version is None:
+                return False
+            return (
+                self.write(name, b"2", if_absent=True) is None
+                and self.write(name, b"3", if_version="0" * 32) is None
+                and self.write(name, b"4", if_version=version) is not None
+            )
+        except StoreError as error:
+            if isinstance(error.__cause__, S3Error) and error.__cause__.code in ("NotImplemented", "501"):
+                return False
+            raise
+        finally:
+            with contextlib.suppress(StoreError):  # a role without s3:DeleteObject leaves a byte behind
+                self.delete(name)
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{checked_name(name)}" if self.prefix else checked_name(name)
+
+    def _where(self, name: str) -> str:
+        return f"s3://{self.bucket}/{self._key(name)}"
+
+    @contextlib.contextmanager
+    def _translating(self, where: str) -> Iterator[None]:
+        try:
+            with translated(where):
+                yield
+        except S3Error as error:
+            raise _translated(error) from error
+
+
+def _translated(error: S3Error) -> StoreError:
+    if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
+        return DamagedError(f"{error.where} is missing, or not of the size that it should be")
+    if error.code in _DENIED:
+        return StoreDeniedError(str(error))
+    return StoreError(str(error))
+
+
+def _unquoted(etag: str) -> str:
+    return etag.strip('"')
+
+
+def check_store(address: str, trust: Trust) -> None:
+    """Refuse what must not be opened, without opening it: this imports no boto3.
+
+    Args:
+        trust: whose artifacts of an S3 store may run here; a folder is trusted for whom it belongs to.
+
+    Raises:
+        StoreRefusedError: an S3 store from which nothing could be accepted, or an address that is none.
+    """
+    if not is_remote(address):
+        return
+    if not address.startswith("s3://"):
+        raise StoreRefusedError(f"{address!r} is no artifact store; write s3://bucket/prefix or a folder")
+    if trust.nobody:
+        raise StoreRefusedError(
+            f"{address} is refused: whoever can write there could run code here. Name the key it is signed with by "
+            "--trusted-key FILE, or accept anybody's artifacts with --allow-unsigned"
+        )
+
+
+def open_store(address: str, s3: S3Options, trust: Trust) -> ArtifactStore:
+    """Open ``s3://bucket/prefix`` or a folder. Nothing is sent to S3 yet.
+
+    Raises:
+        StoreRefusedError: as for ``check_store``; or others may write to the folder, or the S3 options cannot be.
+    """
+    check_store(address, trust)
+    if is_remote(address):
+        return S3Store.open(address, s3)
+    return FolderStore.open(Path(address))
+
+
+def read_trust(options: StoreOptions) -> Trust:
+    """Read the keys of these options.
+
+    Raises:
+        KeyFileError: a key file cannot be read.
+    """
+    return Trust.from_files(options.accepted_keys, options.allow_unsigned, options.min_built)
+
+
+def trust_of(options: StoreOptions) -> Trust:
+    """Returns the trust in the store's artifacts: the keys whose signatures are accepted.
+
+    Raises:
+        StartError: a key file cannot be read, or an S3 store is given without any trust.
+    """
+    try:
+        trust = read_trust(options)
+        check_store(options.address, trust)
+    except (KeyFileError, StoreRefusedError) as error:
+        raise StartError(str(error)) from None
+    return trust

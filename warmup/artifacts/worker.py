@@ -1,0 +1,299 @@
+"""Moves artifacts between a store and the local folder in a process of its own.
+
+Importing botocore is a third of a second of Python that would hold the lock which ``import torch`` needs; a worker
+process does it beside, and a server that serves never imports it. The worker brings files to the local folder; the
+parent verifies them there again, and believes the worker nothing.
+
+    job   {"store": …, "s3": …, "folder": …, "source": …}
+    task  {"do": "packages", "key": …, "factors": …}    brings an artifact set
+          {"do": "model", "factors": …, "download": …}  brings a model's small files; begins its weights
+          {"do": "weights"}                             waits for the weights
+          {"do": "finish"}                              waits for the disk
+          {"do": "publish", "key": …, "replace": …}     publishes the folder's set to the remote store
+
+Run as ``python -m snapcap.warmup.artifacts.worker``.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.download import Downloaded, download_weights, finish, most_bytes
+from snapcap.warmup.artifacts.fetch import Fetched, Found, Result, described, fetch, fetch_model, weights_at_hand
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.key import Difference, Factors
+from snapcap.warmup.artifacts.launch import fetch_worker
+from snapcap.warmup.artifacts.manifest import ManifestError
+from snapcap.warmup.artifacts.prune import mark_used, prune_models
+from snapcap.warmup.artifacts.remote import S3Store, open_store, read_trust, trust_of
+from snapcap.warmup.artifacts.signing import Trust, load_signer
+from snapcap.warmup.artifacts.store import ArtifactStore, StoreError, model_name
+from snapcap.warmup.errors import first_line
+from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError, serve_tasks
+from snapcap.warmup.options import S3Options, StartOptions, StoreOptions, is_remote
+
+if TYPE_CHECKING:
+    from snapcap.warmup.artifacts.publish import Published
+
+GRACE = 3.0  # seconds for starting Python, and for the worker to say itself that its time was over
+
+
+@dataclass(frozen=True)
+class FetchJob:
+    """The store, the local folder, and the source of the model if that is fetched too. ``store`` names the signing
+    key only if the worker has to sign."""
+
+    store: StoreOptions
+    s3: S3Options
+    folder: Path
+    source: str = ""
+
+    @classmethod
+    def of(cls, options: StartOptions, *, model: bool = False, signs: bool = False) -> "FetchJob":
+        store = replace(
+            options.store,
+            trusted_keys=options.store.accepted_keys,
+            sign_key=options.store.sign_key if signs else None,
+            remote_cache="",  # the address may hold a password, and only compilers need it
+        )
+        return cls(store, options.s3, options.store_folder.absolute(), options.model.source if model else "")
+
+
+class Fetcher:
+    """Fetches through a worker process, which the first task that needs it starts. The worker answers one task at a
+    time, and is ended at the deadline of a task. A context manager; thread-safe."""
+
+    def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
+        """``worker``: from ``fetch_worker``, if its process was launched already."""
+        self._options = options
+        self._worker = worker or fetch_worker(options)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Fetcher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.stop()
+
+    def packages(self, key: str, factors: Factors, trust: Trust) -> Fetched:
+        """``fetch`` with the remote's part in the worker. A set that the local folder has needs no process.
+        ``trust``: that of the options.
+
+        Raises:
+            StoreRefusedError: the local folder cannot be used.
+        """
+        started, deadline = time.monotonic(), self._options.store.deadline
+        local = FolderStore.open(self._options.store_folder)
+        look = partial(fetch, None, local, key, factors, trust, deadline)
+        found = look()
+        if found.result != "hit":
+            told = self._ask({"do": "packages", "key": key, "factors": factors})
+            # The worker's answer gives a reason for the log. Only files that this process then verifies can be run.
+            here = look() if told.result == "hit" else told
+            found = replace(here, reason=told.reason) if here.result == "hit" else here
+            found = replace(found, bytes_fetched=told.bytes_fetched)
+        return replace(found, seconds=time.monotonic() - started)
+
+    def _ask(self, task: Mapping[str, Any], end: float | None = None) -> Fetched:
+        """The worker's answer to a task, whatever becomes of it.
+
+        Args:
+            end: the moment of ``time.monotonic()`` at which the worker is ended; without one the store's deadline
+                counts from when the worker is free for this task.
+        """
+        with self._lock:
+            store, began = self._options.store, time.monotonic()
+            end = end or began + store.deadline + GRACE
+            try:
+                self._worker.start(end - time.monotonic())
+                return _parsed(self._worker.ask(task, end - time.monotonic()))
+            except WorkerTimeoutError:
+                where, seconds = store.address or self._options.store_folder, round(end - began - GRACE, 1)
+                return Fetched("error", f"fetching from {where} was ended after {seconds:g} s")
+            except (WorkerError, ValueError, TypeError, KeyError, OverflowError) as error:
+                reason = f"the process that fetches artifacts gave no answer: {first_line(error)}"
+                return Fetched("error", reason)
+
+
+def fetch_packages(options: StartOptions, key: str, factors: Factors, fetcher: Fetcher | None = None) -> Fetched:
+    """Bring the artifact set of a key to the local folder, from there or from the remote store of the options.
+
+    Args:
+        fetcher: asks the remote store, if there is one already.
+
+    Raises:
+        StartError: the store must not be opened as configured.
+    """
+    store, trust = options.store, trust_of(options.store)
+    try:
+        if store.remote is None:
+            return fetch(None, FolderStore.open(options.store_folder), key, factors, trust, store.deadline)
+        with contextlib.nullcontext(fetcher) if fetcher else Fetcher(options) as fetching:
+            return fetching.packages(key, factors, trust)
+    except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
+        return Fetched("error", str(error))
+
+
+def publish_in_worker(key: str, options: StartOptions, replace: bool) -> "Published":
+    """Publish the set of a key that is in the local folder to the remote store, without importing botocore here; a
+    remote that takes longer than ``build_timeout`` is given up."""
+    from snapcap.warmup.artifacts.publish import Published  # noqa: PLC0415  not for a start, which only fetches
+
+    with fetch_worker(options, signs=True) as worker:
+        try:
+            task = {"do": "publish", "key": key, "replace": replace}
+            answer = worker.ask(task, options.store.build_timeout)
+        except WorkerError as error:
+            return Published("error", str(error))
+    return Published(answer["result"], answer["reason"])
+
+
+def _told(fetched: Fetched) -> dict[str, Any]:
+    """Serialises a fetch result for the parent process, without files: the parent looks those up by itself."""
+    return {
+        "result": fetched.result,
+        "reason": fetched.reason,
+        "bytes_fetched": fetched.bytes_fetched,
+        "differences": [asdict(difference) for difference in fetched.differences],
+        "unasked": fetched.unasked,
+        "unfinished": fetched.unfinished,
+    }
+
+
+def _parsed(value: Mapping[str, Any]) -> Fetched:
+    """The reverse of ``_told``."""
+    if value["result"] not in get_args(Result):
+        raise ValueError("not a result")
+    return Fetched(
+        result=cast("Result", value["result"]),
+        reason=str(value["reason"]),
+        bytes_fetched=int(value["bytes_fetched"]),
+        differences=tuple(Difference(**difference) for difference in value["differences"]),
+        unasked=str(value["unasked"]),
+        unfinished=bool(value["unfinished"]),
+    )
+
+
+class _Answering:
+    """The worker's end: answers tasks."""
+
+    def __init__(self, job: FetchJob) -> None:
+        self._job = job
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapcap-download")
+        self._scope = contextlib.ExitStack()
+        self._until = time.monotonic() + job.store.deadline
+        self._found: Found | None = None
+        self._weights: Future[Downloaded] | None = None
+        # Both take longer than the parent takes to send its first task.
+        if job.source:
+            import snapcap.models.config  # noqa: F401, PLC0415  imports every family; packages do without
+        with contextlib.suppress(Exception):  # a task that needs the store says what is wrong
+            _ = self._remote
+
+    @cached_property
+    def _trust(self) -> Trust:
+        return read_trust(self._job.store)
+
+    @cached_property
+    def _remote(self) -> ArtifactStore | None:
+        address = self._job.store.address
+        return open_store(address, self._job.s3, self._trust) if is_remote(address) else None
+
+    @cached_property
+    def _local(self) -> FolderStore:
+        return FolderStore.open(self._job.folder)
+
+    def answer(self, task: dict[str, Any]) -> dict[str, Any]:
+        if task["do"] == "publish":
+            return asdict(self._publish(task["key"], task["replace"]))
+        try:
+            match task["do"]:
+                case "packages":
+                    given = task["key"], task["factors"], self._trust, self._job.store.deadline
+                    fetched = fetch(self._remote, self._local, *given)
+                case "model":
+                    fetched = self._describe(task["factors"], task["download"])
+                case "weights":
+                    fetched = self._wait()
+                case _:
+                    fetched = self._finish()
+        except Exception as error:
+            fetched = Fetched.failed(error)
+        return _told(fetched)
+
+    def _describe(self, factors: Factors, download: bool) -> Fetched:
+        from snapcap.warmup.checkpoints.source import current_identity  # noqa: PLC0415  only models have a source
+
+        job, remote, local = self._job, self._remote, self._local
+        client = remote.s3 if isinstance(remote, S3Store) else None
+        identify = partial(current_identity, job.source, job.s3, self._until, client)
+        found = fetch_model(remote, local, factors, self._trust, identify, self._until)
+        self._found = found
+        if (folder := described(local, found.manifest)) is not None:
+            mark_used(folder, local.path(model_name(found.manifest.key)))
+        if download and weights_at_hand(local, found) is None:
+            self._begin(remote or local, found, folder)
+        return Fetched("hit", (remote or local).location, unasked=found.unasked)
+
+    def _begin(self, source: ArtifactStore, found: Found, folder: Path | None) -> None:
+        """Have the weights come on another thread. ``folder``: of the small files."""
+        from snapcap.models.config import ModelConfig  # noqa: PLC0415  imports every family
+
+        weights = found.weights
+        if folder is None or weights.size > most_bytes(ModelConfig.from_folder(folder)):
+            raise ManifestError(
+                f"the manifest's weights have {weights.size} bytes, more than its configuration implies"
+            )
+        given = (source, self._local, weights, self._until, self._scope)
+        self._weights = self._pool.submit(download_weights, *given)
+
+    def _wait(self) -> Fetched:
+        if self._weights is None:
+            return Fetched("hit", "the weights were there")
+        try:
+            downloaded = self._weights.result()
+        except BaseException:
+            self._scope.close()
+            raise
+        if not downloaded.unfinished:
+            self._scope.close()
+        return Fetched("hit", "", bytes_fetched=downloaded.bytes_fetched, unfinished=downloaded.unfinished)
+
+    def _finish(self) -> Fetched:
+        if self._found is None:
+            raise StoreError("there is nothing to finish")
+        with self._scope:
+            finish(self._local, self._found.weights)
+            if self._remote is not None:
+                prune_models(self._local)
+        return Fetched("hit", "")
+
+    def _publish(self, key: str, replace: bool) -> "Published":
+        """If it could be loaded from the local folder: signing makes it good for every server."""
+        from snapcap.warmup.artifacts.publish import publish  # noqa: PLC0415  loaded only when needed
+
+        store, remote = self._job.store, self._remote
+        if remote is None:
+            raise StoreError("there is no remote store to publish to")
+        signer = load_signer(store.sign_key) if store.sign_key else None
+        found = fetch(None, self._local, key, {}, self._trust, store.deadline)
+        if found.manifest is None:
+            raise StoreError(found.reason)
+        files = {name: file.path for name, file in found.entries.items()}
+        return publish(remote, found.manifest, files, signer, replace=replace)
+
+
+if __name__ == "__main__":
+    sys.exit(serve_tasks(FetchJob, lambda job: _Answering(job).answer))

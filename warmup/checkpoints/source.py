@@ -1,0 +1,103 @@
+"""Resolves a model's source to a folder on this machine, and tells which revision of it is meant. No torch.
+
+    demo                     ships with snapcap
+    a folder                 used where it is
+    s3://bucket/prefix       asked for its list: names, sizes and ETags
+    owner/name@<commit>      not asked: nobody can change it
+    owner/name[@branch]      asked for its commit
+
+A folder's name says nothing of what it holds, so its weights are not published: they are prepared where it is.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapcap import models
+from snapcap.models.weights.listing import WeightsError, weight_files
+from snapcap.warmup.cache_folder import is_temporary
+from snapcap.warmup.checkpoints import hub
+from snapcap.warmup.checkpoints import s3 as s3_checkpoint
+from snapcap.warmup.checkpoints.local import S3, SHIPPED, CheckpointError, checked, kind_of, local_folder
+from snapcap.warmup.machine.denied import report_denied
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+
+def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:
+    """The folder of a checkpoint, downloaded first where it is not on this machine.
+
+    Args:
+        source: ``demo`` for the model that ships with snapcap; a folder; ``s3://bucket/prefix``; or a hub id,
+            ``owner/name`` or ``owner/name@revision``.
+        cache: the folder for downloads from S3. The hub has its own (``HF_HOME``).
+        s3: where S3 is, and how long to wait for it.
+
+    Raises:
+        CheckpointError: the source does not exist, cannot be reached, or holds no checkpoint.
+    """
+    if is_temporary(cache, "snapcap"):
+        effect = f"{cache} is the cache folder, which may be gone after a restart; set --cache-dir"
+        report_denied("the home folder", effect, f"HOME={os.environ.get('HOME', '')}")
+    if source == SHIPPED:
+        return Path(str(models.__file__)).parent / "demo"
+    if source.startswith(S3):
+        return s3_checkpoint.download_checkpoint(source, cache, s3)
+    return local_folder(source) or checked(hub.download_checkpoint(source), source)
+
+
+def is_publishable(source: str) -> bool:
+    """Returns whether a source names the same model on every machine."""
+    return kind_of(source) in ("s3", "hub")
+
+
+def published_name(source: str) -> str:
+    """The one spelling of a source."""
+    return source.rstrip("/") if kind_of(source) == "s3" else source
+
+
+def is_at_hand(source: str, cache: Path, options: S3Options) -> bool:
+    """Returns whether this machine has the whole checkpoint, judged by local files alone."""
+    try:
+        is_s3 = kind_of(source) == "s3"
+        folder = s3_checkpoint.local_folder(source, cache, options) if is_s3 else hub.cached_folder(source)
+        return folder is not None and (folder / "config.json").is_file() and bool(weight_files(folder))
+    except (S3Error, WeightsError, OSError, ValueError):
+        return False
+
+
+def current_identity(
+    source: str, options: S3Options, deadline: float, s3: "S3Client | None" = None
+) -> Mapping[str, str]:
+    """Returns the identity of the revision that a source names now.
+
+    Args:
+        deadline: the moment of ``time.monotonic()`` to give up at.
+        s3: a client that is there already.
+
+    Raises:
+        CheckpointError: the source does not say.
+    """
+    if kind_of(source) == "s3":
+        return s3_checkpoint.listed_identity(source, options, deadline, s3)
+    commit = hub.pinned_commit(source)
+    return {"commit": commit or hub.current_commit(source, max(0.1, deadline - time.monotonic()))}
+
+
+def downloaded_identity(source: str, folder: Path) -> Mapping[str, str]:
+    """The same of the revision that a folder was downloaded from.
+
+    Raises:
+        CheckpointError: the folder does not say.
+    """
+    if kind_of(source) == "s3":
+        return s3_checkpoint.downloaded_identity(folder)
+    commit = hub.commit_of(folder)
+    if commit is None:
+        raise CheckpointError(f"{source!r}: its folder in the hub's cache names no commit")
+    return {"commit": commit}

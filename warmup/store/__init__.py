@@ -1,1 +1,0 @@
-"""Keeps artifact sets in folders and S3: fetched verified, published whole, under a lease."""

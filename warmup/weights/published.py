@@ -1,0 +1,205 @@
+"""Brings a published model to this machine, for a start: a worker process does it, and is believed little.
+
+The manifest's signature and the small files' digests are verified here again. The worker has verified the chunks of
+the weights; this process runs the same checks as for local prepared weights: the file's owner, its size, its
+header, and the checkpoint that they were made of. No torch, no botocore.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from snapcap.models.dataclass import dataclass
+from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.models.weights.prepared.mapped import map_weights
+from snapcap.warmup.artifacts.fetch import (
+    Fetched,
+    Found,
+    NotFetchedError,
+    described,
+    local_model,
+    weights_at_hand,
+)
+from snapcap.warmup.artifacts.folder import FolderStore, check_owner
+from snapcap.warmup.artifacts.key import Factors, artifact_key
+from snapcap.warmup.artifacts.launch import fetch_worker
+from snapcap.warmup.artifacts.prune import VERIFIED, fetched_name, fetching_name
+from snapcap.warmup.artifacts.remote import trust_of
+from snapcap.warmup.artifacts.signing import Trust
+from snapcap.warmup.artifacts.store import WEIGHTS, StoreError, blob_name
+from snapcap.warmup.artifacts.worker import GRACE, Fetcher
+from snapcap.warmup.checkpoints import hub
+from snapcap.warmup.checkpoints.local import kind_of, report_unasked
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.machine.files import open_regular
+from snapcap.warmup.machine.worker import Worker
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.weights.find import FoundWeights
+from snapcap.warmup.weights.key import layout_digest, model_factors_of, prepared_name
+
+FINISH_S = 600.0
+_logger = logging.getLogger("snapcap.weights")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model whose small files are in ``folder``, as a checkpoint's are."""
+
+    found: Found
+    folder: Path
+
+
+class ModelFetcher(Fetcher):
+    """Fetches a model, and its packages meanwhile. Call ``describe``, then ``packages`` and ``weights`` in this
+    order, then ``close``, which ends the worker. Thread-safe."""
+
+    def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
+        """``worker``: from ``fetch_worker``, if its process was launched already."""
+        super().__init__(options, worker or fetch_worker(options, model=True))
+        self._unfinished = False
+        self._end = time.monotonic() + options.store.deadline + GRACE  # deadline of all tasks before the weights
+
+    def begin(self) -> None:
+        """Have the worker start, which imports for longer than whoever asks has to prepare. Does not wait."""
+
+        def start() -> None:
+            with self._lock, contextlib.suppress(Exception):  # said again when it is asked
+                self._worker.start(self._end - time.monotonic())
+
+        threading.Thread(target=start, name="snapcap-fetcher", daemon=True).start()
+
+    @cached_property
+    def _factors(self) -> Factors:
+        return model_factors_of(self._options)
+
+    @cached_property
+    def _trust(self) -> Trust:
+        return trust_of(self._options.store)
+
+    def describe(self, download: bool = True) -> Described:
+        """The verified description of the model, of the revision that its source has now.
+
+        Args:
+            download: have the weights begin to come.
+
+        Raises:
+            NotFetchedError: there is none that may be used.
+        """
+        try:
+            local, key = FolderStore.open(self._options.store_folder), artifact_key(self._factors)
+            at_hand = self._pinned(local, key)
+            if at_hand is not None:
+                return at_hand
+            told = self._bring({"do": "model", "factors": self._factors, "download": download}, self._end)
+            if told.unasked:
+                report_unasked(self._options.model.source, told.unasked)
+            found = local_model(local, key, self._trust)
+            folder = None if found is None else described(local, found.manifest)
+            if found is None or folder is None:
+                raise NotFetchedError("error", "what the process that fetches has brought is not there")
+            return Described(found, folder)
+        except Exception as error:
+            raise NotFetchedError.of(error) from error
+
+    def weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
+        """Map the weights, once they have come. Raises nothing."""
+        try:
+            return self._weights(model, checkpoint, plan)
+        except PreparedError as error:
+            self._set_aside(model.found)
+            return FoundWeights("corrupt", str(error))
+        except Exception as error:
+            failed = NotFetchedError.of(error)
+            return FoundWeights(failed.result, failed.reason)
+
+    def _set_aside(self, found: Found) -> None:
+        """Have the next start fetch weights that are damaged, or say that they are to be published again."""
+        with contextlib.suppress(OSError):
+            (self._options.store_folder / WEIGHTS / fetched_name(found.weights.content)).unlink()
+        if not found.vouched:
+            return
+        blob = found.weights.file
+        with contextlib.suppress(StartError, StoreError):
+            local = FolderStore.open(self._options.store_folder)
+            # Only a file that has not the content of its name is removed.
+            if local.size(blob_name(blob)) is not None and local.verified(blob) is None:
+                _logger.warning(
+                    "damaged weights removed; snapcap build --weights publishes them again",
+                    extra={"fields": {"file": blob_name(blob), "store": local.location}},
+                )
+
+    def close(self) -> None:
+        """Wait until the weights are on the disk, and end the worker; a failure is logged."""
+        try:
+            if self._unfinished:
+                self._bring({"do": "finish"}, time.monotonic() + FINISH_S + GRACE)
+        except NotFetchedError as error:
+            _logger.warning(
+                "weights are fetched again by the next start", extra={"fields": {"reason": error.reason}}
+            )
+        finally:
+            super().close()
+
+    def _pinned(self, local: FolderStore, key: str) -> Described | None:
+        """Returns the model in the folder if the source names a commit and the folder has that commit. A commit
+        never changes, so no store is asked."""
+        source = self._options.model.source
+        commit = hub.pinned_commit(source) if kind_of(source) == "hub" else None
+        if commit is None:
+            return None
+        with contextlib.suppress(ValueError, StoreError):  # a damaged model is fetched again
+            found = local_model(local, key, self._trust)
+            folder = None if found is None else described(local, found.manifest)
+            if found is not None and folder is not None and weights_at_hand(local, found) is not None:
+                return Described(found, folder) if found.weights.identity == {"commit": commit} else None
+        return None
+
+    def _weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
+        local, wanted = FolderStore.open(self._options.store_folder), model.found.weights
+        fetched = 0
+        if weights_at_hand(local, model.found) is None:
+            told = self._bring({"do": "weights"})
+            fetched, self._unfinished = told.bytes_fetched, told.unfinished
+        layout = layout_digest(checkpoint.config, checkpoint.transform)
+        name = prepared_name(wanted.checkpoint, plan.device_type, plan.dtype, layout)
+        with self._opened(local, model.found) as file:
+            mapped = map_weights(file, name)
+            with contextlib.suppress(OSError):  # the folder may be read-only
+                os.utime(file.fileno())  # the newest are kept
+        if len(mapped.memory) != wanted.size:
+            raise PreparedError("the file of weights has another size than its manifest says")
+        size = f"{wanted.size / (1 << 20):.1f} MiB"
+        return FoundWeights("hit", f"{size} published {model.found.manifest.created}", mapped, fetched)
+
+    @contextlib.contextmanager
+    def _opened(self, local: FolderStore, found: Found) -> Iterator[io.BufferedReader]:
+        """The file, under its name or, until it is on the disk, as it was left."""
+        if self._unfinished:
+            path = local.root / WEIGHTS / fetching_name(found.weights.content, VERIFIED)
+            with open_regular(path) as file:
+                check_owner(path, os.fstat(file.fileno()))
+                yield file
+            return
+        name = weights_at_hand(local, found)
+        if name is None:
+            raise StoreError("the weights that were there are gone")
+        with local.opened(name) as opened:
+            if opened is None:
+                raise StoreError(f"{name} is gone")
+            yield opened
+
+    def _bring(self, task: Mapping[str, Any], end: float | None = None) -> Fetched:
+        """The worker's answer to a task that it has done. Raises NotFetchedError."""
+        told = self._ask(task, end)
+        if told.result != "hit":
+            raise NotFetchedError(told.result, told.reason, told.differences)
+        return told
