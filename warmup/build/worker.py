@@ -14,11 +14,11 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
+from snapcap.models.layers.weights import Normalisation
 from snapcap.models.memory.memory import Spec
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.regions.table import Region
-from snapcap.models.weights.load import Normalisation, load_weights
-from snapcap.models.weights.sets import Weights
+from snapcap.models.regions.table import Region, Weights
+from snapcap.models.weights.load import load_weights
 from snapcap.warmup.machine.worker import Task, serve_tasks
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.memory import MemoryPlan

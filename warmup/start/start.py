@@ -45,7 +45,7 @@ from snapcap.warmup.weights.find import FoundWeights, WeightsResult
 from snapcap.warmup.weights.published.source import may_be_published
 
 if TYPE_CHECKING:
-    from snapcap.models.weights.prepared.mapped import MappedWeights
+    from snapcap.models.weights.prepared import MappedWeights
     from snapcap.warmup.runtime.backends import Backend
     from snapcap.warmup.runtime.devices import Device
     from snapcap.warmup.runtime.model import Model

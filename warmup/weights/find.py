@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.weights.prepared.header import PreparedError
-from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
+from snapcap.models.weights.prepared import MappedWeights, PreparedError, map_weights
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.store.folder import FolderStore

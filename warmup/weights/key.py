@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
 
 # Sources that decide the layout of prepared weights and the names of tensors in a checkpoint.
-_SOURCES = ("weights/*.py", "families/*.py", "names.py", "text.py", "dimensions.py", "config.py")
+_SOURCES = ("weights/*.py", "layers/*.py", "families/**/*.py", "names.py", "text.py", "dimensions.py", "config.py")
 # Names of files of weights: prepared on this machine, or fetched.
 PREPARED_NAME = re.compile(r"[0-9a-f]{64}(\.(cpu|cuda)\.(float32|bfloat16|float16)\.[0-9a-f]{64})?\.safetensors")
 

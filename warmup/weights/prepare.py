@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.models.weights.prepared import PreparedError
 from snapcap.warmup.machine.capacity import free_memory
 from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, write_all
 from snapcap.warmup.plan.chat_record import read_config
@@ -32,7 +32,7 @@ from snapcap.warmup.weights.old import UNFINISHED, own_name, readable_record, re
 from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
 
 if TYPE_CHECKING:
-    from snapcap.models.weights.prepared.contents import Contents
+    from snapcap.models.weights.prepared_tensors import Contents
 
 _FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
 _PROCESS_BYTES = 512 << 20  # memory of this process with torch
@@ -133,8 +133,9 @@ def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, fil
 def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
     import torch  # noqa: PLC0415  seconds, where there may be nothing to do
 
-    from snapcap.models.weights.load import Normalisation, load_weights  # noqa: PLC0415
-    from snapcap.models.weights.prepared.contents import lay_out  # noqa: PLC0415
+    from snapcap.models.layers.weights import Normalisation  # noqa: PLC0415
+    from snapcap.models.weights.load import load_weights  # noqa: PLC0415
+    from snapcap.models.weights.prepared_tensors import lay_out  # noqa: PLC0415
 
     torch.set_num_threads(1)  # beside a server
     transform, dtype = checkpoint.transform, getattr(torch, plan.dtype)

@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights.listing import WeightsError
-from snapcap.models.weights.load import Normalisation, Weights, load_weights, weight_bytes
+from snapcap.models.errors import WeightsError
+from snapcap.models.layers.weights import Normalisation
+from snapcap.models.regions.table import Weights
+from snapcap.models.weights.load import load_weights, weight_bytes
 
 NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
@@ -89,10 +91,10 @@ def test_the_weights_are_those_of_the_model(saved: Path, model: Any) -> None:
         assert torch.equal(qkv, torch.cat(parts))
         fc1 = weights["decoder_block"][layer][14]
         assert torch.equal(fc1, state[f"decoder.transformer.h.{layer}.mlp.c_fc.weight"])
-    cross = weights["encoder_after"][0][2]
+    cross = weights["encoder_after"][0][0]
     parts = [state[f"decoder.transformer.h.{layer}.crossattention.c_attn.weight"].t() for layer in range(2)]
     assert torch.equal(cross, torch.cat(parts))
-    assert torch.equal(weights["encoder_after"][0][4], state["enc_to_dec_proj.weight"])
+    assert torch.equal(weights["encoder_after"][0][2], state["enc_to_dec_proj.weight"])
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "zip", "old pickle"])

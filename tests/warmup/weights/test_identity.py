@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.models.weights.listing import WeightsError
+from snapcap.models.errors import WeightsError
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import StoreRefusedError
 from snapcap.warmup.weights.identity import CLOCK_NS, content_digest, identify, is_at_rest

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.models.weights.listing import WeightsError, weight_files
+from snapcap.models.errors import WeightsError
+from snapcap.models.weights.listing import weight_files
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint
