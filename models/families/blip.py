@@ -14,6 +14,7 @@ from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import DEFAULT_NEW_TOKENS, GenerationConfig
 
+SIZED_BY_PROCESSOR = False
 _ARCHITECTURE = "BlipForConditionalGeneration"
 _LAYER = r"vision_model\.encoder\.layers\.(\d+)"
 

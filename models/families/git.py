@@ -13,6 +13,7 @@ from snapcap.models.families.parts.vit import clip_names, dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 
+SIZED_BY_PROCESSOR = False
 _ARCHITECTURE = "GitForCausalLM"
 _VISION = r"git\.image_encoder\.vision_model"
 # Names of the field for the number of frames of a video: transformers', and the one in the first checkpoints.

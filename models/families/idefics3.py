@@ -17,6 +17,7 @@ from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
+SIZED_BY_PROCESSOR = False
 _ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 # Default length if a checkpoint names none. An answer is one sentence or several, and ends by itself.
 _NEW_TOKENS = 128

@@ -16,6 +16,7 @@ from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
+SIZED_BY_PROCESSOR = False
 _ARCHITECTURE = "LlavaForConditionalGeneration"
 # Default length if a checkpoint names none. Captions are paragraphs, and end by themselves.
 _NEW_TOKENS = 256

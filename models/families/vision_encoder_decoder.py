@@ -10,6 +10,7 @@ from snapcap.models.fields import ConfigError, Fields
 from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig
 
+SIZED_BY_PROCESSOR = False
 _ENCODERS: dict[str, tuple[Callable[[Fields], VisionConfig], Names]] = {
     "beit": (vit.read_beit, vit.BEIT_NAMES),
     "deit": (vit.read_deit, vit.DEIT_NAMES),
