@@ -35,7 +35,7 @@ def gpt2_block(
     value_cache: Tensor,
     cross_key: Tensor,
     cross_value: Tensor,
-    *weights: Tensor,  # those of `gpt2.block`
+    *weights: Tensor,  # the weights of `gpt2.block`
     eps: float,
     scale: float,
     act: Activation,
@@ -84,7 +84,7 @@ def bert_block(
     value_cache: Tensor,
     cross_key: Tensor,
     cross_value: Tensor,
-    *weights: Tensor,  # those of `bert.block`
+    *weights: Tensor,  # the weights of `bert.block`
     num_heads: int,
     eps: float,
     scale: float,
@@ -123,7 +123,7 @@ def git_block(
     value_cache: Tensor,
     image_key: Tensor,
     image_value: Tensor,
-    *weights: Tensor,  # those of `git.block`
+    *weights: Tensor,  # the weights of `git.block`
     num_heads: int,
     eps: float,
     scale: float,

@@ -26,7 +26,7 @@ def project(
     norm_bias: Tensor,
     projection_weight: Tensor,  # [D, s * s * E]
     token_weight: Tensor,  # [V, D]
-    prefix: Tensor | None = None,  # as `llama.between` takes it
+    prefix: Tensor | None = None,  # the prefix of `llama.between`
     *,
     grid: tuple[int, int],
     pixel_shuffle: int,

@@ -28,7 +28,7 @@ def project(
     fc2_weight: Tensor,  # [D, D]
     fc2_bias: Tensor,
     token_weight: Tensor,  # [V, D]
-    prefix: Tensor | None = None,  # as `llama.between` takes it
+    prefix: Tensor | None = None,  # the prefix of `llama.between`
     *,
     skipped: int,
     act: Activation,
