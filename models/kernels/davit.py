@@ -1,5 +1,4 @@
-"""Computes DaViT's parts: the embedding of pixels, depthwise convolutions, and attention in windows and of
-channels.
+"""Computes DaViT's embedding of pixels, its depthwise convolutions, and its attention in windows and of channels.
 
 Attention reads the strided output of the q/k/v product, and copies no tokens into windows. An addition, a depthwise
 convolution and a layer norm are one launch.

@@ -1,5 +1,4 @@
-"""Writes and copies buffers of a CPU with numpy, in their own memory, for every kind of tensor. Imports no
-torch."""
+"""Writes and copies buffers of a CPU with numpy, in their own memory, for every kind of tensor. No torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""Defines how buffers are made, viewed, written, and copied from slot to slot, and describes them without making
-them.
+"""Defines how buffers are made, viewed, written and copied, and describes them without making them. No torch.
 
-A description tells a model's memory before anything is allocated. Imports no torch.
+A description tells a model's memory before anything is allocated.
 """
 
 import math
