@@ -5,12 +5,12 @@ Everything that snapcap does not support is refused here, by name, before a tens
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
-from snapcap.models.families import blip, florence2, git, idefics3, llava, vision_encoder_decoder
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
 from snapcap.models.processing.processor_config import processed_size, read_processor
@@ -20,17 +20,33 @@ __all__ = ["ConfigError", "ModelConfig"]
 
 ChatOf = Callable[[Path, ImageMarkup], ChatIds]
 
-_FAMILIES: dict[str, Callable[[Fields, Mapping[str, Any]], Parts]] = {
-    "blip": blip.read,
-    "florence2": florence2.read,
-    "git": git.read,
-    "idefics3": idefics3.read,
-    "llava": llava.read,
-    "smolvlm": idefics3.read,
-    "vision-encoder-decoder": vision_encoder_decoder.read,
+# The module of `models.families` for each ``model_type``. A start imports only the one that it needs.
+_FAMILIES = {
+    "blip": "blip",
+    "florence2": "florence2",
+    "git": "git",
+    "idefics3": "idefics3",
+    "llava": "llava",
+    "smolvlm": "idefics3",
+    "vision-encoder-decoder": "vision_encoder_decoder",
 }
-# Families whose encoder takes images of any size, so `config.json` has no image size.
-_SIZED_BY_PROCESSOR = ("florence2",)
+
+
+class Family(Protocol):
+    """A module of `models.families`.
+
+    SIZED_BY_PROCESSOR: the encoder takes images of any size, so `config.json` has no image size.
+    """
+
+    SIZED_BY_PROCESSOR: bool
+
+    def read(self, config: Fields, generation: Mapping[str, Any]) -> Parts:
+        """Reads a checkpoint's dimensions and generation settings.
+
+        Raises:
+            ConfigError: a field has a value that is not supported.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -118,9 +134,10 @@ class ModelConfig:
         family = config.values.get("model_type")
         if family not in tuple(_FAMILIES):
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
-        if family in _SIZED_BY_PROCESSOR:
+        module = cast(Family, import_module(f"snapcap.models.families.{_FAMILIES[family]}"))
+        if module.SIZED_BY_PROCESSOR:
             config = _sized(config, folder, family)
-        parts = _FAMILIES[family](config, json_or_empty(folder / "generation_config.json"))
+        parts = module.read(config, json_or_empty(folder / "generation_config.json"))
         dtype = config.values.get("dtype") or config.values.get("torch_dtype")
         read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
         return read if read.markup is None else _with_template(read, read.markup, folder, chat_of)

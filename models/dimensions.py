@@ -1,10 +1,10 @@
 """Defines the dimensions of a captioner's parts, from which its regions are built, for every family.
 
 All of them are factors of the artifact key, except the fields of ``Parts`` beside ``vision``, ``decoder`` and
-``projected``.
+``projected``. Each class names the module of `models.layers` that computes its part.
 """
 
-from typing import NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.names import Names
@@ -13,6 +13,24 @@ from snapcap.models.text import GenerationConfig, ImageMarkup, RopeConfig, Task
 MAX_BEAMS = 8  # greatest number of beams in a request; each row's state for its group grows with it
 # Greatest number of biased sequences of several tokens in a checkpoint, and of tokens in such a sequence.
 MAX_PHRASES, MAX_PHRASE_TOKENS = 128, 8
+PENALTIES, SAMPLING, BEAMS = "decoder_penalties", "decoder_sampling", "decoder_beams"
+# Regions that run only for requests that ask for them. No start waits for them.
+ON_DEMAND = frozenset({PENALTIES, SAMPLING, BEAMS})
+
+
+def forced_end(token: Any) -> Any:
+    """Returns the number in a row's ``forced`` tokens that makes a beam which gets that far end with ``token``.
+
+    The number is below -1, and any number below 0 lets the beams choose, so it never looks like a prompt's token.
+    """
+    return -2 - token
+
+
+def stage_regions(number: int) -> tuple[str, str]:
+    """Returns the names of the two regions of a vision stage, counted from 1: the one before its blocks, and the
+    block."""
+    part = "" if number == 1 else f"_{number}"
+    return f"encoder_before{part}", f"encoder_block{part}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +44,8 @@ class VisionConfig:
     final_norm: a norm follows the last block.
     skipped_tokens: number of first tokens that the decoder does not see.
     """
+
+    layers: ClassVar[str] = "vit"
 
     family: str
     image_size: tuple[int, int]
@@ -60,9 +80,23 @@ class VisionConfig:
         return self.sequence_length, self.hidden_size
 
     @property
+    def stage_shapes(self) -> tuple[tuple[int, tuple[int, int]], ...]:
+        """Number of blocks of each stage, and the tokens of an image in the stage and their width."""
+        return ((self.num_layers, self.output_shape),)
+
+    @property
     def image_tokens(self) -> int:
         """Number of an image's tokens that the decoder sees."""
         return self.sequence_length - self.skipped_tokens
+
+    @property
+    def weights(self) -> int:
+        """Number of elements of the encoder's matrices and tables, in any layout."""
+        tokens, width = self.sequence_length, self.hidden_size
+        patch = self.patch_size[0] * self.patch_size[1] * self.num_channels
+        # Each layer of BEiT may have a bias for each pair of tokens.
+        layer = 4 * width * width + 2 * width * self.intermediate_size + self.num_heads * tokens * tokens
+        return width * (patch + tokens) + self.num_layers * layer
 
     @property
     def multiplications(self) -> int:
@@ -73,13 +107,15 @@ class VisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig(VisionConfig):
-    """BEiT's encoder, as ``regions.vit`` computes it: its attention can have a learned bias for each pair of
+    """BEiT's encoder, as ``layers.vit`` computes it: its attention can have a learned bias for each pair of
     tokens.
 
     layer_bias: each layer has a bias table of its own.
     shared_bias: all layers share a bias table. If there are both, their sum is the bias.
     layer_scale: the output of each part of a layer is multiplied by a factor for each feature.
     """
+
+    layers: ClassVar[str] = "beit"
 
     layer_bias: bool
     shared_bias: bool
@@ -102,6 +138,8 @@ class SiglipConfig(VisionConfig):
     pixel_shuffle: each square of so many patches a side becomes one token of the decoder.
     bucketed: positions are looked up by rounded fractions of a side, as transformers does for images of any size.
     """
+
+    layers: ClassVar[str] = "siglip"
 
     leading_tokens: int = 0
     pixel_shuffle: int = 1
@@ -145,7 +183,7 @@ class DavitStage:
 
 @dataclass(frozen=True, kw_only=True)
 class DavitConfig(VisionConfig):
-    """Florence-2's encoder (DaViT, Ding et al., 2022), as ``models.regions.florence2.davit`` computes it.
+    """Florence-2's encoder (DaViT, Ding et al., 2022), as ``models.layers.davit`` computes it.
 
     Some fields of every encoder have a special meaning: ``patch_size`` is the pixels of a token of the last stage,
     ``leading_tokens`` counts the mean of all tokens, and ``num_layers`` is the sum over all stages. Other sizes
@@ -155,6 +193,8 @@ class DavitConfig(VisionConfig):
     position_rows: number of rows in each of the two position tables.
     """
 
+    layers: ClassVar[str] = "davit"
+
     stages: tuple[DavitStage, ...]
     window: int
     position_rows: int
@@ -162,6 +202,19 @@ class DavitConfig(VisionConfig):
     @property
     def grid(self) -> tuple[int, int]:
         return self.stages[-1].grid
+
+    @property
+    def stage_shapes(self) -> tuple[tuple[int, tuple[int, int]], ...]:
+        return tuple((stage.num_layers, stage.output_shape) for stage in self.stages)
+
+    @property
+    def weights(self) -> int:
+        total = self.hidden_size * self.sequence_length
+        for stage in self.stages:
+            width = stage.hidden_size
+            half = 4 * width * width + 2 * width * (stage.inner_size + 9)
+            total += stage.kernel**2 * stage.input_size * width + 2 * stage.num_layers * half
+        return total
 
     @property
     def multiplications(self) -> int:
@@ -185,7 +238,13 @@ class DecoderConfig:
     text_tokens: tokens of the longest text that an encode reads beside the image. Shorter texts are padded.
     reads_prompt: the text is the beginning of a row's own tokens, which then need no steps. Otherwise the text
         belongs to the image, and all steps attend to it.
+    prefix: the layers through which the image's tokens go before a caption: none, those of an encoder of its own,
+    or
+        the decoder's own, for which the tokens are a prefix of the caption.
     """
+
+    layers: ClassVar[str]
+    prefix: ClassVar[Literal["none", "encoder", "decoder"]] = "none"
 
     family: str
     vocab_size: int
@@ -209,17 +268,30 @@ class DecoderConfig:
         """Number of heads of keys and values in the caches."""
         return self.num_heads
 
+    @property
+    def prefix_layers(self) -> int:
+        """Number of blocks through which the image's tokens go. The decoder's last layer is not run as a block,
+        because only its keys and values are needed."""
+        return self.num_layers - 1 if self.prefix == "decoder" else 0
+
+    @property
+    def prefix_weights(self) -> int:
+        """Number of elements of the matrices in those blocks that are not the decoder's own."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt2Config(DecoderConfig):
-    """GPT-2's decoder, with a norm before each part of a block, as ``models.regions.gpt2`` computes it."""
+    """GPT-2's decoder, with a norm before each part of a block, as ``models.layers.gpt2`` computes it."""
+
+    layers: ClassVar[str] = "gpt2"
 
     scale_attention: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(DecoderConfig):
-    """A decoder with a norm after each part of a block, as ``models.regions.bert`` computes it.
+    """A decoder with a norm after each part of a block, as ``models.layers.bert`` computes it.
 
     embedding_scale: factor of a token's embedding.
     embedding_norm: a norm follows the sum of token and position.
@@ -228,6 +300,8 @@ class BertConfig(DecoderConfig):
     learned_positions: the checkpoint holds the position table. Otherwise it is sinusoidal.
     token_types: rows of the token-type table, of which captions use the first. 0 without such a table.
     """
+
+    layers: ClassVar[str] = "bert"
 
     embedding_scale: float = 1.0
     embedding_norm: bool = True
@@ -240,15 +314,18 @@ class BertConfig(DecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GitConfig(BertConfig):
-    """GIT's decoder: BERT's layers without cross-attention, as ``models.regions.prefix.git`` computes them.
+    """GIT's decoder: BERT's layers without cross-attention, as ``models.layers.git`` computes them.
 
     The image's tokens go through the same layers, as a prefix of the caption.
     """
 
+    layers: ClassVar[str] = "git"
+    prefix: ClassVar[Literal["none", "encoder", "decoder"]] = "decoder"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Llama's decoder (Touvron et al., 2023), as ``models.regions.prefix.llama`` computes it.
+    """Llama's decoder (Touvron et al., 2023), as ``models.layers.llama`` computes it.
 
     The image's tokens go through the same layers, as a prefix of the text.
 
@@ -256,6 +333,9 @@ class LlamaConfig(DecoderConfig):
         al., 2023).
     head_width: width of a head. The heads together may be wider or narrower than the decoder.
     """
+
+    layers: ClassVar[str] = "llama"
+    prefix: ClassVar[Literal["none", "encoder", "decoder"]] = "decoder"
 
     num_kv_heads: int
     head_width: int
@@ -273,14 +353,24 @@ class LlamaConfig(DecoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Idefics3Config(LlamaConfig):
+    """Llama's decoder behind Idefics3's projection of squares of patches, as ``models.layers.idefics3`` computes
+    it."""
+
+    layers: ClassVar[str] = "idefics3"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LlavaConfig(LlamaConfig):
-    """Llama's decoder behind LLaVA's projector (LLaVA 1.5, Liu et al., 2023), as ``models.regions.prefix.llava``
+    """Llama's decoder behind LLaVA's projector (LLaVA 1.5, Liu et al., 2023), as ``models.layers.llava``
     computes it.
 
     The projector's two linear layers bring the image's tokens to the decoder's width.
 
     projector_activation: activation between the two linear layers.
     """
+
+    layers: ClassVar[str] = "llava"
 
     projector_activation: str
     projector_bias: bool = True
@@ -294,9 +384,20 @@ class Florence2Config(BertConfig):
     text_tokens: tokens of the longest task, its start and end token included.
     """
 
+    layers: ClassVar[str] = "bart"
+    prefix: ClassVar[Literal["none", "encoder", "decoder"]] = "encoder"
+
     encoder_layers: int
     encoder_heads: int
     encoder_inner_size: int
+
+    @property
+    def prefix_layers(self) -> int:
+        return self.encoder_layers
+
+    @property
+    def prefix_weights(self) -> int:
+        return self.encoder_layers * (4 * self.hidden_size**2 + 2 * self.hidden_size * self.encoder_inner_size)
 
 
 class Parts(NamedTuple):

@@ -10,6 +10,11 @@ class UserError(RuntimeError):
     """An error that whoever runs the program can fix. The message is one line that says how."""
 
 
+class WeightsError(UserError):
+    """Weights that cannot be read or do not fit the model. The message is one line that says what is wrong and
+    where."""
+
+
 class PromptError(ValueError):
     """A request's text that a model cannot take. The message goes after "must", as in "not begin with a space"."""
 

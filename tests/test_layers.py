@@ -20,6 +20,8 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "families",
         "config",
         "memory",
+        "kernels",
+        "layers",
         "regions",
         "weights",
         "demo",

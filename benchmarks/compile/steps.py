@@ -128,14 +128,14 @@ class CompiledSteps:
         """Returns the functions of the component's regions that a greedy caption runs."""
         import torch
 
-        from snapcap.models.regions.fused.compiled import compiled_function
+        from snapcap.models.layers.fused import compiled_function
 
         way = self._how.of(component)
         parts = []
         for region in self._model.regions.of(component):
             function = region.function
             if way == "jit":
-                function = compiled_function(region, self._device, self._model.dtype)
+                function = compiled_function(region.function, self._device, self._model.dtype)
             if way in ("regional", "jit"):
                 function = self._compiled(component, function, f"{region.name}_b{rows}")
             elif way == "hierarchical" and region.layers > 1:

@@ -1,5 +1,5 @@
 """Reads what each family of checkpoints says: its configuration's fields, and the names of its tensors.
 
 There is one file for each ``model_type``, and one for each of the ``parts`` that families consist of.
-``models.regions`` has the computations of a part. Imports no torch.
+``models.layers`` has the computations of a part. Imports no torch.
 """

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snapcap.models.dimensions import BertConfig, Parts, VisionConfig
-from snapcap.models.families.generation import padding
+from snapcap.models.families.generation import all_named, given_settings, padding
 from snapcap.models.families.parts.bert import head_names, layer_names
 from snapcap.models.families.parts.vit import dimensions
-from snapcap.models.families.settings import all_named, given_settings
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import DEFAULT_NEW_TOKENS, GenerationConfig
 
+SIZED_BY_PROCESSOR = False
 _ARCHITECTURE = "BlipForConditionalGeneration"
 _LAYER = r"vision_model\.encoder\.layers\.(\d+)"
 

@@ -14,6 +14,7 @@ from snapcap.models.fields import MOST, MOST_LAYERS, Fields
 from snapcap.models.names import Names, Rule
 from snapcap.models.text import GenerationConfig, Task
 
+SIZED_BY_PROCESSOR = True
 _ARCHITECTURE = "Florence2ForConditionalGeneration"
 _TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")
 _IMAGE_SIZE = 768  # size that every checkpoint was trained with; configurations do not name it

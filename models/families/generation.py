@@ -1,13 +1,18 @@
-"""Reads special tokens, lengths and settings from where transformers looks for them, by its rules."""
+"""Reads special tokens, lengths and generation settings from where transformers looks for them, by its rules.
 
+The fields are those of transformers' `GenerationConfig`. A field that changes no caption is ignored, and a field
+that would change captions and is not supported is listed.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
-from snapcap.models.dimensions import DecoderConfig
-from snapcap.models.families.settings import given_settings, read_settings
+from snapcap.models.dimensions import MAX_BEAMS, MAX_PHRASE_TOKENS, MAX_PHRASES, DecoderConfig
 from snapcap.models.fields import ConfigError, Fields, is_whole
-from snapcap.models.text import DEFAULT_NEW_TOKENS, GenerationConfig
+from snapcap.models.text import DEFAULT_NEW_TOKENS, EarlyStopping, GenerationConfig, TokenBias
 
 
 def read_generation(
@@ -81,3 +86,197 @@ def _max_length(given: Mapping[str, Any], new_tokens: int | None) -> tuple[int, 
     if given.get("max_length") is not None:
         return lengths.positive_int("max_length"), True
     return (new_tokens or DEFAULT_NEW_TOKENS) + 1, False
+
+
+_MOST_SHOWN = 60  # greatest number of a value's characters in a warning
+# The values with which a field does nothing. Fields of sampling have an effect only if `do_sample` is true.
+_DONE: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "no_repeat_ngram_size": (0,),
+    "repetition_penalty": (1,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ([], {}),
+    "exponential_decay_length_penalty": (),
+    "renormalize_logits": (False,),
+}
+_NOT_DONE: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
+    "constraints": ([],),
+    "diversity_penalty": (0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "force_words_ids": ([],),
+    "guidance_scale": (1,),
+    "max_time": (),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "stop_strings": ([], ""),
+    "token_healing": (False,),
+    "watermarking_config": ({},),
+}
+_SAMPLING: Mapping[str, tuple[Any, ...]] = {
+    "temperature": (1,),
+    "top_k": (0,),
+    "top_p": (1,),
+    "min_p": (0,),
+    "top_h": (),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+}
+# transformers' own default, which BLIP uses whatever its files say.
+_LENGTHS: Mapping[str, tuple[Any, ...]] = {"max_length": (20,), "max_new_tokens": (20,)}
+
+
+def given_settings(sources: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Returns the fields that transformers generates with.
+
+    Only the first source, ``generation_config.json``, is used if it has fields. Otherwise the other sources are
+    merged, and the first source that has a field wins.
+    """
+    first, *others = sources
+    merged: dict[str, Any] = {}
+    for source in [first] if first else others:
+        merged = {name: value for name, value in source.items() if value is not None} | merged
+    return merged
+
+
+def read_settings(given: Mapping[str, Any], eos_ids: Sequence[int], vocab_size: int) -> dict[str, Any]:
+    """Returns the fields of `text.GenerationConfig` beside special tokens and lengths.
+
+    Raises:
+        ConfigError: a field has a value without a meaning.
+    """
+    fields = Fields(given)
+    early: EarlyStopping = given.get("early_stopping", False)
+    if not (isinstance(early, bool) or early == "never"):
+        raise fields.error("early_stopping", early, 'true, false or "never" is expected')
+    beams = fields.whole("num_beams", 1, least=1)
+    forced_eos = given.get("forced_eos_token_id")
+    ends = forced_eos if isinstance(forced_eos, list) else [] if forced_eos is None else [forced_eos]
+    biases, too_many = _biases(fields, eos_ids, vocab_size)
+    not_done = [*too_many]
+    not_done += ["num_beams"] if beams > MAX_BEAMS else []
+    not_done += ["forced_eos_token_id"] if len(ends) > 1 else []
+    return {
+        "forced_bos_id": _token(fields, "forced_bos_token_id", given.get("forced_bos_token_id"), vocab_size),
+        "forced_eos_id": _token(fields, "forced_eos_token_id", ends[0] if len(ends) == 1 else None, vocab_size),
+        "num_beams": min(beams, MAX_BEAMS),
+        "length_penalty": fields.number("length_penalty", 1.0),
+        "early_stopping": early,
+        "no_repeat_ngram_size": fields.whole("no_repeat_ngram_size", 0),
+        "repetition_penalty": fields.positive_number("repetition_penalty", 1.0),
+        "min_length": fields.whole("min_length", 0),
+        "min_new_tokens": None if given.get("min_new_tokens") is None else fields.whole("min_new_tokens"),
+        "suppressed": _tokens(fields, "suppress_tokens", vocab_size),
+        "suppressed_first": _tokens(fields, "begin_suppress_tokens", vocab_size),
+        "biases": biases,
+        "end_growth": _end_growth(fields),
+        "renormalises": fields.switch("renormalize_logits", False),
+        "not_done": tuple(_shown(name, given[name]) for name in (*_changing(given, _NOT_DONE), *not_done))
+        + _sampled(given),
+    }
+
+
+def all_named(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns every field that would change a caption, for a family that generates without these fields."""
+    changing = _changing(given, {**_DONE, **_NOT_DONE, **_LENGTHS})
+    return (*(_shown(name, given[name]) for name in changing), *_sampled(given))
+
+
+def _sampled(given: Mapping[str, Any]) -> tuple[str, ...]:
+    sampling = _SAMPLING if given.get("do_sample") else {}
+    return tuple(_shown(name, given[name]) for name in _changing(given, sampling))
+
+
+def _changing(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """Returns the names of the fields in ``neutral`` that ``given`` sets to a value with an effect."""
+    return [name for name in neutral if given.get(name) is not None and given[name] not in neutral[name]]
+
+
+def _shown(name: str, value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return f"{name} = {text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + '…'}"
+
+
+def _token(fields: Fields, name: str, value: Any, vocab_size: int) -> int | None:
+    return None if value is None else Fields({name: value}, fields.prefix).token(name, vocab_size)
+
+
+def _tokens(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
+    """Returns a list of tokens without ids that the model lacks; some files write -1 for none."""
+    value = fields.values.get(name, [])
+    if not isinstance(value, list) or not all(is_whole(token) for token in value):
+        raise fields.error(name, value, "a list of token ids is expected")
+    return tuple(token for token in value if 0 <= token < vocab_size)
+
+
+def _biases(
+    fields: Fields, eos_ids: Sequence[int], vocab_size: int
+) -> tuple[tuple[TokenBias, ...], tuple[str, ...]]:
+    """Returns the biases of ``sequence_bias`` and ``bad_words_ids``, and which of these fields are too long.
+
+    A field is too long if, with the field before it, there are over ``MAX_PHRASES`` sequences of several tokens, or
+    one longer than ``MAX_PHRASE_TOKENS``. Only its single tokens are then biased. An end token alone is never
+    banned, as in transformers.
+    """
+    biased = {_known(fields, "sequence_bias", ids, vocab_size): bias for ids, bias in _sequence_biases(fields)}
+    banned = {_known(fields, "bad_words_ids", ids, vocab_size) for ids in _lists(fields, "bad_words_ids")}
+    banned -= {(end,) for end in eos_ids}
+    added: dict[tuple[int, ...], float] = {}
+    too_many: list[str] = []
+    for name, biases in (("sequence_bias", biased), ("bad_words_ids", dict.fromkeys(banned, float("-inf")))):
+        long = {ids for ids in (*added, *biases) if len(ids) > 1}
+        fits = len(long) <= MAX_PHRASES and all(len(ids) <= MAX_PHRASE_TOKENS for ids in long)
+        too_many += [] if fits else [name]
+        added |= {ids: bias for ids, bias in biases.items() if fits or len(ids) == 1}
+    return tuple(TokenBias(ids, bias) for ids, bias in added.items()), tuple(too_many)
+
+
+def _sequence_biases(fields: Fields) -> list[tuple[list[Any], float]]:
+    value = fields.values.get("sequence_bias") or []
+    why = "a list of [token ids, number] is expected"
+    if not isinstance(value, list):
+        raise fields.error("sequence_bias", value, why)
+    pairs = []
+    for each in value:
+        if not (isinstance(each, list) and len(each) == 2 and isinstance(each[0], list)):
+            raise fields.error("sequence_bias", each, why)
+        ids, bias = each
+        if not (is_whole(bias) or isinstance(bias, float)) or not (isfinite(bias) or bias == float("-inf")):
+            raise fields.error("sequence_bias", each, why)
+        pairs.append((ids, float(bias)))
+    return pairs
+
+
+def _lists(fields: Fields, name: str) -> list[list[Any]]:
+    value = fields.values.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(ids, list) for ids in value):
+        raise fields.error(name, value, "a list of lists of token ids is expected")
+    return value
+
+
+def _known(fields: Fields, name: str, ids: list[Any], vocab_size: int) -> tuple[int, ...]:
+    if not ids or not all(is_whole(token) and 0 <= token < vocab_size for token in ids):
+        raise fields.error(name, ids, f"token ids below vocab_size {vocab_size} are expected")
+    return tuple(ids)
+
+
+def _end_growth(fields: Fields) -> tuple[int, float] | None:
+    name = "exponential_decay_length_penalty"
+    value = fields.values.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise fields.error(name, value, "[tokens, factor] is expected")
+    pair = Fields({"tokens": value[0], "factor": value[1]}, f"{fields.prefix}{name}: ")
+    return pair.whole("tokens"), pair.positive_number("factor")

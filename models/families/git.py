@@ -9,11 +9,11 @@ from typing import Any
 from snapcap.models.dimensions import ClipConfig, GitConfig, Parts
 from snapcap.models.families.generation import read_generation
 from snapcap.models.families.parts.bert import layer_names
-from snapcap.models.families.parts.siglip import clip_names
-from snapcap.models.families.parts.vit import dimensions
+from snapcap.models.families.parts.vit import clip_names, dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 
+SIZED_BY_PROCESSOR = False
 _ARCHITECTURE = "GitForCausalLM"
 _VISION = r"git\.image_encoder\.vision_model"
 # Names of the field for the number of frames of a video: transformers', and the one in the first checkpoints.

@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from snapcap.models.dimensions import LlamaConfig, Parts, SiglipConfig
+from snapcap.models.dimensions import Idefics3Config, Parts, SiglipConfig
 from snapcap.models.families.generation import read_generation
 from snapcap.models.families.parts import llama
-from snapcap.models.families.parts.siglip import tower, tower_names
+from snapcap.models.families.parts.vit import tower, tower_names
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
+SIZED_BY_PROCESSOR = False
 _ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 # Default length if a checkpoint names none. An answer is one sentence or several, and ends by itself.
 _NEW_TOKENS = 128
@@ -49,7 +50,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     text = config.section("text_config")
     given = Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix)
     tied = config.switch("tie_word_embeddings", False)
-    decoder = LlamaConfig(**llama.dimensions(given, tied_head=tied))
+    decoder = Idefics3Config(**llama.dimensions(given, tied_head=tied))
     # transformers writes its default padding token beside the text part's own, and says not to use it.
     settings = {field: value for field, value in config.values.items() if field != "pad_token_id"}
     sources = (generation, settings, text.values)

@@ -11,12 +11,12 @@ from typing import Any
 from snapcap.models.dimensions import ClipConfig, LlavaConfig, Parts, SiglipConfig, VisionConfig
 from snapcap.models.families.generation import read_generation
 from snapcap.models.families.parts import llama
-from snapcap.models.families.parts.siglip import clip_names, tower, tower_names
-from snapcap.models.families.parts.vit import dimensions
+from snapcap.models.families.parts.vit import clip_names, dimensions, tower, tower_names
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
+SIZED_BY_PROCESSOR = False
 _ARCHITECTURE = "LlavaForConditionalGeneration"
 # Default length if a checkpoint names none. Captions are paragraphs, and end by themselves.
 _NEW_TOKENS = 256

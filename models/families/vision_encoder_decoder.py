@@ -5,21 +5,22 @@ from typing import Any
 
 from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
 from snapcap.models.families.generation import read_generation
-from snapcap.models.families.parts import beit, bert, deit, gpt2, roberta, trocr, vit
+from snapcap.models.families.parts import bert, gpt2, vit
 from snapcap.models.fields import ConfigError, Fields
 from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig
 
+SIZED_BY_PROCESSOR = False
 _ENCODERS: dict[str, tuple[Callable[[Fields], VisionConfig], Names]] = {
-    "beit": (beit.read, beit.NAMES),
-    "deit": (deit.read, deit.NAMES),
-    "vit": (vit.read, vit.NAMES),
+    "beit": (vit.read_beit, vit.BEIT_NAMES),
+    "deit": (vit.read_deit, vit.DEIT_NAMES),
+    "vit": (vit.read_vit, vit.VIT_NAMES),
 }
 _DECODERS: dict[str, tuple[Callable[[Fields], DecoderConfig], Names]] = {
-    "bert": (bert.read, bert.NAMES),
+    "bert": (bert.read_bert, bert.BERT_NAMES),
     "gpt2": (gpt2.read, gpt2.NAMES),
-    "roberta": (roberta.read, roberta.NAMES),
-    "trocr": (trocr.read, trocr.NAMES),
+    "roberta": (bert.read_roberta, bert.ROBERTA_NAMES),
+    "trocr": (bert.read_trocr, bert.TROCR_NAMES),
 }
 _PROJECTION = Names(rules=((r"enc_to_dec_proj\.(\w+)", r"projection.\1"),))
 

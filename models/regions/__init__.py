@@ -1,1 +1,1 @@
-"""Holds the sources of everything that is compiled, and nothing else: the artifact key digests their code."""
+"""Lists the functions that are compiled, and holds the buffers that they work on."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
-from snapcap.models.errors import UserError
+from snapcap.models.errors import WeightsError
 from snapcap.models.fields import is_there, read_bytes
 from snapcap.models.json_object import load_object
 
@@ -16,11 +16,6 @@ MOST_INDEX_BYTES = 16 * 1024 * 1024
 MOST_FILES = 1024  # greatest number of files in an index
 _MOST_NAME = 255  # greatest length in bytes of a folder's or file's name
 _OTHERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-
-
-class WeightsError(UserError):
-    """Weights that cannot be read or do not fit the model. The message is one line that says what is wrong and
-    where."""
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -7,35 +7,10 @@ import torch
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import (
-    BeitConfig,
-    BertConfig,
-    DavitConfig,
-    Florence2Config,
-    GitConfig,
-    Gpt2Config,
-    LlamaConfig,
-    LlavaConfig,
-    SiglipConfig,
-    VisionConfig,
-)
-from snapcap.models.regions.names import ON_DEMAND
-from snapcap.models.weights import bart as bart_weights
-from snapcap.models.weights import beit as beit_weights
-from snapcap.models.weights import bert as bert_weights
-from snapcap.models.weights import davit as davit_weights
-from snapcap.models.weights import gpt2 as gpt2_weights
-from snapcap.models.weights import llama as llama_weights
-from snapcap.models.weights import siglip as siglip_weights
-from snapcap.models.weights import vit as vit_weights
-from snapcap.models.weights.files import read_tensors
-from snapcap.models.weights.listing import WeightsError
-from snapcap.models.weights.sets import Weights
-from snapcap.models.weights.source import WeightSet, WeightSource
-from snapcap.models.weights.upload import upload
-from snapcap.models.weights.vit import Normalisation
-
-__all__ = ["Normalisation", "WeightSet", "Weights", "load_weights", "weight_bytes"]
+from snapcap.models.errors import WeightsError
+from snapcap.models.layers.weights import Normalisation, WeightSource, in_order
+from snapcap.models.regions.table import Weights, build_regions, layers_of
+from snapcap.models.weights.read import read_tensors, upload
 
 
 def weight_bytes(weights: Weights[Tensor]) -> int:
@@ -73,11 +48,12 @@ def load_weights(
         dtype,
         layout or device.type,
         tied_head=config.decoder.tied_head,
+        normalisation=normalisation,
     )
+    named = {**layers_of(config.vision).weights(take, config), **layers_of(config.decoder).weights(take, config)}
     sets = {
-        **_vision(take, config.vision, normalisation),
-        **_decoder(take, config),
-        **dict.fromkeys(ON_DEMAND, ((),)),
+        region.name: tuple(in_order(region.function, each) for each in named.get(region.name, [{}]))
+        for region in build_regions(config)
     }
     take.finish()
     return Weights(sets)
@@ -102,106 +78,3 @@ def _distinct(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, s
         if one is not two and not (one.dtype == two.dtype and torch.equal(one, two)):
             raise WeightsError(f"the checkpoint has {other!r} and {name!r}, which are one tensor, and they differ")
     return theirs
-
-
-def _vision(
-    take: WeightSource, vision: VisionConfig, normalisation: Normalisation
-) -> dict[str, tuple[WeightSet, ...]]:
-    if isinstance(vision, DavitConfig):
-        return davit_weights.stages(take, vision, normalisation)
-    return {
-        "encoder_before": (
-            siglip_weights.embed(take, vision, normalisation)
-            if isinstance(vision, SiglipConfig)
-            else vit_weights.embed(take, vision, normalisation),
-        ),
-        "encoder_block": beit_weights.blocks(take, vision)
-        if isinstance(vision, BeitConfig)
-        else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
-    }
-
-
-def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightSet, ...]]:
-    decoder, outer = config.decoder, config.vision.hidden_size
-    layers = range(decoder.num_layers)
-    blocks: tuple[WeightSet, ...]
-    match decoder:
-        case Gpt2Config():
-            embed = gpt2_weights.embed(take, decoder)
-            blocks = tuple(gpt2_weights.block(take, decoder, layer) for layer in layers)
-            head = gpt2_weights.head(take, decoder, embed[0])
-            cross = gpt2_weights.cross_kv(take, decoder)
-        case LlamaConfig():
-            return _llama(take, config, decoder)
-        case GitConfig():
-            embed = bert_weights.embed(take, decoder)
-            blocks = tuple(bert_weights.block(take, decoder, layer) for layer in layers)
-            head = bert_weights.head(take, decoder, embed[0])
-            return {
-                **_git_prefix(take, config, blocks),
-                "decoder_before": (embed,),
-                "decoder_block": blocks,
-                "decoder_after": (head,),
-            }
-        case BertConfig():
-            embed = bert_weights.embed(take, decoder)
-            blocks = tuple(bert_weights.block(take, decoder, layer) for layer in layers)
-            head = bert_weights.head(take, decoder, embed[0])
-            cross = bert_weights.cross_kv(take, decoder, config.cross_size)
-            if isinstance(decoder, Florence2Config):
-                token, *positions = embed
-                return {
-                    **bart_weights.prefix(take, config, decoder, take.copy("text_encoder.token", token)),
-                    "encoder_after": (cross,),
-                    "decoder_before": ((take.copy("decoder.own_token", token), *positions),),
-                    "decoder_block": blocks,
-                    "decoder_after": (head,),
-                }
-        case _:
-            raise TypeError(type(decoder).__name__)
-    projection = take.wide("projection", decoder.hidden_size, outer) if config.projected else ()
-    norm = take.affine("encoder.norm", outer) if config.vision.final_norm else ()
-    return {
-        "encoder_after": ((*norm, *cross, *projection),),
-        "decoder_before": (embed,),
-        "decoder_block": blocks,
-        "decoder_after": (head,),
-    }
-
-
-def _git_prefix(
-    take: WeightSource, config: ModelConfig, blocks: tuple[WeightSet, ...]
-) -> dict[str, tuple[WeightSet, ...]]:
-    """Returns the weights of GIT's prefix: of ``git.project``, and of the decoder's own blocks."""
-    inputs, width = config.vision.hidden_size, config.decoder.hidden_size
-    projection = (
-        *take.affine("encoder.norm", inputs),
-        *take.affine("projection", width, inputs),
-        *take.affine("projection_norm", width),
-    )
-    *before, (qkv_weight, qkv_bias, *_) = blocks
-    block = {"prefix_block": tuple(before)} if before else {}
-    return {"prefix_before": (projection,), **block, "prefix_after": ((qkv_weight, qkv_bias),)}
-
-
-def _llama(take: WeightSource, config: ModelConfig, decoder: LlamaConfig) -> dict[str, tuple[WeightSet, ...]]:
-    """Returns the weights of ``llama``'s regions, and of the projector between encoder and decoder."""
-    embed = llama_weights.embed(take, decoder)
-    blocks = llama_weights.blocks(take, decoder)
-    prefix = llama_weights.prefix(take, config.prefix, embed[0])
-    return {
-        "prefix_before": ((*_connector(take, config.vision, decoder), *embed, *prefix),),
-        **({"prefix_block": blocks[:-1]} if len(blocks) > 1 else {}),
-        "prefix_after": (llama_weights.prefix_end(blocks[-1]),),
-        "decoder_before": (embed,),
-        "decoder_block": blocks,
-        "decoder_after": (llama_weights.head(take, decoder, embed[0]),),
-    }
-
-
-def _connector(take: WeightSource, vision: VisionConfig, decoder: LlamaConfig) -> WeightSet:
-    if isinstance(decoder, LlavaConfig):
-        return llama_weights.projection(take, decoder, vision.hidden_size)
-    if isinstance(vision, SiglipConfig):
-        return siglip_weights.projection(take, vision, decoder.hidden_size)
-    raise TypeError(type(vision).__name__)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.servers.server_process import ServerProcess, descendants, python
 
-from snapcap.models.regions.names import ON_DEMAND
+from snapcap.models.dimensions import ON_DEMAND
 from snapcap.models.regions.table import RegionCall
 from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.artifacts.folder import FolderStore

@@ -8,7 +8,7 @@ import torch
 from support.parity.beams import chat_reference, pair_reference, search
 from support.parity.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
-from snapcap.models.families.settings import read_settings
+from snapcap.models.families.generation import read_settings
 from snapcap.warmup.runtime.backends import EagerBackend
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 

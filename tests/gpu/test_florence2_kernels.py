@@ -15,7 +15,7 @@ from support.parity.kernel_cases import (
 )
 from torch import Tensor
 
-from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.warmup.runtime.compare import TOLERANCE, relative_difference
 
 LARGER = (

@@ -249,8 +249,8 @@ def machine_factors(device: str) -> dict[str, Factor]:
 
 
 def region_source_hash(device_type: object, models: Path | None = None) -> str:
-    """Returns the SHA-256, in hex, of the code that is compiled: the regions, and the dimensions that
-    they are built from. Comments and docstrings do not count.
+    """Returns the SHA-256, in hex, of the code that is compiled: layers, kernels and regions, and the dimensions
+    that they are built from. Comments and docstrings do not count.
 
     Code that reads a configuration is left out, because its results reach a region as dimensions, which are
     factors.
@@ -260,8 +260,8 @@ def region_source_hash(device_type: object, models: Path | None = None) -> str:
         models: the folder of our models, if it is not the installed one.
     """
     models = models or package_folder("snapcap.models")
-    regions, kernels = models / "regions", models / "regions" / "kernels"
-    files = (file for file in regions.rglob("*.py") if device_type != "cpu" or kernels not in file.parents)
+    rooms = ("layers", "regions") if device_type == "cpu" else ("layers", "kernels", "regions")
+    files = (file for room in rooms for file in (models / room).rglob("*.py"))
     return source_digest(models, [models / "dimensions.py", *files])
 
 

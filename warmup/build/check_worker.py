@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from snapcap.models.dimensions import MAX_BEAMS, MAX_PHRASE_TOKENS, MAX_PHRASES
+from snapcap.models.layers.weights import RegionFunction, WeightSet
 from snapcap.models.memory.memory import Spec
-from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.state.kv_cache import TEXTS
-from snapcap.models.regions.table import Region
-from snapcap.models.weights.sets import Weights
-from snapcap.models.weights.source import WeightSet
+from snapcap.models.regions.state import TEXTS
+from snapcap.models.regions.table import Region, Weights
 from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.build.compile_worker import Workbench, empty, serve_regions
 from snapcap.warmup.machine.capacity import whole_cpus

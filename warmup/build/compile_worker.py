@@ -24,14 +24,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
+from snapcap.models.layers.fused import compiled_function
+from snapcap.models.layers.weights import Normalisation, RegionFunction
 from snapcap.models.memory.memory import Spec
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.fused.compiled import compiled_function
-from snapcap.models.regions.table import Region
+from snapcap.models.regions.table import Region, Weights
 from snapcap.models.weights.load import load_weights
-from snapcap.models.weights.sets import Weights
-from snapcap.models.weights.vit import Normalisation
 from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
 from snapcap.warmup.machine.worker import Task, serve_tasks
@@ -151,7 +149,9 @@ def compile_region(bench: Workbench, region: Region, bucket: Bucket, path: Path)
     torch.backends.cuda.enable_cudnn_sdp(plan.takes_cudnn_attention(region.component))
     with FakeTensorMode():
         inputs = tuple(empty(spec, bench.device) for spec in bench.model.inputs(region, bucket))
-    program = torch.export.export(_RegionModule(compiled_function(region, bench.device, bench.dtype)), inputs)
+    program = torch.export.export(
+        _RegionModule(compiled_function(region.function, bench.device, bench.dtype)), inputs
+    )
     options = inductor_options(plan.mode(region.component), plan.device_type)
     if not torch._inductor.config.cpp_cache_precompile_headers:  # the variable does not speak for packages
         options["aot_inductor.precompile_headers"] = False

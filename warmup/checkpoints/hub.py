@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from glob import escape
 from pathlib import Path
 
+from snapcap.models.errors import WeightsError
 from snapcap.models.fields import ConfigError
-from snapcap.models.weights.listing import FORMATS, WeightsError, wanted_names, weight_files
+from snapcap.models.weights.listing import FORMATS, wanted_names, weight_files
 from snapcap.warmup.cache_folder import is_usable, user_cache
 from snapcap.warmup.checkpoints.local import METADATA, OUTAGE_S, CheckpointError, report_unasked
 from snapcap.warmup.errors import os_error_text

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.errors import WeightsError
 from snapcap.models.fields import ConfigError, FileError, is_there, json_or_empty, read_json
 from snapcap.models.names import ties
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.weights.listing import FORMATS, WeightsError, weight_names
+from snapcap.models.weights.listing import FORMATS, weight_names
 from snapcap.warmup.checkpoints.local import ADAPTER, CheckpointError
 from snapcap.warmup.checkpoints.source import resolve_checkpoint
 from snapcap.warmup.errors import os_error_text
@@ -94,7 +95,7 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
     from safetensors import SafetensorError  # noqa: PLC0415 - torch
     from safetensors.torch import save_file  # noqa: PLC0415 - torch
 
-    from snapcap.models.weights.files import read_tensors  # noqa: PLC0415 - torch
+    from snapcap.models.weights.read import read_tensors  # noqa: PLC0415 - torch
 
     names = weight_names(folder)
     # The server reads files of any name, but transformers tells formats by their endings.
@@ -115,8 +116,8 @@ def _check_weights(staging: Path, config: ModelConfig) -> None:
     """Raises WeightsError where the server would miss a tensor. Only names, shapes and dtypes are looked at."""
     import torch  # noqa: PLC0415
 
+    from snapcap.models.layers.weights import Normalisation  # noqa: PLC0415 - torch
     from snapcap.models.weights.load import load_weights  # noqa: PLC0415 - torch
-    from snapcap.models.weights.vit import Normalisation  # noqa: PLC0415 - torch
 
     pixels = Normalisation(1.0, (0.0,) * 3, (1.0,) * 3)
     load_weights(staging, config, pixels, torch.device("meta"), torch.float32, "cpu")

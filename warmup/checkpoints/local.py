@@ -71,7 +71,8 @@ def checkpoint_names(names: Iterable[str], read: Callable[[str], bytes]) -> list
     Raises:
         CheckpointError: the index is none, or names what cannot be a file of the checkpoint.
     """
-    from snapcap.models.weights.listing import WeightsError, choose_weights  # noqa: PLC0415  only downloads need it
+    from snapcap.models.errors import WeightsError  # noqa: PLC0415  only downloads need it
+    from snapcap.models.weights.listing import choose_weights  # noqa: PLC0415  only downloads need it
 
     every = list(names)
     try:

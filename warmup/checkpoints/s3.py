@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from snapcap.models.weights.listing import MOST_INDEX_BYTES, WeightsError, is_safe_name, weight_names
+from snapcap.models.errors import WeightsError
+from snapcap.models.weights.listing import MOST_INDEX_BYTES, is_safe_name, weight_names
 from snapcap.warmup.checkpoints.local import (
     ADAPTER,
     OUTAGE_S,

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap import models
-from snapcap.models.weights.listing import WeightsError, weight_files
+from snapcap.models.errors import WeightsError
+from snapcap.models.weights.listing import weight_files
 from snapcap.warmup.cache_folder import is_temporary
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint

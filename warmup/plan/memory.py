@@ -17,10 +17,8 @@ from pathlib import Path
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.memory import Spec
-from snapcap.models.memory.shapes import ShapeMemory, spec_bytes
-from snapcap.models.regions.state.beams import BeamState
-from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.memory.memory import ShapeMemory, Spec, spec_bytes
+from snapcap.models.regions.state import BeamState, DecodeState
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, free_device_memory
 from snapcap.warmup.machine.own_imports import child_environment, python_module

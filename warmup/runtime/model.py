@@ -5,10 +5,9 @@ from typing import Generic
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B
-from snapcap.models.regions.state.kv_cache import DecodeState
-from snapcap.models.regions.table import Region, Regions, region_inputs
-from snapcap.models.weights.prepared.mapped import MappedWeights
-from snapcap.models.weights.sets import Weights
+from snapcap.models.regions.state import DecodeState
+from snapcap.models.regions.table import Region, Regions, Weights, region_inputs
+from snapcap.models.weights.prepared import MappedWeights
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.aoti.packages import InputSpecs
 
@@ -38,13 +37,13 @@ class Model(Generic[B]):
 
 def check_weights(mapped: MappedWeights, regions: Regions) -> None:
     """Compare what prepared weights hold with what the regions of a configuration take. All layers of a region are
-    alike, as one package serves them: the first one's shapes are compared with the package's later on.
+    alike, as one package serves them: the first one's number and shapes are compared with the package's later on.
 
     Raises:
         ValueError: they differ.
     """
-    wanted = {region.name: [len(region.weight_names)] * region.layers for region in regions}
-    if {name: [len(layer) for layer in layers] for name, layers in mapped.header.regions.items()} != wanted:
+    wanted = {region.name: region.layers for region in regions}
+    if {name: len(layers) for name, layers in mapped.header.regions.items()} != wanted:
         raise ValueError("they have other regions or layers than the configuration implies")
     for name, layers in mapped.header.regions.items():
         tensors = [[mapped.header.tensors[tensor] for tensor in layer] for layer in layers]

@@ -13,8 +13,8 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.dimensions import forced_end
 from snapcap.models.memory.memory import B
-from snapcap.models.regions.names import forced_end
 from snapcap.models.regions.table import ROWS, Component, RegionCall, Regions, layer_inputs
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends import Backend

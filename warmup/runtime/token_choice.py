@@ -7,13 +7,10 @@ from typing import Generic, NamedTuple
 import numpy as np
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.dimensions import BEAMS, MAX_BEAMS, PENALTIES, SAMPLING
+from snapcap.models.memory.host import RowMoves
 from snapcap.models.memory.memory import B
-from snapcap.models.memory.row_moves import RowMoves
-from snapcap.models.regions.names import BEAMS, PENALTIES, SAMPLING
-from snapcap.models.regions.state.beams import BeamState, RowStart
-from snapcap.models.regions.state.kv_cache import DecodeState
-from snapcap.models.regions.state.rules import TokenRules
+from snapcap.models.regions.state import BeamState, DecodeState, RowStart, TokenRules
 from snapcap.models.regions.table import RegionCall, choice_inputs
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
@@ -128,7 +125,7 @@ class TokenChoice(Generic[B]):
             if ends <= most:
                 parents: B = choice.beams(*inputs)
             else:  # more than the compiled region looks at
-                from snapcap.models.regions.choice.beam_search import select  # noqa: PLC0415  the module imports torch
+                from snapcap.models.layers.choice import select  # noqa: PLC0415  the module imports torch
 
                 wider: RegionCall = partial(select, per_row=most + ends)
                 parents = wider(*inputs)

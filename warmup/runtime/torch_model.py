@@ -14,14 +14,14 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
+from snapcap.models.layers.weights import Normalisation, takes
 from snapcap.models.memory.torch_memory import TorchDeviceMemory, TorchHostMemory, torch_memory
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.regions.state.kv_cache import DecodeState
-from snapcap.models.regions.table import Regions, build_regions
-from snapcap.models.weights.load import Normalisation, load_weights
-from snapcap.models.weights.prepared.mapped import MappedWeights
-from snapcap.models.weights.prepared.tensors import prepared_weights
-from snapcap.models.weights.sets import Weights
+from snapcap.models.regions.state import DecodeState
+from snapcap.models.regions.table import Regions, Weights, build_regions
+from snapcap.models.weights.load import load_weights
+from snapcap.models.weights.prepared import MappedWeights
+from snapcap.models.weights.prepared_tensors import prepared_weights
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.runtime.devices import Captured, CpuDevice, Device, DeviceHealth, PendingTokens, Pixels
@@ -264,6 +264,9 @@ def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> 
     """None where they cannot be used: the checkpoint has them too."""
     try:
         check_weights(mapped, regions)
+        for region in regions:
+            if not takes(region.function, len(mapped.header.regions[region.name][0])):
+                raise ValueError(f"the region {region.name} takes another number of weights")
         return prepared_weights(mapped, device)
     except Exception:
         _logger.exception("prepared weights are not used; the checkpoint is read")

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.fused.compiled import compiled_function
+from snapcap.models.layers.fused import compiled_function
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.artifacts.files import ChangedError
 from snapcap.warmup.artifacts.publish import Published
@@ -298,7 +298,7 @@ class JitBackend:
         plan = self.plan
         function = own_code(
             region.function,
-            compiled_function(region, torch.device(plan.device), DTYPES[plan.dtype]),
+            compiled_function(region.function, torch.device(plan.device), DTYPES[plan.dtype]),
             f"{region.name}_b{bucket.size}",
             lambda: self.on_fallback(region.name, bucket.size),
         )

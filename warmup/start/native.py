@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from snapcap.models.regions.names import ON_DEMAND
+from snapcap.models.dimensions import ON_DEMAND
 from snapcap.warmup.machine.capacity import available_cpus, whole_cpus
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
@@ -19,7 +19,7 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, open_cpu_library, region_of
 
 if TYPE_CHECKING:
-    from snapcap.models.weights.prepared.mapped import MappedWeights
+    from snapcap.models.weights.prepared import MappedWeights
     from snapcap.warmup.artifacts.files import VerifiedFile
     from snapcap.warmup.runtime.aoti.native import NativeMemory, NativeTensor
     from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaMemory
@@ -122,7 +122,7 @@ class NativeLoader:
         """Raises:
         ValueError: the weights have other regions or layers than the configuration implies.
         """
-        from snapcap.models.regions.state.kv_cache import DecodeState  # noqa: PLC0415  no other start needs it
+        from snapcap.models.regions.state import DecodeState  # noqa: PLC0415  no other start needs it
         from snapcap.models.regions.table import build_regions  # noqa: PLC0415  likewise
         from snapcap.warmup.runtime.model import Model, check_weights  # noqa: PLC0415  likewise
 

@@ -45,7 +45,7 @@ from snapcap.warmup.weights.find import FoundWeights, WeightsResult
 from snapcap.warmup.weights.key import may_be_published
 
 if TYPE_CHECKING:
-    from snapcap.models.weights.prepared.mapped import MappedWeights
+    from snapcap.models.weights.prepared import MappedWeights
     from snapcap.warmup.artifacts.publish import Published
     from snapcap.warmup.runtime.backends import Backend
     from snapcap.warmup.runtime.devices import Device

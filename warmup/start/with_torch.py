@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from snapcap.models.weights.listing import WeightsError
-from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.errors import WeightsError
+from snapcap.models.weights.prepared import MappedWeights
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint

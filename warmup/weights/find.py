@@ -16,8 +16,7 @@ from typing import Literal
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.listing import weight_names
-from snapcap.models.weights.prepared.header import PreparedError
-from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
+from snapcap.models.weights.prepared import MappedWeights, PreparedError, map_weights
 from snapcap.warmup.artifacts.fetch import Result
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import is_digest

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
 
 # Sources that decide the layout of prepared weights and the names of tensors in a checkpoint.
-_SOURCES = ("weights/*.py", "families/*.py", "names.py", "text.py", "dimensions.py", "config.py")
+_SOURCES = ("weights/*.py", "layers/*.py", "families/**/*.py", "names.py", "text.py", "dimensions.py", "config.py")
 
 
 def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.models.weights.prepared import PreparedError
 from snapcap.warmup.artifacts.files import commit
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.prune import UNFINISHED, own_name, prune_weights, remove_unfinished
@@ -50,7 +50,7 @@ from snapcap.warmup.weights.find import (
 from snapcap.warmup.weights.key import layout_digest, prepared_name
 
 if TYPE_CHECKING:
-    from snapcap.models.weights.prepared.contents import Contents
+    from snapcap.models.weights.prepared_tensors import Contents
 
 _LISTED = 10_000  # files of a folder: one with more than that is searched among some of them
 _FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
@@ -184,9 +184,9 @@ def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, fil
 def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
     import torch  # noqa: PLC0415  seconds, where there may be nothing to do
 
+    from snapcap.models.layers.weights import Normalisation  # noqa: PLC0415
     from snapcap.models.weights.load import load_weights  # noqa: PLC0415
-    from snapcap.models.weights.prepared.contents import lay_out  # noqa: PLC0415
-    from snapcap.models.weights.vit import Normalisation  # noqa: PLC0415
+    from snapcap.models.weights.prepared_tensors import lay_out  # noqa: PLC0415
 
     torch.set_num_threads(1)  # beside a server
     transform, dtype = checkpoint.transform, getattr(torch, plan.dtype)

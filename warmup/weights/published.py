@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.weights.prepared.header import PreparedError
-from snapcap.models.weights.prepared.mapped import map_weights
+from snapcap.models.weights.prepared import PreparedError, map_weights
 from snapcap.warmup.artifacts.fetch import (
     Fetched,
     Found,

@@ -1,12 +1,18 @@
-"""Reads ViT encoders of a vision-encoder-decoder (`google/vit-base-patch16-224-in21k` and the like)."""
+"""Reads encoders that cut an image into patches: ViT, DeiT, BEiT, CLIP and SigLIP.
 
-from typing import TypedDict
+DeiT is ViT with a distillation token after the class token (Touvron et al., 2020). Checkpoints of BEiT are
+`microsoft/beit-base-patch16-224`, and DiT's document images.
+"""
 
-from snapcap.models.dimensions import VisionConfig
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypedDict
+
+from snapcap.models.dimensions import BeitConfig, VisionConfig
 from snapcap.models.fields import Fields
-from snapcap.models.names import Names
+from snapcap.models.names import Names, Rule
 
-NAMES = Names(
+VIT_NAMES = Names(
     rules=(
         # Names that `save_pretrained` of transformers 4 and 5 writes.
         (r"encoder\.embeddings\.cls_token", "encoder.class_token"),
@@ -35,7 +41,7 @@ NAMES = Names(
 )
 
 
-def read(fields: Fields) -> VisionConfig:
+def read_vit(fields: Fields) -> VisionConfig:
     """Reads the encoder's dimensions.
 
     Raises:
@@ -83,3 +89,98 @@ def dimensions(
         "activation": fields.activation("hidden_act", activation),
         "layer_norm_eps": fields.positive_number("layer_norm_eps", layer_norm_eps),
     }
+
+
+DEIT_NAMES = VIT_NAMES + Names(
+    rules=((r"encoder\.embeddings\.distillation_token", "encoder.distillation_token"),),
+)
+
+
+def read_deit(fields: Fields) -> VisionConfig:
+    """Reads the encoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
+    """
+    return replace(read_vit(fields), family="deit", leading_tokens=2)
+
+
+_TABLE = r"relative_position_bias\.relative_position_bias_table"
+
+BEIT_NAMES = VIT_NAMES + Names(
+    rules=(
+        (r"encoder\.encoder\.layer\.(\d+)\.lambda_([12])", r"encoder.layer.\1.scale\2"),
+        (rf"encoder\.encoder\.layer\.(\d+)\.attention\.attention\.{_TABLE}", r"encoder.layer.\1.relative"),
+        (rf"encoder\.encoder\.{_TABLE}", "encoder.relative"),
+        # transformers 5's own module names
+        (r"encoder\.layers\.(\d+)\.lambda_([12])", r"encoder.layer.\1.scale\2"),
+        (rf"encoder\.layers\.(\d+)\.{_TABLE}", r"encoder.layer.\1.relative"),
+        (r"encoder\.shared_position_bias\.relative_position_bias_table", "encoder.relative"),
+    ),
+    unused=(r"encoder\..*relative_position_index",),  # a buffer of older versions
+)
+
+
+def read_beit(fields: Fields) -> BeitConfig:
+    """Reads the encoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
+    """
+    layer_bias = fields.switch("use_relative_position_bias", False)
+    shared_bias = fields.switch("use_shared_relative_position_bias", False)
+    sizes = dimensions(fields)
+    image, patch = sizes["image_size"], sizes["patch_size"]
+    if image[0] != image[1] or patch[0] != patch[1]:  # transformers' own interpolation of positions fails
+        raise fields.error("image_size", image, "BEiT takes square images, cut into square patches")
+    scale = fields.values.get("layer_scale_init_value", 0.1)
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise fields.error("layer_scale_init_value", scale, "a number is expected")
+    return BeitConfig(
+        family="beit",
+        **sizes,
+        positions=fields.switch("use_absolute_position_embeddings", False),
+        final_norm=not fields.switch("use_mean_pooling", True),
+        layer_bias=layer_bias,
+        shared_bias=shared_bias,
+        layer_scale=scale > 0,
+    )
+
+
+_PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+
+
+def tower_names(model: str) -> tuple[Rule, ...]:
+    """Returns the renaming rules of SigLIP's module tree under ``model``, a pattern."""
+    layer = rf"{model}\.encoder\.layers\.(\d+)"
+    return (
+        (rf"{model}\.embeddings\.patch_embedding\.(\w+)", r"encoder.patch.\1"),
+        (rf"{model}\.embeddings\.position_embedding\.weight", "encoder.position"),
+        (rf"{layer}\.layer_norm(1|2)\.(\w+)", r"encoder.layer.\1.norm\2.\3"),
+        *(
+            (rf"{layer}\.self_attn\.{theirs}\.(\w+)", rf"encoder.layer.\1.{ours}.\2")
+            for theirs, ours in _PROJECTIONS.items()
+        ),
+        (rf"{layer}\.mlp\.(fc1|fc2)\.(\w+)", r"encoder.layer.\1.\2.\3"),
+        (rf"{model}\.post_layernorm\.(\w+)", r"encoder.norm.\1"),
+    )
+
+
+def clip_names(model: str) -> tuple[Rule, ...]:
+    """Returns the renaming rules of CLIP's module tree, which also has a class token and a norm before its first
+    block."""
+    return (
+        *tower_names(model),
+        (rf"{model}\.embeddings\.class_embedding", "encoder.class_token"),
+        (rf"{model}\.pre_layrnorm\.(\w+)", r"encoder.embed_norm.\1"),
+    )
+
+
+def tower(fields: Fields, defaults: Mapping[str, Any]) -> Dimensions:
+    """Returns the fields of a ``VisionConfig`` that SigLIP has. ``defaults`` override SigLIP's own defaults.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
+    """
+    given = Fields({**defaults, **fields.values}, fields.prefix)
+    return dimensions(given, layer_norm_eps=1e-6, activation="gelu_pytorch_tanh")

@@ -110,7 +110,7 @@ def test_every_activation_that_is_accepted_has_a_function_like_transformers(name
     import torch
     from transformers.activations import ACT2FN
 
-    from snapcap.models.regions.layers.activations import activation
+    from snapcap.models.layers.linear import activation
 
     x = torch.linspace(-6, 6, 101)
     torch.testing.assert_close(activation(name)(x), ACT2FN[name](x), rtol=1e-5, atol=1e-6)

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapcap.models.memory.row_moves import RowMoves
-from snapcap.models.regions.choice.beam_search import _PART, best_log_probs, largest
-from snapcap.models.regions.state.reorder import reorder
+from snapcap.models.layers.choice import _PART, best_log_probs, largest, reorder
+from snapcap.models.memory.host import RowMoves
 
 NEVER = float("-inf")
 # Of few different values, so that many are equal, or almost none of them finite.

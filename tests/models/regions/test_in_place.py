@@ -14,7 +14,7 @@ from support.parity import device_cases
 from support.parity.device_cases import open_model, plan_of
 from torch.fx import Node
 
-from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.torch_model import LoadedModel

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.regions import gpt2
-from snapcap.models.regions.fused.compiled import compiled_function
-from snapcap.models.regions.layers.activations import activation
-from snapcap.models.regions.table import Region, build_regions
-from snapcap.models.regions.weight_names import VIT_BLOCK
+from snapcap.models.layers import gpt2, vit
+from snapcap.models.layers.fused import compiled_function
+from snapcap.models.layers.linear import activation
+from snapcap.models.layers.weights import weight_names
+from snapcap.models.regions.table import build_regions
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "models" / "demo"
@@ -43,10 +43,10 @@ def test_cuda_is_compiled_from_kernels_in_16_bits_and_beams_in_any() -> None:
     regions = build_regions(ModelConfig.from_folder(DEMO))
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     for region in regions:
-        assert compiled_function(region, cpu, torch.float32) is region.function
-        assert compiled_function(region, cpu, torch.bfloat16) is region.function
+        assert compiled_function(region.function, cpu, torch.float32) is region.function
+        assert compiled_function(region.function, cpu, torch.bfloat16) is region.function
     fused = {
-        dtype: [r.name for r in regions if compiled_function(r, cuda, dtype) is not r.function]
+        dtype: [r.name for r in regions if compiled_function(r.function, cuda, dtype) is not r.function]
         for dtype in (torch.float32, torch.bfloat16)
     }
     assert fused[torch.float32] == ["decoder_beams"]
@@ -69,18 +69,19 @@ def test_the_encoder_block_with_the_activation_as_epilogue_is_the_plain_one_with
     shapes = {"qkv": (3 * width, width), "out": (width, width), "fc1": (inner, width), "fc2": (width, inner)}
     torch.manual_seed(0)
     weights = []
-    for name in VIT_BLOCK:
-        layer, _, kind = name.partition(".")
+    for name, must in weight_names(vit.block).items():
+        if not must:
+            continue
+        layer, _, kind = name.partition("_")
         shape = shapes.get(layer, (width,))
         weights.append(torch.randn(shape if kind == "weight" else shape[:1], dtype=torch.bfloat16) * 0.05)
     if relative:
         weights.append(torch.randn(1, config.vision.num_heads, 5, 5, dtype=torch.bfloat16))
     hidden = torch.randn(2, 5, width, dtype=torch.bfloat16)
-    fused = compiled_function(region, torch.device("cuda"), torch.bfloat16)
+    fused = compiled_function(region.function, torch.device("cuda"), torch.bfloat16)
     torch.testing.assert_close(fused(hidden, *weights), region.function(hidden, *weights), atol=2e-2, rtol=2e-2)
 
 
 def test_an_activation_that_the_kernels_do_not_have_keeps_the_plain_function() -> None:
     block = partial(gpt2.block, eps=1e-5, scale=0.125, act=activation("silu"))
-    region = Region("decoder_block", "decoder", lambda: block, (), ())
-    assert compiled_function(region, torch.device("cuda"), torch.bfloat16) is block
+    assert compiled_function(block, torch.device("cuda"), torch.bfloat16) is block

@@ -11,7 +11,7 @@ import torch
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.memory.torch_memory import TorchDeviceMemory, TorchHostMemory
-from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.state import DecodeState
 
 SLOTS, CACHE_LENGTH = 7, 9
 State = DecodeState[torch.Tensor]

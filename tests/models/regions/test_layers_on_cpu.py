@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from support.parity.compiled import run_compiled
 from torch import Tensor
 
-from snapcap.models.regions.layers.activations import activation
-from snapcap.models.regions.layers.attention import attend_all
+from snapcap.models.layers.attention import attend_all
+from snapcap.models.layers.linear import activation
 
 
 class Attention(torch.nn.Module):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from support.parity.compiled import run_compiled
 from torch import Tensor
 
-from snapcap.models.regions.layers.linear import _rounded, linear
+from snapcap.models.layers.linear import _rounded, linear
 
 LARGE, SMALL = (512, 256), (512, 255)
 

@@ -15,7 +15,7 @@ from support.parity.beams import chat_reference, search
 from support.parity.parity import TABLE, build_runner, generate, random_images
 from support.parity.references import chat_pixels, chat_prompt, generated_by_chat
 
-from snapcap.models.weights.siglip import bucketed_positions
+from snapcap.models.layers.siglip import bucketed_positions
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams, SlotRequest

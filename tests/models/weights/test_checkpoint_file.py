@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from support.checkpoints.permissions import denied
 from torch import Tensor
 
-from snapcap.models.errors import UserError
-from snapcap.models.weights.files import read_tensors
-from snapcap.models.weights.listing import MOST_FILES, MOST_INDEX_BYTES, WeightsError, weight_names
+from snapcap.models.errors import UserError, WeightsError
+from snapcap.models.weights.listing import MOST_FILES, MOST_INDEX_BYTES, weight_names
+from snapcap.models.weights.read import read_tensors
 
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
 

@@ -16,10 +16,17 @@ from support.checkpoints.random_pairs import CAPTIONERS
 from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights.load import Weights, load_weights, weight_bytes
-from snapcap.models.weights.prepared.header import CHUNK_BYTES, MAX_HEADER_BYTES, PreparedError, sealed
-from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
-from snapcap.models.weights.prepared.tensors import prepared_weights
+from snapcap.models.regions.table import Weights
+from snapcap.models.weights.load import load_weights, weight_bytes
+from snapcap.models.weights.prepared import (
+    CHUNK_BYTES,
+    MAX_HEADER_BYTES,
+    MappedWeights,
+    PreparedError,
+    map_weights,
+    sealed,
+)
+from snapcap.models.weights.prepared_tensors import prepared_weights
 
 KEY = "made-of-this"
 CPU = torch.device("cpu")
@@ -124,7 +131,7 @@ def test_it_is_a_safetensors_file(folder: Path, prepared: Path) -> None:
 def test_it_is_read_without_torch(folder: Path, prepared: Path) -> None:
     program = """
 import json, struct, sys
-from snapcap.models.weights.prepared.mapped import map_weights
+from snapcap.models.weights.prepared import map_weights
 with open(sys.argv[1], "rb") as file:
     mapped = map_weights(file, sys.argv[2])
 name = mapped.header.regions["decoder_block"][1][2]

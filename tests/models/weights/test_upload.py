@@ -10,7 +10,7 @@ from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.weights.load import load_weights
-from snapcap.models.weights.upload import batched, fill, pieces, upload
+from snapcap.models.weights.read import batched, fill, pieces, upload
 
 CHUNK = 64
 

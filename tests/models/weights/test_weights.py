@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights.listing import WeightsError
-from snapcap.models.weights.load import Normalisation, Weights, load_weights, weight_bytes
+from snapcap.models.errors import WeightsError
+from snapcap.models.layers.weights import Normalisation, in_order, takes, takes_weights_of, weight_names
+from snapcap.models.regions.table import Weights
+from snapcap.models.weights.load import load_weights, weight_bytes
 
 NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
@@ -89,10 +91,10 @@ def test_the_weights_are_those_of_the_model(saved: Path, model: Any) -> None:
         assert torch.equal(qkv, torch.cat(parts))
         fc1 = weights["decoder_block"][layer][14]
         assert torch.equal(fc1, state[f"decoder.transformer.h.{layer}.mlp.c_fc.weight"])
-    cross = weights["encoder_after"][0][2]
+    cross = weights["encoder_after"][0][0]
     parts = [state[f"decoder.transformer.h.{layer}.crossattention.c_attn.weight"].t() for layer in range(2)]
     assert torch.equal(cross, torch.cat(parts))
-    assert torch.equal(weights["encoder_after"][0][4], state["enc_to_dec_proj.weight"])
+    assert torch.equal(weights["encoder_after"][0][2], state["enc_to_dec_proj.weight"])
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "zip", "old pickle"])
@@ -257,3 +259,37 @@ def test_weights_are_converted_to_the_dtype_but_for_the_normalisation(saved: Pat
     assert kinds == {torch.bfloat16}
     assert {tensor.dtype for tensor in weights["encoder_before"][0][:3]} == {torch.float32}
     assert all(tensor.is_contiguous() for layers in weights.values() for layer in layers for tensor in layer)
+
+
+def region(
+    hidden: Tensor,
+    /,
+    first: Tensor,
+    second: Tensor,
+    third: Tensor | None = None,
+    fourth: Tensor | None = None,
+    *,
+    eps: float = 0.0,
+) -> Tensor:
+    """A region with two weights that a checkpoint may lack."""
+    return hidden
+
+
+@takes_weights_of(region, "left", "right")
+def twice(hidden: Tensor, *weights: Tensor) -> Tensor:
+    return hidden
+
+
+def test_weights_are_in_the_order_of_the_regions_signature() -> None:
+    one, two, three, four = torch.arange(4.0)
+    assert in_order(region, {"second": two, "first": one}) == (one, two)
+    assert in_order(region, {"third": three, "second": two, "first": one}) == (one, two, three)
+    assert [takes(region, count) for count in range(6)] == [False, False, True, True, True, False]
+    for wrong in (
+        {"first": one},
+        {"first": one, "second": two, "other": three},
+        {"first": one, "second": two, "fourth": four},  # would be taken for the third
+    ):
+        with pytest.raises(TypeError, match="are not the weights"):
+            in_order(region, wrong)
+    assert [*weight_names(twice)][:5] == ["left_first", "left_second", "left_third", "left_fourth", "right_first"]

@@ -15,10 +15,11 @@ from support.parity.parity import NORMALISATION
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights.beit import relative_index
-from snapcap.models.weights.bert import sinusoids
-from snapcap.models.weights.listing import WeightsError
-from snapcap.models.weights.load import Weights, load_weights
+from snapcap.models.errors import WeightsError
+from snapcap.models.layers.beit import relative_index
+from snapcap.models.layers.bert import sinusoids
+from snapcap.models.regions.table import Weights
+from snapcap.models.weights.load import load_weights
 
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
 DECODES = {"is_decoder": True, "add_cross_attention": True}
@@ -144,7 +145,7 @@ def test_a_head_of_its_own_must_be_there(tmp_path: Path) -> None:
     decoder = transformers.BertConfig(**TEXT, **DECODES, tie_word_embeddings=False)
     model = random_captioners.pair(VIT, decoder)
     model.save_pretrained(tmp_path)
-    *_, head, bias = load(tmp_path).sets["decoder_after"][0]
+    head, bias, *_ = load(tmp_path).sets["decoder_after"][0]
     assert torch.equal(head, model.decoder.cls.predictions.decoder.weight)
     assert torch.equal(bias, model.decoder.cls.predictions.decoder.bias)
     tensors = load_file(tmp_path / SAFE)
@@ -171,8 +172,8 @@ def test_either_configuration_of_blip_ties_the_head_as_in_transformers(
     model.save_pretrained(tmp_path)
     assert ModelConfig.from_folder(tmp_path).decoder.tied_head is tied
     weights = load(tmp_path).sets
-    assert torch.equal(weights["decoder_after"][0][-2], decoder.cls.predictions.decoder.weight)
-    assert (weights["decoder_after"][0][-2] is weights["decoder_before"][0][0]) is tied
+    assert torch.equal(weights["decoder_after"][0][0], decoder.cls.predictions.decoder.weight)
+    assert (weights["decoder_after"][0][0] is weights["decoder_before"][0][0]) is tied
 
 
 def test_sinusoids_and_relative_positions_are_transformers() -> None:

@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
-from snapcap.models.weights.load import Weights
-from snapcap.models.weights.prepared.contents import lay_out
+from snapcap.models.regions.table import Weights
+from snapcap.models.weights.prepared_tensors import lay_out
 
 
 def write_prepared(path: Path, weights: Weights, key: str) -> None:

@@ -29,9 +29,9 @@ from support.parity.references import (
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import Florence2Config
+from snapcap.models.layers.fused import compiled_function
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.builder import Builder
 from snapcap.warmup.plan.buckets import Bucket
@@ -187,7 +187,7 @@ class Direct:
     name = "kernels"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
-        return compiled_function(region, self.model.device, self.model.dtype)
+        return compiled_function(region.function, self.model.device, self.model.dtype)
 
 
 def plan_of(device: torch.device, dtype: str, buckets: tuple[int, ...]) -> Plan:

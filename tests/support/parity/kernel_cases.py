@@ -12,16 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.regions import bert, gpt2
-from snapcap.models.regions.choice import beam_search
-from snapcap.models.regions.florence2 import bart, davit
-from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.fused.compiled import compiled_function
-from snapcap.models.regions.layers.activations import activation
-from snapcap.models.regions.prefix import git
-from snapcap.models.regions.state import cross_kv
-from snapcap.models.regions.state.reorder import reorder
-from snapcap.models.regions.table import Region
+from snapcap.models.layers import bart, bert, choice, cross_kv, davit, git, gpt2
+from snapcap.models.layers.choice import reorder
+from snapcap.models.layers.fused import compiled_function
+from snapcap.models.layers.linear import activation
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.warmup.build.check_worker import example_groups
 
 WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2
@@ -43,9 +38,7 @@ EPS = 1e-5
 
 
 def fused(function: RegionFunction) -> RegionFunction:
-    other = compiled_function(
-        Region("any", "decoder", lambda: function, (), ()), torch.device("cuda"), torch.float16
-    )
+    other = compiled_function(function, torch.device("cuda"), torch.float16)
     assert other is not function
     return other
 
@@ -109,14 +102,14 @@ def step_cases(rows: int) -> Iterator[tuple[str, Any, list[Tensor]]]:
     yield "bert_head_plain", plain, [hidden, *tokens, head, *weights((VOCABULARY,))]
     transform = weights(square, (WIDTH,), *norm)
     full = partial(bert.head, eps=EPS, act=activation("gelu"))
-    yield "bert_head", full, [hidden, *tokens, *transform, head, *weights((VOCABULARY,))]
+    yield "bert_head", full, [hidden, *tokens, head, *weights((VOCABULARY,)), *transform]
 
 
 def cross_kv_case(batch: int) -> tuple[Any, list[Tensor]]:
     keys = torch.zeros(LAYERS, batch + 2, HEADS, TOKENS, HEAD_DIM).mT
     values = torch.zeros(LAYERS, batch + 2, HEADS, TOKENS, HEAD_DIM)
     slots = torch.arange(batch).flip(0) + 1
-    own = weights((WIDTH,), (WIDTH,), (LAYERS * 2 * WIDTH, WIDTH), (LAYERS * 2 * WIDTH,))
+    own = weights((LAYERS * 2 * WIDTH, WIDTH), (LAYERS * 2 * WIDTH,), (WIDTH,), (WIDTH,))
     return partial(cross_kv.cross_kv, eps=EPS), [torch.randn(batch, TOKENS, WIDTH), slots, keys, values, *own]
 
 
@@ -200,7 +193,7 @@ def beams_case(rows: int, most: int, vocabulary: int, normalised: bool) -> float
         torch.zeros(rows, LENGTH + 1, dtype=torch.int64),
     ]
     ours, theirs = [t.clone() for t in inputs], [t.clone() for t in inputs]
-    select: RegionFunction = beam_search.select
+    select: RegionFunction = choice.select
     parents = select(*theirs)
     reorder(theirs[6], theirs[7], parents, theirs[3])
     moved = fused(select)(*ours)

@@ -25,7 +25,8 @@ from snapcap.warmup.machine.cuda_driver import CudaDevice
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 
 ROOT = Path(__file__).parents[3]
-REGIONS = ROOT / "models" / "regions"
+MODELS = ROOT / "models"
+ROOMS = ("layers", "kernels", "regions")  # the sources of what is compiled, beside `dimensions.py`
 
 
 def test_factors_are_what_torch_says() -> None:
@@ -89,12 +90,15 @@ def test_artifacts_of_jit_also_know_python_and_the_compiler(monkeypatch: pytest.
 
 def test_regions_import_nothing_of_ours_that_the_key_does_not_hash() -> None:
     """Except code that reads the configuration, whose results reach a region as dimensions, which are factors; the
-    type of a buffer, whose shape and strides each package records; and the way a dataclass is made."""
-    allowed = {f"snapcap.models.{name}" for name in ("config", "dataclass", "dimensions", "memory.memory")}
-    for file in REGIONS.rglob("*.py"):
+    type of a buffer, whose shape and strides each package records; the names of a checkpoint's tensors, whose
+    numbers are a region's inputs; and the way a dataclass is made."""
+    names = ("config", "dataclass", "dimensions", "errors", "memory.memory", "names", "text")
+    allowed = {f"snapcap.models.{name}" for name in names}
+    rooms = tuple(f"snapcap.models.{room}" for room in ROOMS)
+    for file in (file for room in ROOMS for file in (MODELS / room).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snapcap."):
-                ours = str(node.module).startswith("snapcap.models.regions") or node.module in allowed
+                ours = str(node.module).startswith(rooms) or node.module in allowed
                 assert ours, (file, node.module)
             assert not isinstance(node, ast.Import) or "snapcap" not in {alias.name[:7] for alias in node.names}
 
@@ -103,15 +107,16 @@ def test_regions_import_nothing_of_ours_that_the_key_does_not_hash() -> None:
 def models(tmp_path: Path) -> Path:
     """A copy of the sources that decide what is compiled."""
     folder = tmp_path / "models"
-    shutil.copytree(REGIONS, folder / "regions", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REGIONS.parent / "dimensions.py", folder)
+    for room in ROOMS:
+        shutil.copytree(MODELS / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(MODELS / "dimensions.py", folder)
     return folder
 
 
 def test_the_source_hash_is_of_code(models: Path) -> None:
     first = region_source_hash("cpu", models)
     assert first == region_source_hash("cpu")
-    file = models / "regions" / "vit.py"
+    file = models / "layers" / "vit.py"
     source = file.read_text()
     for same in (source.replace("\n", "\r\n"), "# Why.\n\n" + source, source.replace('"""', '"""More. ', 1)):
         file.write_bytes(same.encode())
@@ -123,8 +128,8 @@ def test_the_source_hash_is_of_code(models: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "stale"),
     [
-        ("regions/kernels/head.py", {"cuda"}),
-        ("regions/layers/linear.py", {"cpu", "cuda"}),
+        ("kernels/head.py", {"cuda"}),
+        ("layers/linear.py", {"cpu", "cuda"}),
         ("dimensions.py", {"cpu", "cuda"}),  # which has the most beams and phrases that regions are built for
     ],
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.weights.files import read_tensors
+from snapcap.models.weights.read import read_tensors
 from snapcap.warmup.checkpoints.importer import import_checkpoint
 from snapcap.warmup.checkpoints.local import CheckpointError
 from snapcap.warmup.options import S3Options

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.memory.shapes import spec_bytes
+from snapcap.models.memory.memory import spec_bytes
 from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.compile_worker import empty, open_workbench
 from snapcap.warmup.plan.buckets import Bucket

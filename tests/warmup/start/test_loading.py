@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine import capacity

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.checkpoints.prepared_case import Case, case_of, rewrite
 
-from snapcap.models.weights.prepared.header import CHUNK_BYTES
+from snapcap.models.weights.prepared import CHUNK_BYTES
 from snapcap.warmup.artifacts.prune import UNFINISHED
 from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.machine.worker import to_json

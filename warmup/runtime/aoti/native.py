@@ -14,10 +14,8 @@ import numpy as np
 from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.host import HostMemory
 from snapcap.models.memory.memory import Spec, row_major
-from snapcap.models.regions.table import Region, RegionCall
-from snapcap.models.weights.prepared.header import PreparedTensor
-from snapcap.models.weights.prepared.mapped import MappedWeights
-from snapcap.models.weights.sets import Weights
+from snapcap.models.regions.table import Region, RegionCall, Weights
+from snapcap.models.weights.prepared import MappedWeights, PreparedTensor
 from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError, region_of

@@ -5,7 +5,7 @@ Tensors are libtorch's own memory, copied by CUDA. A mapped file of weights is u
     readers        [ file's pages → own pinned chunk ] …      several, each with one chunk
     copy stream           [ chunk → device ][ chunk → device ] …
 
-`models.weights.upload` does the same with torch's tensors, and gives the reasons. cuBLAS is loaded on a thread
+`models.weights.read` does the same with torch's tensors, and gives the reasons. cuBLAS is loaded on a thread
 beside the rest of a start, as the first product takes a tenth of a second.
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import CopySlots, Spec, row_major
-from snapcap.models.weights.prepared.mapped import MappedWeights
-from snapcap.models.weights.sets import Weights
+from snapcap.models.regions.table import Weights
+from snapcap.models.weights.prepared import MappedWeights
 from snapcap.warmup.runtime.aoti.cuda_runtime import CudaError, CudaRuntime, array_at
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native import ITEM_BYTES, PREPARED_DTYPES, NativeTensor

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch

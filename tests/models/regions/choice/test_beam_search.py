@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 import torch
 
+from snapcap.models.layers.choice import select
 from snapcap.models.memory.torch_memory import TorchHostMemory
-from snapcap.models.regions.choice.beam_search import select
-from snapcap.models.regions.state.beams import SELECT_INPUTS, BeamState, RowStart
+from snapcap.models.regions.state import SELECT_INPUTS, BeamState, RowStart
 
 VOCABULARY, LENGTH, SLOTS = 41, 16, 12
 START = 0

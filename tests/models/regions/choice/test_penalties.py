@@ -13,17 +13,16 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from snapcap.models.memory.torch_memory import TorchHostMemory
-from snapcap.models.regions.choice.penalties import (
+from snapcap.models.dimensions import forced_end
+from snapcap.models.layers.choice import (
     ban_repeated_ngrams,
     biases_of,
     end_scores,
     penalise,
     penalise_repetition,
 )
-from snapcap.models.regions.names import forced_end
-from snapcap.models.regions.state.beams import RowStart
-from snapcap.models.regions.state.rules import TokenRules
+from snapcap.models.memory.torch_memory import TorchHostMemory
+from snapcap.models.regions.state import RowStart, TokenRules
 
 VOCABULARY, LENGTH = 9, 14
 

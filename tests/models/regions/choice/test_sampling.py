@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.layers.choice import sample
+from snapcap.models.layers.weights import Normalisation
 from snapcap.models.memory.torch_memory import torch_memory
-from snapcap.models.regions.choice.sampling import sample
-from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.state import DecodeState
 from snapcap.models.regions.table import build_regions
-from snapcap.models.weights.load import Normalisation, load_weights
+from snapcap.models.weights.load import load_weights
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends import EagerBackend

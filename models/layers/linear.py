@@ -1,0 +1,79 @@
+"""Maps the transformers names of activations to functions, and computes the linear layers of a decode step."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling() and x.device.type == "cpu":
+        # On a CPU, sigmoid takes half as long as tanh: 1 + tanh y = 2 sigmoid 2y.
+        return x * (math.sqrt(8.0 / math.pi) * (x + 0.044715 * x * x * x)).sigmoid()
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * (1.702 * x).sigmoid()
+
+
+def _gelu_fast(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + (x * math.sqrt(2.0 / math.pi) * (1.0 + 0.044715 * x * x)).tanh())
+
+
+def activation(name: str) -> Activation:
+    """Returns the elementwise function of a name in ``models.config.ACTIVATIONS``. The function takes any shape.
+
+    ``gelu_new`` and ``gelu_pytorch_tanh`` are the same tanh approximation (Hendrycks and Gimpel, 2016).
+    transformers computes the first from elementary operations, PyTorch has a kernel for it.
+    """
+    table: dict[str, Activation] = {
+        "gelu": F.gelu,
+        "gelu_new": _gelu_tanh,
+        "gelu_pytorch_tanh": _gelu_tanh,
+        "gelu_fast": _gelu_fast,
+        "quick_gelu": _quick_gelu,
+        "relu": F.relu,
+        "silu": F.silu,
+        "swish": F.silu,
+    }
+    return table[name]
+
+
+_LARGE = 1 << 17  # number of weights below which they stay in a CPU's cache, where the library's product is as fast
+
+
+def linear(
+    x: Tensor,  # [..., in]
+    weight: Tensor,  # [out, in]
+    bias: Tensor | None = None,  # [out]
+) -> Tensor:  # [..., out]
+    """Computes `torch.nn.functional.linear`.
+
+    The product of a single row takes as long as reading the weights. Compiled for a CPU, it is a sum over each row
+    of the weights, which Inductor writes as one loop. MKL and oneDNN read the weights at half the speed of this
+    loop (benchmarks/NOTES.md). The input row is stored first: otherwise the compiler would compute it again for
+    each sum.
+    """
+    compiled = torch.compiler.is_compiling() and x.device.type == "cpu" and x.dtype != torch.float16
+    if not compiled or x.numel() != x.shape[-1] or weight.numel() < _LARGE:
+        return F.linear(x, weight, bias)
+    row = x.float().flatten()
+    products = (weight.float() * row.as_strided(row.shape, row.stride())).sum(-1)
+    total = products if bias is None else products + bias.float()
+    rounded = _rounded(total) if x.dtype == torch.bfloat16 else total
+    return rounded.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Rounds fp32 numbers to the nearest bfloat16 numbers, and returns them in fp32; any shape.
+
+    A conversion to bfloat16 and back would be removed by the compiler. The logits, and so the tokens, would then
+    differ from those of the library's product in a larger bucket.
+    """
+    bits = x.view(torch.int32)
+    return torch.where(x.isnan(), x, ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).view(torch.float32))

@@ -1,1 +1,0 @@
-"""Computes regions on CUDA with fewer and larger kernels."""

@@ -1,1 +1,0 @@
-"""Keeps weights in one file, as regions read them, so that later starts convert nothing."""
