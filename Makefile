@@ -17,6 +17,14 @@ SMOKE := tests/test_private_parts.py \
 	$(addprefix tests/models/processing/test_,formats.py rarer_formats.py) \
 	tests/e2e/test_compiled_start.py::test_a_start_with_artifacts_is_compiled_and_warm_in_every_bucket \
 	tests/e2e/test_s3_start.py::test_a_machine_that_has_nothing_starts_compiled_and_downloads_once
+# `make quick`: rooms where most tests take milliseconds, without the files that take seconds.
+QUICK := $(wildcard $(addprefix tests/,test_docstrings.py documents/test_pages.py \
+	$(addprefix models/,families processing) $(addprefix warmup/,artifacts machine progress) \
+	$(addprefix service/,api captioning cli config engine images ipc memory telemetry)))
+SECONDS := $(patsubst %,--ignore-glob='*/test_%.py',admission body_garbage chat checkpoint_settings config_hostile \
+	cross_origin decode_server engine_demo entry image_memory jpeg_ends json_text manifest multipart page_* \
+	places_come_back prefix preprocess* prompts queue_size reference revocation scheduler_history serve_environment \
+	shared_slots terminal tracing worker)
 ARGS ?=
 # auto: a process for each CPU; more than 8 would take more memory than a machine of that size usually spares.
 WORKERS ?= auto
@@ -37,7 +45,7 @@ $(call pip,$(1)) -c constraints.txt torch
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-lowest check format docs release clean
+.PHONY: help setup serve test quick test-lowest check format docs release clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +80,9 @@ serve: $(VENV)/.serve  ## run the server with the demo model (ARGS="--port 8001"
 
 test: $(VENV)/.dev  ## run all tests on all CPUs (ARGS="-k parity" passes options on, WORKERS=1 uses one process)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+quick: $(VENV)/.dev  ## run two thousand tests in less than a minute
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile $(QUICK) $(SECONDS) $(ARGS)
 
 $(LOWEST)/.dev: $(VENV)/.dev tests/support/lowest.py
 	$(BIN)/python -m venv $(LOWEST)

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import re
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
@@ -19,6 +20,8 @@ from support.servers.server_process import snapcap
 
 from snapcap.service.telemetry import logs
 
+_KEPT = "TESTS_CACHE"  # the folder that stays from run to run
+
 pytest_plugins = [
     "support.schedule",
     "support.servers.browser",
@@ -30,11 +33,18 @@ pytest_plugins = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have all workers share one compiler."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # which has it by its environment
-        folder = tempfile.TemporaryDirectory(prefix="snapcap-tests-compiler-")
-        config.add_cleanup(folder.cleanup)
-        share_compiler(Path(folder.name))
+    """Have all workers share one compiler and one folder of artifacts, which stay for the next run."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # which has both by its environment
+        return
+    if _KEPT not in os.environ:
+        cache: pytest.Cache | None = getattr(config, "cache", None)
+        if cache is None:  # pytest runs without its cache
+            folder = tempfile.TemporaryDirectory(prefix="snapcap-tests-")
+            config.add_cleanup(folder.cleanup)
+            os.environ[_KEPT] = folder.name
+        else:
+            os.environ[_KEPT] = str(cache.mkdir("snapcap"))
+    share_compiler(Path(os.environ[_KEPT]) / "compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -68,23 +78,24 @@ def samples(demo_folder: Path) -> dict[Path, str]:
 
 @pytest.fixture(scope="session")
 def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder whose store has the demo model's artifacts for buckets 1 and 4; built once a run, one to two
-    minutes, by one worker for all. Copy it to change it.
-
-    TESTS_CACHE names a folder that stays from run to run: what it has by the key is not built again."""
+    """A cache folder whose store has the demo model's artifacts for buckets 1 and 4; built once for a key, one to
+    two minutes, by one worker for all. Copy it to change it."""
     base = tmp_path_factory.getbasetemp()
     shared = base if "PYTEST_XDIST_WORKER" not in os.environ else base.parent
-    cache = Path(os.environ.get("TESTS_CACHE") or shared / "built")
-    built = shared / "built.done"
+    buckets = ("--buckets", "1,4")
+    built = shared / "built"
     with (shared / "built.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
+            explained = snapcap("explain", *buckets, "--cache-dir", str(tmp_path_factory.mktemp("empty")))
+            (key,) = re.findall(r"^key +(\w+)", explained.stdout, re.MULTILINE)
+            cache = Path(os.environ[_KEPT]) / key
             # Other workers wait for it, so it may have their CPUs.
-            options = ("--cache-dir", str(cache), "--buckets", "1,4", "--build-workers", "2", "--prepared-weights")
+            options = ("--cache-dir", str(cache), *buckets, "--build-workers", "2", "--prepared-weights")
             run = snapcap("build", *options, timeout=900)
             assert run.returncode == 0, run.stderr
-            built.touch()
-    return cache
+            built.write_text(str(cache))
+    return Path(built.read_text())
 
 
 @pytest.fixture(scope="session")

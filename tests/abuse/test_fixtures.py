@@ -4,21 +4,23 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from support.attacks.abuse import FACTOR, FLOOR_S, Abused
+from support.attacks.abuse import MEMORY_SLACK, Abused
 from support.attacks.full_capacity import ask, check, full_capacity, stopped
 
 
 def test_a_quiet_server_withstands_nothing(abused: Abused) -> None:
     damage = abused.withstands(lambda: time.sleep(0.5))
-    assert damage.window.livez.count > 5
+    assert damage.window.livez.count > 2
     assert damage.window.failed == 0
     assert damage.before > 50 << 20
 
 
 def test_a_server_that_stops_is_found_out(abused: Abused) -> None:
+    allowed = abused.suffer(lambda: time.sleep(0.5), MEMORY_SLACK).allowed  # more where other work stretches ours
+
     def stop() -> None:
         with stopped(abused.server.process.pid):
-            time.sleep(max(2 * FACTOR * abused.idle.livez.p99, 12 * FLOOR_S))
+            time.sleep(2 * allowed)
 
     with pytest.raises(AssertionError, match="/livez worst"):
         abused.withstands(stop)

@@ -69,7 +69,7 @@ def test_a_random_model_gets_the_tokens_of_transformers(
     """Of widths that differ, so that states are projected between them, and to the limit, as no caption ends."""
     import torch
 
-    model = make_captioner({"hidden_size": 72}, {}, seed=3)
+    model = make_captioner({"hidden_size": 72, "num_hidden_layers": 1}, {"n_layer": 1}, seed=3)
     model.generation_config.update(eos_token_id=None, decoder_start_token_id=1, max_new_tokens=9)
     model.config.eos_token_id = model.config.decoder.eos_token_id = None
     checkpoint = tmp_path / "checkpoint"

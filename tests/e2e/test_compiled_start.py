@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.checkpoints.build_folders import PACKAGES
+from support.checkpoints.build_folders import PACKAGES, nearly_built
+from support.checkpoints.compilers import WaitingCompiler
 from support.fakes.start_modules import assert_starts_without_a_compiler
 from support.servers.server_process import ServerProcess, snapcap
 
@@ -167,9 +168,11 @@ def test_without_a_compiler_the_server_stays_eager_and_says_so(tmp_path: Path, s
 
 
 @pytest.mark.timeout(900)  # compilers of the lowest priority, beside a server that is kept busy
-def test_a_build_behind_a_serving_server_is_swapped_in_under_load(tmp_path: Path, samples: dict[Path, str]) -> None:
-    """From an empty store: no request fails, every caption is right before, during and after, and the next start
-    is compiled."""
+def test_a_build_behind_a_serving_server_is_swapped_in_under_load(
+    built_cache: Path, tmp_path: Path, samples: dict[Path, str]
+) -> None:
+    """No request fails, every caption is right before, during and after, and the next start is compiled. A bucket
+    of each component can be swapped at once, and one when its package is built."""
     wrong: list[object] = []
     served: set[str] = set()
     stop = threading.Event()
@@ -184,18 +187,23 @@ def test_a_build_behind_a_serving_server_is_swapped_in_under_load(tmp_path: Path
                     served.add(body["backend"])
                 stop.wait(0.1)  # the compilers must get some of the two CPUs
 
-    options = ("--cache-dir", str(tmp_path), "--buckets", "1")
+    nearly_built(built_cache, tmp_path / "store", ("aot/encoder_after.b1", "aot/decoder_block.b4"))
+    compiler = WaitingCompiler.make(tmp_path / "compiler")
+    options = ("--cache-dir", str(tmp_path), *BUCKETS)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    with ServerProcess(*options, TMPDIR=str(temporary)) as server:
+    with ServerProcess(*options, TMPDIR=str(temporary), CXX=str(compiler.path)) as server:
         server.wait_ready()
         assert server.startup()["tier"] == "eager"
         clients = [threading.Thread(target=client, args=(list(samples)[i::2],)) for i in range(2)]
         for thread in clients:
             thread.start()
         try:
+            server.wait_for(lambda: "eager" in served)
+            compiler.let_go()
             ends = ("published", "failed")
             server.wait_for(lambda: (server.startup()["build"] or {}).get("state") in ends, seconds=600)
+            server.wait_for(lambda: "aot" in served)
         finally:
             stop.set()
             for thread in clients:
@@ -206,7 +214,7 @@ def test_a_build_behind_a_serving_server_is_swapped_in_under_load(tmp_path: Path
     assert served == {"eager", "aot"}
     assert states(startup) == {("aot", "warm")}
     assert startup["tier"] == "eager"
-    assert metrics['snapcap_bucket_swaps_total{result="swapped"}'] == 2
+    assert metrics['snapcap_bucket_swaps_total{result="swapped"}'] == 4
     assert metrics['snapcap_artifact_publish_total{result="published"}'] == 1
     assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
     assert list(temporary.glob("aotinductor_*")) == [], "nor of those who checked"

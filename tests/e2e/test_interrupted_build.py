@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints.build_folders import PACKAGES, nearly_built
-from support.checkpoints.compilers import HangingCompiler, own_compiler
+from support.checkpoints.compilers import HangingCompiler
 from support.servers.server_process import (
     ServerProcess,
     clean_environment,
@@ -32,14 +32,15 @@ MISSING = ("aot/encoder_before.b1", "aot/decoder_after.b4")
 _ABORTS = "#include <cstdlib>\n__attribute__((constructor)) static void loaded() { abort(); }\n"
 
 
-@pytest.mark.timeout(900)  # two builds, each with a header of its own to compile first
+@pytest.mark.timeout(900)  # two builds
 def test_a_build_that_was_killed_keeps_what_is_done(built_cache: Path, tmp_path: Path) -> None:
     build = nearly_built(built_cache, tmp_path / "store", MISSING)
     options = ("--cache-dir", str(tmp_path), "--buckets", "1,4", "--build-workers", "1")
     first, second = (build / f"{name}.json" for name in MISSING)
+    compiler = HangingCompiler.make(tmp_path / "compiler", after_a_package=True)
     process = subprocess.Popen(
         [sys.executable, "-m", "snapcap", "build", *options],
-        env=clean_environment(**own_compiler()),  # the second package takes longer than to look at the first
+        env=clean_environment(CXX=str(compiler.path)),
         stderr=subprocess.DEVNULL,
     )
     try:

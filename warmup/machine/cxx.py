@@ -6,6 +6,9 @@ import subprocess
 
 from snapcap.warmup.errors import BuildError
 
+# The version is part of the key of jit artifacts: an answer that comes too late makes good artifacts stale.
+_ANSWER_S = 60.0
+
 
 def find_compiler() -> str | None:
     """None where there is none."""
@@ -34,7 +37,7 @@ def compiler_version() -> str | None:
         return None
     try:
         done = subprocess.run(  # noqa: S603  the compiler that is going to be run anyway
-            [name, "--version"], capture_output=True, text=True, check=True, timeout=10
+            [name, "--version"], capture_output=True, text=True, check=True, timeout=_ANSWER_S
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -121,8 +121,9 @@ def rarer(picture: Image.Image, see_through: Image.Image) -> Iterator[tuple[str,
         from pillow_heif import register_heif_opener
 
         register_heif_opener()
+        fast = {"preset": "ultrafast"}  # a slower encoder writes fewer bytes, and a decoder takes the same memory
         for each in (picture, see_through):
-            yield f"heic {each.mode}", encoded(each, "HEIF", chroma=444)
+            yield f"heic {each.mode}", encoded(each, "HEIF", chroma=444, enc_params=fast)
 
 
 def options_of_jpeg() -> Iterator[tuple[str, dict[str, Any]]]:

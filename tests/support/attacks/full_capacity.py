@@ -20,14 +20,11 @@ CAPACITY = "snapcap_queue_capacity"
 def full_capacity(server: ServerProcess, samples: Mapping[Path, str], patience: float = 60) -> None:
     """Asserts that the server has its full capacity.
 
-    Captions for a full queue, requested at once, are all right, and the queue is empty afterwards. While the device
-    is stopped, exactly `--queue-size` requests wait, a further request is refused, and all waiting requests get the
-    right captions afterwards. ``patience``: seconds until nothing may be in flight any more."""
+    While the device is stopped, exactly `--queue-size` requests wait, a further request is refused, and all waiting
+    requests get the right captions afterwards; then the queue is empty. ``patience``: seconds until nothing may be
+    in flight any more."""
     wait_idle(server, patience)
     places = int(server.metrics()[CAPACITY])
-    with ExitStack() as exits:
-        check(ask(server, exits, samples, places))
-    wait_idle(server)
     with ExitStack() as exits, stopped(server.engine_pid):
         waiting = ask(server, exits, samples, places)
         server.wait_for(lambda: server.metrics()[DEPTH] == places, 30)

@@ -1,9 +1,9 @@
-"""Compiles the same C++ once in a run of the tests, and copies what came out from then on.
+"""Compiles the same C++ once for all tests, and copies what came out from then on, in later runs too.
 
     python compile_once.py COMPILER FOLDER ARGUMENT...
 
-Many tests build the same packages, and four fifths of a build is g++. Torch's headers, the compiler and the machine
-stay what they are for as long as a run takes, so that arguments and the content of files decide what comes out.
+Many tests build the same packages, and more than half of a build is g++. The folder is that of one compiler, one
+machine and one version of torch, so that arguments and the content of files decide what comes out.
 Each source begins with torch's headers, and a source that calls kernels (a "wrapper") is mostly the same templates.
 Headers and templates are compiled once too, even if a build is too small to precompile a header.
 
@@ -24,11 +24,13 @@ _COMMENT = re.compile(rb"^//.*$", re.MULTILINE)  # into which Inductor writes it
 _PRECOMPILED = ("-D", "TORCH_INDUCTOR_PRECOMPILE_HEADERS")
 _NOT_OF_HEADERS = ("-c", "-shared", "-l", "-L")
 _HEADERS = re.compile(rb"\s*#include <torch/csrc/inductor/\S+>\n(?:(?:#include <\S+>)?\n)*")
-_READS_OTHERS = re.compile(rb'^\s*#\s*include\s*"|\.incbin', re.MULTILINE)
+_READS_OTHERS = re.compile(rb'^\s*#\s*include\s*"([^"]*)"|\.incbin', re.MULTILINE)
 
 
 def key(arguments: Sequence[str]) -> str | None:
-    """Returns the key of a call, or None if the call has no output or reads a file that it does not name."""
+    """Returns the key of a call, or None if the call has no output or reads a file that cannot be found.
+
+    Files that a source includes by quotes, as the CPU library's do, are looked for beside the source."""
     if "-o" not in arguments or "-" in arguments:
         return None
     digest = hashlib.sha256()
@@ -38,16 +40,32 @@ def key(arguments: Sequence[str]) -> str | None:
         path = Path(argument)
         part = argument.encode()
         if place == output:
-            part = path.suffix.encode()
+            # A temporary name may end with the id of a process.
+            part = b"" if path.suffix[1:].isdigit() else path.suffix.encode()
         elif path.is_file():
-            part = path.read_bytes()
-            if path.suffix != ".o":
-                if _READS_OTHERS.search(part):
-                    return None
-                part = _COMMENT.sub(b"", part)
-            part = path.suffix.encode() + part
+            read = [path.read_bytes()] if path.suffix == ".o" else sources(path)
+            if read is None:
+                return None
+            part = path.suffix.encode() + b"".join(read)
         digest.update(b"%d %s" % (len(part), part))
     return digest.hexdigest()
+
+
+def sources(path: Path) -> list[bytes] | None:
+    """Returns the text of a source and of all that it includes by quotes, or None if any of it cannot be found."""
+    texts: dict[Path, bytes] = {}
+    waiting = [path]
+    while waiting:
+        if (each := waiting.pop()) in texts:
+            continue
+        if not each.is_file():
+            return None
+        texts[each] = _COMMENT.sub(b"", each.read_bytes())
+        for read in _READS_OTHERS.finditer(texts[each]):
+            if read[1] is None:  # .incbin
+                return None
+            waiting.append(each.parent / os.fsdecode(read[1]))
+    return list(texts.values())
 
 
 def _without_header(arguments: Sequence[str]) -> list[str]:
@@ -89,6 +107,7 @@ def with_header(compiler: str, folder: Path, arguments: Sequence[str]) -> tuple[
             if run([compiler, "-x", "c++-header", str(header), *flags, "-o", str(begun)]):
                 return arguments, None
             begun.replace(made)
+        os.utime(made)
     return [*plain, "-include", str(header)], place
 
 
@@ -154,6 +173,7 @@ def main(compiler: str, folder: Path, arguments: Sequence[str]) -> int:
         output.touch()  # Inductor's own precompiled header, which nothing here reads
         return 0
     if kept.exists():
+        os.utime(kept)
         shutil.copy(kept, output)  # with its mode: a library may be run
         return 0
     arguments, place = with_header(compiler, folder, arguments)

@@ -1,16 +1,20 @@
-"""Captions images by a family's random model on the jit backend, in its own process; prints tokens as JSON.
+"""Captions images by random models of families on the jit backend, in its own process; prints tokens as JSON.
 
-python -m support.programs.jit_family FAMILY FOLDER
+python -m support.programs.jit_family FOLDER COMPILER FAMILY...
+
+COMPILER is what torch.compile gives its graphs to: inductor, or eager, which runs them as they were traced.
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from support.parity import device_cases
 from support.parity.device_cases import PROMPT, STEPS, open_model, open_runner, plan_of, steps_with_logits
 
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.warmup.artifacts.fetch import Fetched
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import Artifacts
@@ -19,20 +23,29 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.start.jit import open_compiler
 
+_compile = torch.compile
 
-def main() -> None:
-    family, folder = sys.argv[1], Path(sys.argv[2])
-    torch.set_grad_enabled(False)
+
+def run_traced(function: RegionFunction, fullgraph: bool, dynamic: bool, options: Any) -> RegionFunction:
+    """Stands for `torch.compile`, and compiles nothing."""
+    traced: RegionFunction = _compile(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
+    return traced
+
+
+def run(family: str, folder: Path) -> dict[str, Any]:
+    """Returns tokens and what transformers generates, by the kind of request, and how many graphs there were after
+    the warm-up and at the end."""
     captioner = getattr(device_cases, family)(folder / "model")
     images = captioner.images(2)
     plan = plan_of(torch.device("cpu"), "float32", (2,))
     options = StartOptions(ModelOptions(cache_dir=folder / "cache"), ComputeOptions(backend="jit"))
-    out = {}
+    out: dict[str, Any] = {}
+    before = compiled_graphs()
     with open_compiler(options, Timeline.since_exec(), StartupStatus()) as jit:
         assert jit is not None
         backend = jit.backend(plan, Artifacts("0" * 64, {"kind": "jit"}, Fetched("miss", "none")))
         runner = open_runner(open_model(captioner, plan), plan, backend)
-        out["graphs"] = compiled_graphs()
+        out["graphs"] = compiled_graphs() - before
         prefilled = len(PROMPT) if captioner.config.decoder.reads_prompt else 0
         for name, rows in (
             ("alone", [SlotRequest()] * 2),
@@ -42,9 +55,22 @@ def main() -> None:
             tokens, _ = steps_with_logits(runner, plan.table.largest, rows, STEPS - rows[0].prefilled)
             expected, _ = captioner.generate(captioner.model, images, STEPS, tuple(rows[0].prompt))
             out[name] = [tokens, [row[rows[0].prefilled :] for row in expected]]
-        out["graphs_after"] = compiled_graphs()
+        out["graphs_after"] = compiled_graphs() - before
         jit.settle()
-    print(json.dumps(out))
+    torch.compiler.set_stance("default")
+    return out
+
+
+def main() -> None:
+    folder, compiler, families = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    if compiler == "eager":
+        torch.compile = run_traced  # type: ignore[assignment]
+    torch.set_grad_enabled(False)
+    results = {}
+    for family in families:
+        (folder / family / "model").mkdir(parents=True)
+        results[family] = run(family, folder / family)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

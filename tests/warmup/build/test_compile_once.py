@@ -70,7 +70,16 @@ def test_a_precompiled_header_makes_no_difference(compiler: Compiler, tmp_path: 
     assert compiler.run(source, "-o", output, *used, "-D", "Y") == (0, 1)
 
 
-def test_an_input_that_reads_files_of_its_own_is_compiled_each_time(compiler: Compiler, tmp_path: Path) -> None:
+def test_files_that_a_source_includes_are_part_of_it(compiler: Compiler, tmp_path: Path) -> None:
+    source = written(tmp_path / "a.cpp", '#include "b.h"\n')
+    written(tmp_path / "b.h", '#pragma once\n#include "c.h"\n')
+    header = written(tmp_path / "c.h", '#pragma once\n#include "b.h"\nint one;\n')
+    assert [compiler.run(source, "-o", tmp_path / f".a.so.{process}") for process in (12, 345)] == [(0, 1), (0, 0)]
+    written(header, "int two;\n")
+    assert compiler.run(source, "-o", tmp_path / ".a.so.6") == (0, 1)
+
+
+def test_an_input_that_reads_what_is_not_found_is_compiled_each_time(compiler: Compiler, tmp_path: Path) -> None:
     for name, text in (("a.cpp", '#include "b.h"\n'), ("a.S", ' .incbin "b.bin"\n')):
         source = written(tmp_path / name, text)
         assert [compiler.run(source, "-o", tmp_path / "a.o") for _ in range(2)] == [(0, 1)] * 2
