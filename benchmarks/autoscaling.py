@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any
 
 from snapcap.benchmarks.harness.arguments import add_files, make_parser, seconds
-from snapcap.benchmarks.harness.common import ROOT
 from snapcap.benchmarks.harness.measurements import percentile
+from snapcap.benchmarks.harness.workload import ROOT
 from snapcap.benchmarks.report.tables import Report, number
 
 Rate = Callable[[float], float]  # Maps seconds since the beginning to requests a second.

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from snapcap.benchmarks.compile import modes
-from snapcap.benchmarks.harness.arguments import add_files
-from snapcap.benchmarks.harness.page_cache import PageCacheError
+from snapcap.benchmarks.harness.arguments import PageCacheError, add_files
 from snapcap.benchmarks.harness.workload import MODELS
 from snapcap.benchmarks.load import latency, throughput
 from snapcap.benchmarks.report.charts import ChartsError, require_matplotlib

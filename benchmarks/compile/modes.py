@@ -10,7 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +18,145 @@ from typing import Any
 
 from rich.console import Console
 
-from snapcap.benchmarks.compile import report as modes_report
-from snapcap.benchmarks.compile.cases import CASES, with_needed
+from snapcap.benchmarks.compile.case import COMPONENTS
 from snapcap.benchmarks.harness.arguments import add_cases, count, counts
-from snapcap.benchmarks.harness.common import fresh_caches, scratch
 from snapcap.benchmarks.harness.marks import read_marks, read_result
 from snapcap.benchmarks.harness.measurements import Samples
 from snapcap.benchmarks.harness.server import run_measured
-from snapcap.benchmarks.harness.workload import FIRST_IMAGE, open_workload
+from snapcap.benchmarks.harness.workload import FIRST_IMAGE, fresh_caches, open_workload, scratch
 from snapcap.benchmarks.report.charts import draw_bars
-from snapcap.benchmarks.report.tables import Report
+from snapcap.benchmarks.report.tables import Report, number, ratio
 
+EAGER = "eager"
+_TUNED = "max-autotune"
+_REDUCED = "reduce-overhead"
+_WHAT = {"encoder": "encode", "decoder": "step"}
 CASE_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """The options of `benchmarks.compile.case`. ``restores`` names the case whose files this one reads."""
+
+    title: str
+    options: tuple[str, ...]
+    restores: str = ""
+    cuda: bool = False  # the case needs a GPU
+
+
+CASES = {
+    EAGER: Case("eager", ("eager",)),
+    "full": Case("full model", ("full",)),
+    "full-restored": Case("full model, restored", ("full",), restores="full"),
+    "hierarchical": Case("full model, nested regions", ("hierarchical",)),
+    "regional": Case("regional", ("regional",)),
+    "regional-restored": Case("regional, restored", ("regional",), restores="regional"),
+    "jit": Case("regional as jit", ("jit",)),
+    "jit-restored": Case("regional as jit, restored", ("jit",), restores="jit"),
+    "encoder": Case("regional, encoder alone", ("regional", "--only", "encoder")),
+    "decoder": Case("regional, decoder alone", ("regional", "--only", "decoder")),
+    "tuned-encoder": Case("regional, encoder max-autotune", ("regional", "--encoder-mode", _TUNED)),
+    "tuned-decoder": Case("regional, decoder max-autotune", ("regional", "--decoder-mode", _TUNED)),
+    "tuned": Case("regional, both max-autotune", ("regional", "--encoder-mode", _TUNED, "--decoder-mode", _TUNED)),
+    "reduce-overhead": Case(
+        "full model, reduce-overhead", ("full", "--encoder-mode", _REDUCED, "--decoder-mode", _REDUCED), cuda=True
+    ),
+}
+
+
+def with_needed(names: Iterable[str]) -> list[str]:
+    """Returns these cases, eager for comparison, and the cases that they restore, in order."""
+    wanted = {EAGER, *names}
+    wanted |= {CASES[name].restores for name in wanted}
+    return [name for name in CASES if name in wanted]
+
+
+def fill(
+    out: Report,
+    results: Mapping[str, Samples],
+    tokens: Mapping[str, Sequence[int]],
+    buckets: Sequence[int],
+    runs: int,
+) -> None:
+    """Adds the tables of the cases in ``results``. Without eager there are no ratios, and tokens are not
+    compared."""
+    eager = results.get(EAGER, Samples())
+    sizes = ", ".join(map(str, buckets))
+    note = (
+        f"medians of {runs} run(s); buckets {sizes}; first step: from spawn until the first images were encoded "
+        "and one token was decoded; compile: the first calls of all buckets, less a later one; hits/misses: in "
+        "torch's caches; memory: the most of the process until then, without compilers it starts; tokens: whether "
+        "as eager"
+    )
+    _first(out, results, tokens, eager, note)
+    _steady(out, results, buckets, eager, "", "Later steps")
+    if any(case.median(f"encoder_{buckets[0]}_graph") is not None for case in results.values()):
+        _steady(out, results, buckets, eager, "_graph", "Later steps, replayed as CUDA graphs")
+
+
+def _first(
+    out: Report, results: Mapping[str, Samples], tokens: Mapping[str, Sequence[int]], eager: Samples, note: str
+) -> None:
+    cuda = any(case.median("device_peak_mib") is not None for case in results.values())
+    rows = []
+    for name, samples in results.items():
+        row = [
+            CASES[name].title,
+            number(samples.median("until_first_step"), 1),
+            ratio(samples.median("until_first_step"), eager.median("until_first_step")),
+            number(samples.median("until_all_buckets"), 1),
+            ratio(samples.median("until_all_buckets"), eager.median("until_all_buckets")),
+            *(number(_compile_seconds(samples, component), 1) for component in COMPONENTS),
+            f"{samples.median('hits') or 0:.0f}/{samples.median('misses') or 0:.0f}",
+            number(samples.median("peak_host_mib"), 0),
+            ratio(samples.median("peak_host_mib"), eager.median("peak_host_mib")),
+        ]
+        if cuda:
+            row.append(number(samples.median("device_peak_mib"), 0))
+        same = tokens[name] == tokens[EAGER] if EAGER in tokens else None
+        rows.append([*row, {None: "", True: "yes", False: "no"}[same]])
+    columns = [
+        "exec → …, s",
+        "first step",
+        "/eager",
+        "all buckets",
+        "/eager",
+        "compile encoder s",
+        "decoder s",
+        "hits/misses",
+        "peak MiB",
+        "/eager",
+        *(["GPU MiB"] if cuda else []),
+        "tokens",
+    ]
+    out.add("What a start costs", columns, rows, note)
+
+
+def _compile_seconds(samples: Samples, component: str) -> float | None:
+    """Returns by how many seconds the first calls took longer than later ones."""
+    first = samples.median(f"initial_{component}")
+    steady = [
+        samples.need(key)
+        for key in samples.values
+        if key.startswith(f"{component}_") and not key.endswith("_graph")
+    ]
+    return None if first is None else max(first - sum(steady) / 1000, 0.0)
+
+
+def _steady(
+    out: Report, results: Mapping[str, Samples], buckets: Sequence[int], eager: Samples, suffix: str, title: str
+) -> None:
+    cells = [(component, size) for component in COMPONENTS for size in buckets]
+    rows = []
+    for name, samples in results.items():
+        row = [CASES[name].title]
+        for component, size in cells:
+            key = f"{component}_{size}{suffix}"
+            row += [number(samples.median(key), 3), ratio(eager.median(key), samples.median(key))]
+        if any(row[1:]):
+            rows.append(row)
+    columns = [column for component, size in cells for column in (f"{_WHAT[component]} × {size}", "faster")]
+    out.add(title, ["", *columns], rows, "ms; faster: than eager of the same kind")
 
 
 @dataclass(frozen=True)
@@ -85,7 +212,7 @@ def run(options: argparse.Namespace, device: str) -> int:
         setup = Setup(workload.folder, images / FIRST_IMAGE, device, options.threads, options.buckets)
         end = time.monotonic() + options.time_limit
         results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
-    modes_report.fill(report, results.samples, results.tokens, options.buckets, options.runs)
+    fill(report, results.samples, results.tokens, options.buckets, options.runs)
     status = report.add_problems({CASES[name].title: why for name, why in results.problems.items()})
     if options.png is not None and results.samples:
         seconds = {CASES[name].title: case.need("until_all_buckets") for name, case in results.samples.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.benchmarks.harness.common import build_store, environment, free_port, run_snapcap
+from snapcap.benchmarks.harness.workload import build_store, environment, free_port, run_snapcap
 from snapcap.warmup.checkpoints.local import checkpoint_names
 
 if TYPE_CHECKING:

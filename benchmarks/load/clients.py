@@ -28,7 +28,7 @@ from typing import cast
 import uvloop
 
 from snapcap.benchmarks.harness.arguments import make_parser
-from snapcap.benchmarks.harness.http_probe import content_length, request_bytes
+from snapcap.benchmarks.harness.server import content_length, request_bytes
 from snapcap.benchmarks.harness.workload import read_images
 
 GRACE_S = 60.0  # time for the last replies after the load has ended

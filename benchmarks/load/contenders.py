@@ -2,35 +2,127 @@
 
 import argparse
 import contextlib
+import json
 import shlex
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
-from snapcap.benchmarks.harness.common import UNPREPARED, build_store, scratch, serve_command
-from snapcap.benchmarks.harness.http_probe import Connection
 from snapcap.benchmarks.harness.marks import read_result
-from snapcap.benchmarks.harness.server import SNAPCAP_API, Server, run_measured, serving
-from snapcap.benchmarks.harness.workload import Workload, open_workload
+from snapcap.benchmarks.harness.measurements import percentiles_ms
+from snapcap.benchmarks.harness.processes import tree_cpu_seconds
+from snapcap.benchmarks.harness.server import SNAPCAP_API, Connection, Server, run_measured, serving
+from snapcap.benchmarks.harness.workload import (
+    ROOT,
+    UNPREPARED,
+    Workload,
+    build_store,
+    environment,
+    open_workload,
+    scratch,
+    serve_command,
+)
 from snapcap.benchmarks.peers.commands import PEERS
 from snapcap.benchmarks.report.tables import Report
+from snapcap.benchmarks.startup.start import SERVING_COMPILES
 from snapcap.warmup.machine.capacity import available_cpus
 
+COMPONENTS = ("encoder", "decoder")
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
 ENGINE_LIMIT_S = 600.0
 # Modules that measure a peer's engine without a server: `generate` in a process of its own.
-_TRANSFORMERS = "snapcap.benchmarks.peers.generate"
+_TRANSFORMERS = "snapcap.benchmarks.peers.transformers_model"
 GENERATE = {
     "transformers-eager": (_TRANSFORMERS,),
     "transformers-compile": (_TRANSFORMERS, "--compile"),
-    "onnxruntime": ("snapcap.benchmarks.peers.onnx.generate",),
+    "onnxruntime": ("snapcap.benchmarks.peers.onnx_captioner",),
 }
+
+
+@dataclass(frozen=True)
+class HttpLoad:
+    """A load of ``clients``, split among processes. ``rate`` is requests a second of an open loop, or 0."""
+
+    images: Path
+    clients: int
+    seconds: float
+    processes: int = 1
+    rate: float = 0.0
+
+    def run(self, server: Server) -> dict[str, float]:
+        """Runs the load once. Returns captions/s, percentiles, errors, CPU time, padding and compiles after READY.
+
+        Raises:
+            RuntimeError: a caption was wrong, or there was no reply.
+        """
+        before, cpu = server.metrics(), tree_cpu_seconds(server.pid)
+        replies = self._generate(server)
+        used, after = tree_cpu_seconds(server.pid) - cpu, server.metrics()
+        latencies = [latency for reply in replies for latency in reply["latencies"]]
+        counted = ("errors", "wrong", "unanswered")
+        errors, wrong, unanswered = (sum(reply[name] for reply in replies) for name in counted)
+        if wrong or not latencies:
+            what = f"{wrong} wrong captions, {errors} errors, {unanswered} unanswered, {len(latencies)} replies"
+            raise RuntimeError(f"{what}: {server.log()}")
+        elapsed = max(reply["elapsed"] for reply in replies)
+        measured = {
+            "captions_per_s": len(latencies) / elapsed,
+            "errors": float(errors + unanswered),
+            **percentiles_ms(latencies),
+            "server_cpus": used / elapsed,
+            "client_cpus": sum(reply["cpu_s"] for reply in replies) / elapsed,
+            "cpu_ms_per_caption": used / len(latencies) * 1000,
+        }
+        if after:
+            measured["compiles_serving"] = after.get(SERVING_COMPILES, 0.0)
+        return {**measured, **padding(before, after)}
+
+    def _generate(self, server: Server) -> list[dict[str, Any]]:
+        """Starts the client processes, lets them begin together, and collects their counts."""
+        count = min(self.processes, self.clients)
+        running = [self._client(server, index, count) for index in range(count)]
+        try:
+            for process in running:
+                if process.stdout is None or process.stdout.readline() != "connected\n":
+                    raise RuntimeError("a load generator could not connect")
+            for process in running:
+                if process.stdin is not None:
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
+            return [json.loads(process.communicate()[0]) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+    def _client(self, server: Server, index: int, count: int) -> "subprocess.Popen[str]":
+        share = self.clients // count + (index < self.clients % count)
+        command = [sys.executable, "-m", "snapcap.benchmarks.load.clients", "--port", str(server.port)]
+        command += ["--path", server.api.caption, "--images", str(self.images), "--clients", str(share)]
+        command += ["--seconds", str(self.seconds), "--rate", str(self.rate / count), "--seed", str(index)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, text=True)
+
+
+def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Returns the share of padding in the rows that each component ran between two scrapes. Empty for a peer."""
+    shares = {}
+    for component in COMPONENTS:
+        label = f'{{component="{component}"}}'
+        rows, padded = (
+            after.get(f"snapcap_{name}_total{label}", 0.0) - before.get(f"snapcap_{name}_total{label}", 0.0)
+            for name in ("rows", "padding_rows")
+        )
+        if rows:
+            shares[f"{component}_padding"] = padded / rows
+    return shares
 
 
 class TimeOverError(RuntimeError):

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from snapcap.benchmarks.harness.arguments import counts, seconds
 from snapcap.benchmarks.load import contenders as contending
-from snapcap.benchmarks.load.contenders import BACKENDS, TITLES, Contenders, engine_title
-from snapcap.benchmarks.load.http_load import COMPONENTS, HttpLoad
+from snapcap.benchmarks.load.contenders import BACKENDS, COMPONENTS, TITLES, Contenders, HttpLoad, engine_title
 from snapcap.benchmarks.report.charts import Line, draw_latency
 from snapcap.benchmarks.report.tables import Report, number, percent, ratio
 from snapcap.benchmarks.startup.start import steady_caption

@@ -17,8 +17,7 @@ from snapcap.benchmarks.harness.arguments import count, seconds
 from snapcap.benchmarks.harness.measurements import Samples, interleave
 from snapcap.benchmarks.harness.server import Server
 from snapcap.benchmarks.load import contenders as contending
-from snapcap.benchmarks.load.contenders import BACKENDS, TITLES, Contenders, engine_title
-from snapcap.benchmarks.load.http_load import COMPONENTS, HttpLoad
+from snapcap.benchmarks.load.contenders import BACKENDS, COMPONENTS, TITLES, Contenders, HttpLoad, engine_title
 from snapcap.benchmarks.report.charts import draw_bars
 from snapcap.benchmarks.report.tables import Report, number, per_second, percent, ratio
 

@@ -19,8 +19,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from snapcap.benchmarks.harness.common import ROOT
 from snapcap.benchmarks.harness.processes import gpu_name
+from snapcap.benchmarks.harness.workload import ROOT
 
 VERSIONS = ("torch", "triton", "transformers", "onnxruntime", "fastapi", "uvicorn")
 _NUMBER = re.compile(r"[≤≥<>+-]? ?\d")

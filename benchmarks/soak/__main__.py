@@ -19,26 +19,29 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from rich.console import Console
 
 from snapcap.benchmarks.harness.arguments import add_files, add_serve, count, make_parser, some_of
-from snapcap.benchmarks.harness.common import SNAPCAP, scratch
-from snapcap.benchmarks.soak import soak_report
-from snapcap.benchmarks.soak.bad_clients import BadClients
+from snapcap.benchmarks.harness.workload import SNAPCAP, scratch
+from snapcap.benchmarks.report.tables import Report
 from snapcap.benchmarks.soak.balancer import Balancer
-from snapcap.benchmarks.soak.campaign import Campaign, watched
-from snapcap.benchmarks.soak.faults.clients import CLIENT_FAULTS
-from snapcap.benchmarks.soak.faults.gpu import GPU_FAULTS
-from snapcap.benchmarks.soak.faults.processes import PROCESS_FAULTS
-from snapcap.benchmarks.soak.faults.store import STORE_FAULTS
-from snapcap.benchmarks.soak.good_clients import GoodClients
+from snapcap.benchmarks.soak.campaign import Campaign, Fault, Strike, World, watched
+from snapcap.benchmarks.soak.clients import BadClients, GoodClients, Tally
+from snapcap.benchmarks.soak.faults import CLIENT_FAULTS, GPU_FAULTS, PROCESS_FAULTS, STORE_FAULTS
 from snapcap.benchmarks.soak.replica import Replica
 from snapcap.benchmarks.soak.setting import Setting, artifacts, direct_proxy, small_disks, steppable_clock
-from snapcap.benchmarks.soak.world import Fault, World
 
+_COUNTS = ["requests", "retried", "lost", "wrong"]
+_COLUMNS = ["fault", "server", "at s", "recovered s", *_COUNTS, "/livez ms", "control ms", "peak MiB"]
+_NOTE = (
+    "recovered: until the server was ready, captioned rightly, and had what was broken. /livez: the worst while "
+    "servers were up; control: that of a server that does nothing."
+)
 FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS, *GPU_FAULTS)
 NAMES = ("one", "two")
 # Time limits are short enough for a campaign to wait for. There are two decode processes, to be stopped and
@@ -50,6 +53,64 @@ OPTIONS = (
 )
 LAUNCHER = (sys.executable, "-m", "snapcap.benchmarks.soak.launcher")
 SETTLE_S = 5.0
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}"
+
+
+def mib(count: float) -> str:
+    return f"{count / (1 << 20):.0f}"
+
+
+def row(strike: Strike) -> list[str]:
+    recovered = "NEVER" if strike.recovered is None else f"{strike.recovered:.1f}"
+    counts = [str(each) for each in (strike.requests, strike.retried, strike.lost, strike.wrong)]
+    worst = [ms(strike.livez), ms(strike.control), mib(strike.peak)]
+    return [strike.fault, strike.replica, f"{strike.at:.0f}", recovered, *counts, *worst]
+
+
+def write_report(file: Path | None, strikes: list[Strike], totals: dict[str, Any], skipped: dict[str, str]) -> None:
+    """Prints the tables. Also writes them if a file is given."""
+    report = Report()
+    report.add("Faults, in the order in which they were injected", _COLUMNS, [row(each) for each in strikes], _NOTE)
+    report.add("Not injected", ["fault", "why"], [[name, why] for name, why in skipped.items()])
+    report.add("The whole campaign", ["", "value"], [[name, str(value)] for name, value in totals.items()])
+    report.write(file, {"strikes": [asdict(each) for each in strikes], "totals": totals, "skipped": skipped})
+
+
+def totals_of(
+    seed: int, seconds: float, tally: Tally, bad: BadClients, replicas: list[Replica], strikes: list[Strike]
+) -> dict[str, Any]:
+    """Returns the totals of the good clients, the bad clients and the servers."""
+    answered = {str(status): count for status, count in sorted(bad.answered.items())}
+    memory = {each.name: [value for _, value in each.memory] for each in replicas}
+    return {
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "faults": len(strikes),
+        "requests": tally.requests,
+        "retried by clients": tally.retried,
+        "lost": tally.lost,
+        "wrong": tally.wrong,
+        "slowest request s": round(tally.slowest, 1),
+        "bad requests, by status": answered,
+        "server starts": {each.name: each.starts for each in replicas},
+        "exit statuses": {each.name: each.exits for each in replicas},
+        "memory MiB: first, peak, last": {
+            name: [mib(values[len(values) // 20]), mib(max(values)), mib(values[-1])]
+            for name, values in memory.items()
+            if values
+        },
+        "not recovered": [each.fault for each in strikes if each.recovered is None],
+        "problems": tally.problems,
+    }
+
+
+def went_well(totals: dict[str, Any]) -> bool:
+    """Returns whether no request was lost, no caption wrong, no server answered 500, and every server recovered."""
+    failed = totals["lost"] or totals["wrong"] or totals["not recovered"] or not totals["ended well"]
+    return not failed and "500" not in totals["bad requests, by status"]
 
 
 def read_arguments() -> argparse.Namespace:
@@ -98,7 +159,7 @@ async def run(options: argparse.Namespace, setting: Setting, faults: Sequence[Fa
             ended_well = await campaign.all_well()
             await asyncio.sleep(SETTLE_S)
         seconds = time.monotonic() - began
-        totals = soak_report.totals(seed, seconds, clients.tally, bad, replicas, campaign.strikes)
+        totals = totals_of(seed, seconds, clients.tally, bad, replicas, campaign.strikes)
         totals |= {"retried by the balancer": balancer.retried, "ended well": ended_well}
         return {"strikes": campaign.strikes, "totals": totals}
     finally:
@@ -134,8 +195,8 @@ def main() -> int:
         print(f"seed {seed}", file=sys.stderr)
         faults = [fault for fault in chosen if fault.name not in skipped]
         found = asyncio.run(run(options, setting, faults, seed))
-    soak_report.write(options.json, found["strikes"], found["totals"], skipped)
-    return 0 if soak_report.went_well(found["totals"]) else 1
+    write_report(options.json, found["strikes"], found["totals"], skipped)
+    return 0 if went_well(found["totals"]) else 1
 
 
 if __name__ == "__main__":

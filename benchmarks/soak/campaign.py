@@ -3,19 +3,51 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from random import Random
 
 from rich.console import Console
 
 from snapcap.benchmarks.harness.watching import ServerWatch
-from snapcap.benchmarks.soak.good_clients import GoodClients, captions_rightly, requests
+from snapcap.benchmarks.soak.balancer import LyingProxy
+from snapcap.benchmarks.soak.clients import BadClients, GoodClients, captions_rightly, requests
 from snapcap.benchmarks.soak.replica import MEMORY_S, Replica
-from snapcap.benchmarks.soak.world import Fault, Healed, World
 
+Healed = Callable[[], bool]
 RECOVERY_LIMIT_S = 180.0
 QUIET_S = 2.0  # between two faults
 START_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that a fault can reach.
+
+    proxy: the store's proxy. None if the servers have no store but their own folders.
+    clock: environment variables that give a server a clock of its own, which a file sets.
+    """
+
+    replicas: Sequence[Replica]
+    proxy: LyingProxy | None
+    clock: Mapping[str, str]
+    bad: BadClients
+    chooser: Random
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault.
+
+    kind: the requirement of the fault, by its name in `Setting.unavailable`.
+    inject: injects the fault into one server, yields a function that tells whether the broken part has recovered,
+        and removes the fault.
+    """
+
+    name: str
+    kind: str
+    inject: Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
 
 
 @dataclass(frozen=True)

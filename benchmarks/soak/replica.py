@@ -13,19 +13,77 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from snapcap.benchmarks.harness.common import free_port
 from snapcap.benchmarks.harness.processes import own_parts, tree_memory
-from snapcap.benchmarks.harness.server import spawn
-from snapcap.benchmarks.soak.asking import ask, lone_request
+from snapcap.benchmarks.harness.server import request_bytes, spawn
+from snapcap.benchmarks.harness.workload import free_port
 
+# Builds a request whose connection is closed after the reply.
+lone_request = partial(request_bytes, close=True)
 LIVENESS_PERIOD_S = 10.0
 LIVENESS_TIMEOUT_S = 5.0
 LIVENESS_FAILURES = 3
 TERMINATION_S = 45.0
 BACK_OFF_S = 0.5
 MEMORY_S = 0.5
+
+
+class CutError(ConnectionError):
+    """The connection was lost after the reply had begun."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply. ``raw`` holds all of its bytes."""
+
+    status: int
+    fields: Mapping[str, str]
+    body: bytes
+    raw: bytes
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds after which the server asks to retry, or None."""
+        text = self.fields.get("retry-after", "")
+        return float(text) if text.isdecimal() else None
+
+
+async def ask(port: int, request: bytes, within: float) -> Reply:
+    """Sends a whole request and returns its reply.
+
+    Raises:
+        CutError: the connection was lost after the reply had begun.
+        OSError: the connection was refused, or lost before.
+        TimeoutError: there was no whole reply ``within`` seconds.
+    """
+    async with asyncio.timeout(within):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(request)
+            return await _reply(reader)
+        finally:
+            writer.close()
+
+
+async def _reply(reader: asyncio.StreamReader) -> Reply:
+    begun = False
+    try:
+        line = await reader.readuntil(b"\r\n")
+        begun = True
+        rest = await reader.readuntil(b"\r\n\r\n")
+        fields = {}
+        for each in rest.decode("latin-1").split("\r\n"):
+            name, _, value = each.partition(":")
+            fields[name.strip().lower()] = value.strip()
+        body = await reader.readexactly(int(fields.get("content-length", "0")))
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        if begun:
+            raise CutError("the reply was cut") from error
+        raise ConnectionResetError("no reply") from error
+    return Reply(int(line.split()[1]), fields, body, line + rest + body)
 
 
 class Replica:

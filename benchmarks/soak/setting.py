@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from snapcap.benchmarks.harness.common import build_store
 from snapcap.benchmarks.harness.moto_store import s3_artifacts
-from snapcap.benchmarks.soak.lying_proxy import LyingProxy
+from snapcap.benchmarks.harness.workload import build_store
+from snapcap.benchmarks.soak.balancer import LyingProxy
 
 CACHE_BYTES = 512 << 20
 _ENDPOINT = "--s3-endpoint-url"

@@ -15,9 +15,19 @@ from functools import partial
 from pathlib import Path
 
 from snapcap.benchmarks.harness.arguments import add_files, count, make_parser
-from snapcap.benchmarks.harness.common import ROOT, SNAPCAP, build_store, environment, fresh_caches, scratch
 from snapcap.benchmarks.harness.measurements import Samples, interleave
-from snapcap.benchmarks.harness.workload import FIRST_IMAGE, MODELS, Workload, open_workload
+from snapcap.benchmarks.harness.workload import (
+    FIRST_IMAGE,
+    MODELS,
+    ROOT,
+    SNAPCAP,
+    Workload,
+    build_store,
+    environment,
+    fresh_caches,
+    open_workload,
+    scratch,
+)
 from snapcap.benchmarks.report.tables import Report, number, ratio
 
 TORCH, COMMAND, LIBRARY = "import torch", "snapcap caption one.jpg", "Captioner(model)(image)"

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from snapcap.benchmarks.harness.http_probe import Connection
 from snapcap.benchmarks.harness.marks import read_marks, read_result
 from snapcap.benchmarks.harness.processes import (
     DeviceMemory,
@@ -20,9 +19,17 @@ from snapcap.benchmarks.harness.processes import (
     own_parts,
     peak_host_bytes,
 )
-from snapcap.benchmarks.harness.server import SNAPCAP_API, START_LIMIT_S, Endpoint, Server, run_measured, serving
+from snapcap.benchmarks.harness.server import (
+    SNAPCAP_API,
+    START_LIMIT_S,
+    Connection,
+    Endpoint,
+    Server,
+    run_measured,
+    serving,
+)
 from snapcap.benchmarks.harness.workload import Workload
-from snapcap.benchmarks.report.segments import CAPTION, HTTP, Segment, from_marks, from_startup, seconds_by_name
+from snapcap.benchmarks.report.charts import CAPTION, HTTP, Segment, from_marks, from_startup, seconds_by_name
 
 STEADY_CAPTIONS = 20
 STEADY_LIMIT_S = 5.0

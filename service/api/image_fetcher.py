@@ -146,11 +146,6 @@ class ImageFetcher:
         self._tls = functools.cache(tls)  # cached: reading the certificates takes 20 ms
         self._running = 0
 
-    @property
-    def may_fetch(self) -> bool:
-        """Tells whether any host is allowed."""
-        return bool(self._hosts)
-
     async def fetch(self, url: str, account: BodyAccount | None = None) -> bytes:
         """Returns the bytes of the image at a URL. The bytes count against `account`.
 

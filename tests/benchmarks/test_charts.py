@@ -10,12 +10,12 @@ from snapcap.benchmarks.report.charts import (
     Bar,
     ChartsError,
     Line,
+    Segment,
     draw_bars,
     draw_latency,
     draw_waterfall,
     require_matplotlib,
 )
-from snapcap.benchmarks.report.segments import Segment
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

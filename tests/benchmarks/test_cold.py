@@ -4,10 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from snapcap.benchmarks.harness.http_probe import Reply
-from snapcap.benchmarks.harness.server import Server
+from snapcap.benchmarks.harness.server import Reply, Server
 from snapcap.benchmarks.harness.workload import Workload, open_workload
-from snapcap.benchmarks.startup import cold
+from snapcap.benchmarks.startup import bench
 
 
 class Connection:
@@ -47,15 +46,15 @@ def report(backend: str, state: str) -> dict[str, Any]:
 
 @pytest.fixture
 def workload(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Workload:
-    monkeypatch.setattr(cold, "POLL_S", 0.08)
-    monkeypatch.setattr(cold, "PAUSE_S", 0.01)
+    monkeypatch.setattr(bench, "POLL_S", 0.08)
+    monkeypatch.setattr(bench, "PAUSE_S", 0.01)
     return open_workload("demo", tmp_path_factory.mktemp("cache"))
 
 
 def test_it_ends_when_everything_is_compiled_and_published(workload: Workload) -> None:
     right = str(workload.first_image[1])
     server = Building([report("eager", "building"), report("aot", "building"), report("aot", "published")], right)
-    found = cold.until_compiled(cast("Server", server), workload, 100.0)
+    found = bench.until_compiled(cast("Server", server), workload, 100.0)
     assert (found["all_compiled"], found["build"]) == (2.0, {"state": "published"})
     assert found["requests"] > 0
     assert found["failed"] == 0
@@ -64,14 +63,14 @@ def test_it_ends_when_everything_is_compiled_and_published(workload: Workload) -
 
 def test_wrong_captions_are_failures(workload: Workload) -> None:
     server = Building([*[report("eager", "building")] * 3, report("aot", "published")], "something else")
-    found = cold.until_compiled(cast("Server", server), workload, 100.0)
+    found = bench.until_compiled(cast("Server", server), workload, 100.0)
     assert found["failed"] == found["requests"] > 0
     assert "a wrong caption" in found["failures"][0]
 
 
 def test_a_build_that_takes_too_long_is_reported_as_not_done(workload: Workload) -> None:
     server = Building([report("eager", "building")] * 100, str(workload.first_image[1]))
-    found = cold.until_compiled(cast("Server", server), workload, 4.0)
+    found = bench.until_compiled(cast("Server", server), workload, 4.0)
     assert found["all_compiled"] is None
     assert found["build"] == {"state": "building"}
 
@@ -79,4 +78,4 @@ def test_a_build_that_takes_too_long_is_reported_as_not_done(workload: Workload)
 def test_a_start_that_does_not_build_is_an_error(workload: Workload) -> None:
     server = Building([report("eager", "declined")], "")
     with pytest.raises(RuntimeError, match="declined"):
-        cold.until_building(cast("Server", server))
+        bench.until_building(cast("Server", server))

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from snapcap.benchmarks.command import make_parser
-from snapcap.benchmarks.harness import page_cache
-from snapcap.benchmarks.harness.arguments import some_of
-from snapcap.benchmarks.harness.page_cache import PageCacheError
+from snapcap.benchmarks.harness import arguments
+from snapcap.benchmarks.harness.arguments import PageCacheError, some_of
 from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.peers.commands import PEERS
 from snapcap.benchmarks.startup.bench import TITLES, Bench
@@ -96,7 +95,7 @@ def test_a_page_cache_that_cannot_be_dropped_is_refused_before_anything_is_measu
     file = tmp_path / "drop_caches"
     if kind != "missing":
         file.touch()
-    monkeypatch.setattr(page_cache, "DROP_CACHES", file)
+    monkeypatch.setattr(arguments, "DROP_CACHES", file)
     monkeypatch.setattr("os.geteuid", lambda: 1000 if kind == "of another user" else 0)
     monkeypatch.setattr("os.access", lambda path, _mode: path == file and kind == "of another user")
     assert main(["bench", "startup", "--cold-disk"]) == 2
@@ -108,15 +107,15 @@ def test_a_page_cache_that_cannot_be_dropped_is_refused_before_anything_is_measu
 def test_a_page_cache_is_dropped_as_the_kernel_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "drop_caches"
     file.touch()
-    monkeypatch.setattr(page_cache, "DROP_CACHES", file)
+    monkeypatch.setattr(arguments, "DROP_CACHES", file)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.sync", lambda: None)
-    page_cache.require_drop()
-    page_cache.drop_page_cache()
+    arguments.require_drop()
+    arguments.drop_page_cache()
     assert file.read_text() == "3"
-    monkeypatch.setattr(page_cache, "DROP_CACHES", tmp_path)  # a kernel that refuses
+    monkeypatch.setattr(arguments, "DROP_CACHES", tmp_path)  # a kernel that refuses
     with pytest.raises(PageCacheError):
-        page_cache.drop_page_cache()
+        arguments.drop_page_cache()
 
 
 @pytest.mark.parametrize("cold", [False, True])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.benchmarks.harness import common
+from snapcap.benchmarks.harness import workload
 
 
 def test_a_build_is_not_told_what_only_a_server_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -16,8 +16,8 @@ def test_a_build_is_not_told_what_only_a_server_knows(monkeypatch: pytest.Monkey
         commands.append(command)
 
     monkeypatch.setattr(subprocess, "run", run)
-    common.build_store(tmp_path, "--model", "demo", "--buckets=1,4", "--decode-threads=3", "--api-key-file=keys")
-    assert commands[0][len(common.SNAPCAP) :] == [
+    workload.build_store(tmp_path, "--model", "demo", "--buckets=1,4", "--decode-threads=3", "--api-key-file=keys")
+    assert commands[0][len(workload.SNAPCAP) :] == [
         *("build", "--cache-dir", str(tmp_path)),
         *("--model", "demo", "--buckets=1,4"),
     ]

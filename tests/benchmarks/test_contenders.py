@@ -11,8 +11,7 @@ import pytest
 
 from snapcap.benchmarks.harness.server import Server
 from snapcap.benchmarks.harness.workload import Workload
-from snapcap.benchmarks.load.contenders import Contenders
-from snapcap.benchmarks.load.http_load import HttpLoad
+from snapcap.benchmarks.load.contenders import Contenders, HttpLoad
 from snapcap.benchmarks.load.throughput import Servers
 
 

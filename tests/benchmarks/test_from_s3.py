@@ -9,12 +9,12 @@ import pytest
 
 from snapcap.benchmarks.harness.moto_store import S3Artifacts
 from snapcap.benchmarks.harness.workload import open_workload
-from snapcap.benchmarks.report.segments import Segment
+from snapcap.benchmarks.report.charts import Segment
 from snapcap.benchmarks.report.tables import Report
 from snapcap.benchmarks.startup import bench as startup_bench
-from snapcap.benchmarks.startup import report as startup_report
+from snapcap.benchmarks.startup import command as startup_command
 from snapcap.benchmarks.startup.bench import PUBLISHED, Bench
-from snapcap.benchmarks.startup.session import CaseResult
+from snapcap.benchmarks.startup.command import CaseResult
 from snapcap.benchmarks.startup.start import Machine, ServerStart, Start, without_places
 
 HIT = {"result": "hit", "bytes_fetched": 3 << 20}
@@ -70,7 +70,7 @@ def test_what_it_takes_beyond_a_folder_and_the_link_is_printed() -> None:
         return CaseResult(case, [Start(values["ready"], [Segment("all", 0.0, 1.0)], values, facts)])
 
     report = Report()
-    startup_report.fill(
+    startup_command.fill(
         report, [result("aot", ready=0.5), result(PUBLISHED, ready=1.0, link_s=0.25, weights_mib=11.3)]
     )
     (targets,) = [table for table in report.tables if table["title"] == "Against the targets"]

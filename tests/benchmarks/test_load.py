@@ -16,7 +16,7 @@ import pytest
 
 from snapcap.benchmarks.harness.workload import read_images
 from snapcap.benchmarks.load.clients import __name__ as LOAD
-from snapcap.benchmarks.load.http_load import padding
+from snapcap.benchmarks.load.contenders import padding
 
 ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], tuple[int, bytes]]

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from snapcap.benchmarks.compile import modes
-from snapcap.benchmarks.compile import report as modes_report
-from snapcap.benchmarks.compile.cases import CASES, with_needed
-from snapcap.benchmarks.compile.modes import Setup, measure, measure_all
-from snapcap.benchmarks.compile.steps import MODES, WAYS
-from snapcap.benchmarks.harness.common import DEMO, SAMPLES
+from snapcap.benchmarks.compile.case import MODES, WAYS
+from snapcap.benchmarks.compile.modes import CASES, Setup, measure, measure_all, with_needed
 from snapcap.benchmarks.harness.measurements import Samples
+from snapcap.benchmarks.harness.workload import DEMO, SAMPLES
 from snapcap.benchmarks.report.tables import Report
 
 SETUP = Setup(DEMO, SAMPLES / "pair-1.png", "cpu", 1, (1, 2))
@@ -74,7 +72,7 @@ def test_ratios_are_to_eager_and_failures_are_named() -> None:
     )
     full.add({"encoder_1": 4, "encoder_2": 8, "decoder_1": 2, "decoder_2": 3, "hits": 0, "misses": 8})
     out = Report()
-    modes_report.fill(out, {"eager": eager, "full": full}, {"eager": [1, 2], "full": [1, 3]}, (1, 2), 1)
+    modes.fill(out, {"eager": eager, "full": full}, {"eager": [1, 2], "full": [1, 3]}, (1, 2), 1)
     out.add_problems({CASES["regional"].title: "failed: no compiler"})
     first, later, failed = out.tables
     row = first["rows"][1]
@@ -88,7 +86,7 @@ def test_ratios_are_to_eager_and_failures_are_named() -> None:
 
 def test_without_eager_there_are_no_ratios() -> None:
     out = Report()
-    modes_report.fill(out, {"full": samples(until_first_step=30, encoder_1=4)}, {"full": [1]}, (1,), 1)
+    modes.fill(out, {"full": samples(until_first_step=30, encoder_1=4)}, {"full": [1]}, (1,), 1)
     first, later = out.tables
     assert first["rows"][0][1:3] == ["30.0", ""]
     assert first["rows"][0][-1] == ""
@@ -98,7 +96,7 @@ def test_without_eager_there_are_no_ratios() -> None:
 def test_graphs_have_a_table_of_their_own() -> None:
     eager = samples(until_first_step=2, encoder_1=10, encoder_1_graph=5, device_peak_mib=700)
     out = Report()
-    modes_report.fill(out, {"eager": eager}, {"eager": [1]}, (1,), 1)
+    modes.fill(out, {"eager": eager}, {"eager": [1]}, (1,), 1)
     assert [table["title"] for table in out.tables][-1] == "Later steps, replayed as CUDA graphs"
     assert out.tables[0]["columns"][-2:] == ["GPU MiB", "tokens"]
 

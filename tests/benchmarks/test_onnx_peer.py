@@ -35,7 +35,7 @@ def workload(sets: Path) -> Workload:
 
 
 def open_captioner(folder: Path) -> Any:
-    from snapcap.benchmarks.peers.onnx.captioner import Captioner
+    from snapcap.benchmarks.peers.onnx_captioner import Captioner
 
     return Captioner(folder, threads=1)
 
@@ -118,8 +118,8 @@ def test_there_is_no_torch_in_the_server(server: Server, workload: Workload) -> 
 _SERVE = """
 import argparse, json, sys
 from pathlib import Path
-from snapcap.benchmarks.peers.onnx import server
-from snapcap.benchmarks.peers.onnx.captioner import Captioner
+from snapcap.benchmarks.peers import onnx_server as server
+from snapcap.benchmarks.peers.onnx_captioner import Captioner
 import uvicorn
 captioner = Captioner(Path(sys.argv[1]), threads=1)
 app = server.create_app(captioner, argparse.Namespace(batch=4, workers=1, image_threads=1))

@@ -3,9 +3,9 @@
 import time
 from typing import Any, cast
 
-from snapcap.benchmarks.report.segments import Segment
+from snapcap.benchmarks.report.charts import Segment
 from snapcap.benchmarks.startup.bench import Bench, UnavailableError
-from snapcap.benchmarks.startup.session import Session
+from snapcap.benchmarks.startup.command import Session
 from snapcap.benchmarks.startup.start import Start
 
 

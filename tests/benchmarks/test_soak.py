@@ -15,13 +15,11 @@ import pytest
 
 from snapcap.benchmarks.harness.processes import own_parts
 from snapcap.benchmarks.harness.server import serving
-from snapcap.benchmarks.soak.asking import CutError, ask, lone_request
-from snapcap.benchmarks.soak.balancer import Balancer
-from snapcap.benchmarks.soak.faults.processes import ENGINE
-from snapcap.benchmarks.soak.good_clients import GoodClients, requests
-from snapcap.benchmarks.soak.lying_proxy import Lie, LyingProxy
-from snapcap.benchmarks.soak.replica import Replica
-from snapcap.benchmarks.soak.soak_report import went_well
+from snapcap.benchmarks.soak.__main__ import went_well
+from snapcap.benchmarks.soak.balancer import Balancer, Lie, LyingProxy
+from snapcap.benchmarks.soak.clients import GoodClients, requests
+from snapcap.benchmarks.soak.faults import ENGINE
+from snapcap.benchmarks.soak.replica import CutError, Replica, ask, lone_request
 
 ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], Awaitable[bytes]]

@@ -1,1 +1,0 @@
-"""Serves a captioner with ONNX Runtime, exported and optimised ahead of time."""

@@ -1,0 +1,207 @@
+"""Captions with ONNX Runtime alone, and measures its engine without a server.
+
+    python -m snapcap.benchmarks.peers.onnx_captioner --model FOLDER --images FOLDER [--batches 1,4]
+
+Prints one result line: for each batch size the captions/s and the percentiles of a whole batch, and for some
+numbers of rows the milliseconds of an encode and of a decode step. Images are decoded before.
+"""
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer
+
+from snapcap.benchmarks.harness.arguments import count, counts, make_parser
+from snapcap.benchmarks.harness.marks import mark, memory, result
+from snapcap.benchmarks.harness.workload import read_images
+from snapcap.benchmarks.peers.transformers_model import measure
+
+ENCODER, DECODER, TOKENIZER = "encoder.onnx", "decoder.onnx", "tokenizer.json"
+_FILE = "captioner.json"
+Pixels = NDArray[np.float32]
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Description:
+    """The facts about an export beside its two models.
+
+    resample: Pillow's number of the filter.
+    ends: the tokens that end a caption. There may be none.
+    limit: greatest number of tokens after the start token.
+    """
+
+    height: int
+    width: int
+    resample: int
+    rescale: float
+    mean: list[float]
+    std: list[float]
+    layers: int
+    heads: int
+    head_size: int
+    start: int
+    ends: list[int]
+    limit: int
+
+    def write(self, folder: Path) -> None:
+        (folder / _FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Description":
+        return cls(**json.loads((folder / _FILE).read_text()))
+
+    @property
+    def cache_names(self) -> list[str]:
+        """Names of the keys and values of each layer, in the order of the decoder's inputs."""
+        return [f"{what}_{layer}" for layer in range(self.layers) for what in ("key", "value")]
+
+
+class Captioner:
+    """Opens an export. Threads may share it."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        """``threads`` is the number of threads of one operation."""
+        about = self.description = Description.read(folder)
+        self._encoder = _open(folder / ENCODER, threads)
+        self._decoder = _open(folder / DECODER, threads)
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / TOKENIZER))
+        # Rescaling and normalising are one product and one sum.
+        self._scale = (about.rescale / np.array(about.std)).astype(np.float32)
+        self._shift = (-np.array(about.mean) / np.array(about.std)).astype(np.float32)
+        self._cross = [f"cross_{name}" for name in about.cache_names]
+        self._past = [f"past_{name}" for name in about.cache_names]
+        self._next = ["next", *(f"present_{name}" for name in about.cache_names)]
+
+    def pixels(self, image: bytes) -> Pixels:
+        """Returns an encoded image as [3, H, W], normalised as by transformers' processor."""
+        about = self.description
+        picture = Image.open(io.BytesIO(image)).convert("RGB")
+        picture = picture.resize((about.width, about.height), Image.Resampling(about.resample))
+        values = np.asarray(picture, np.float32) * self._scale + self._shift
+        return np.ascontiguousarray(values.transpose(2, 0, 1))
+
+    def encode(self, pixels: Pixels) -> dict[str, Any]:
+        """Encodes a batch [B, 3, H, W]. Returns the decoder's inputs before its first step."""
+        about, rows = self.description, len(pixels)
+        values = {"pixels": _value(pixels)}
+        cross = self._encoder.run_with_ort_values(self._cross, values)
+        empty = _value(np.zeros((rows, about.heads, 0, about.head_size), np.float32))
+        start = _value(np.full((rows, 1), about.start, np.int64))
+        return {"tokens": start, **dict.fromkeys(self._past, empty), **dict(zip(self._cross, cross, strict=True))}
+
+    def step(self, inputs: dict[str, Any]) -> NDArray[np.int64]:
+        """Decodes one token, and updates ``inputs`` for the next step. Only the tokens leave the runtime."""
+        tokens, *present = self._decoder.run_with_ort_values(self._next, inputs)
+        inputs.update(zip(["tokens", *self._past], [tokens, *present], strict=True))
+        chosen: NDArray[np.int64] = tokens.numpy()[:, 0]
+        return chosen
+
+    def generate(self, pixels: Pixels) -> list[list[int]]:
+        """Returns the tokens of each row, without the end token."""
+        inputs, ends = self.encode(pixels), self.description.ends
+        rows: list[list[int]] = [[] for _ in pixels]
+        going = set(range(len(rows)))
+        for _ in range(self.description.limit):
+            chosen = self.step(inputs).tolist()
+            for row in list(going):
+                if chosen[row] in ends:
+                    going.remove(row)
+                else:
+                    rows[row].append(chosen[row])
+            if not going:
+                break
+        return rows
+
+    def text(self, tokens: list[int]) -> str:
+        caption: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return caption.strip()
+
+
+def _open(model: Path, threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    # The export was optimised ahead of time.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _value(array: NDArray[Any]) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def measure_steps(captioner: Captioner, pixels: Pixels) -> dict[str, float]:
+    """Returns the milliseconds of an encode, and of a decode step, the mean of a caption's first ``STEPS``
+    steps."""
+    inputs = captioner.encode(pixels)
+
+    def steps() -> None:
+        so_far = dict(inputs)
+        for _ in range(STEPS):
+            captioner.step(so_far)
+
+    def encodes() -> None:
+        for _ in range(STEPS):
+            captioner.encode(pixels)
+
+    return {"encode_ms": _each(encodes), "decode_step_ms": _each(steps)}
+
+
+def _each(run: Callable[[], None]) -> float:
+    """Returns the milliseconds of one of the steps of ``run``: the best of three times, after one that does not
+    count."""
+    best = float("inf")
+    for stretch in range(4):
+        began = time.perf_counter()
+        run()
+        if stretch:
+            best = min(best, (time.perf_counter() - began) / STEPS * 1000)
+    return best
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the export")
+    parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
+    parser.add_argument("--device", choices=("cpu",), default="cpu")
+    text = "CPU threads of one operation (default: all CPUs but one, as in the server)"
+    parser.add_argument("--threads", type=count, default=max(len(os.sched_getaffinity(0)) - 1, 1), help=text)
+    parser.add_argument("--batches", type=counts, default=[1], help="batch sizes, such as 1,4,16")
+    parser.add_argument(
+        "--rows", type=counts, default=[1, 4, 8], help="numbers of rows of encodes and steps, such as 1,4,8"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each batch size")
+    options = parser.parse_args()
+    captioner = Captioner(options.model, options.threads)
+    mark("ready")
+    samples = read_images(options.images)
+    images = [captioner.pixels(data) for data, _ in samples]
+    for pixels, (_, caption) in zip(images, samples, strict=True):
+        (tokens,) = captioner.generate(pixels[None])
+        if caption is not None and captioner.text(tokens) != caption:
+            raise RuntimeError(f"a wrong caption: {captioner.text(tokens)!r}, expected {caption!r}")
+
+    def stacked(rows: int) -> Pixels:
+        return np.stack((images * rows)[:rows])
+
+    rates = {
+        str(batch): measure(partial(captioner.generate, stacked(batch)), batch, options.seconds)
+        for batch in options.batches
+    }
+    steps = {str(rows): measure_steps(captioner, stacked(rows)) for rows in options.rows}
+    result({"concurrency": rates, "steps": steps, **memory()})
+
+
+if __name__ == "__main__":
+    main()

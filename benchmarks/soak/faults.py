@@ -1,0 +1,241 @@
+"""Injects the faults of a soak: of processes, stores, disks, clocks, clients and the GPU's memory."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from snapcap.benchmarks.harness.processes import is_gone
+from snapcap.benchmarks.harness.workload import samples
+from snapcap.benchmarks.soak.balancer import Lie
+from snapcap.benchmarks.soak.campaign import Fault, Healed, World
+from snapcap.benchmarks.soak.clients import leave, status_of
+from snapcap.benchmarks.soak.replica import Replica, lone_request
+
+ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # indexes of `Replica.parts`
+Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
+STEP = "+3600s"
+NO_STEP = "+0s"
+SEEN_S = 2.0  # seconds after which libfaketime has read the file again
+STALLED, STALL_S = 200, 5.0
+LEAVING = 300
+FLOOD = 400
+HELD_S = 8.0
+# Takes all free memory, in ever smaller pieces.
+_TAKE = """
+import sys, time, torch
+held, size = [], 1 << 34
+while size >= 1 << 20:
+    try:
+        held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    except torch.cuda.OutOfMemoryError:
+        size >>= 1
+print("held", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def signalled(number: int, part: int | None) -> Injection:
+    """Returns a fault that sends a signal to a part of the server, or to the process that answers if ``part`` is
+    None.
+
+    A stopped process is never continued. The server has recovered when this process is gone, and there are as many
+    parts as before.
+    """
+
+    @asynccontextmanager
+    async def inject(_: World, replica: Replica) -> AsyncIterator[Healed]:
+        before = replica.parts
+        pid = replica.pid if part is None else before[part]
+        if part is None:
+            replica.went_down()
+        os.kill(pid, number)
+
+        def healed() -> bool:
+            try:
+                return is_gone(pid) and len(replica.parts) >= (len(before) if part != DECODE_PARENT else 1)
+            except RuntimeError:
+                return False
+
+        yield healed
+
+    return inject
+
+
+@asynccontextmanager
+async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Drains the server, as a rolling update does."""
+    start = replica.starts
+    replica.went_down()
+    replica.signal(signal.SIGTERM)
+    yield lambda: replica.starts > start
+
+
+PROCESS_FAULTS = (
+    Fault("engine-stopped", "processes", signalled(signal.SIGSTOP, ENGINE)),
+    Fault("engine-killed", "processes", signalled(signal.SIGKILL, ENGINE)),
+    Fault("decode-stopped", "processes", signalled(signal.SIGSTOP, FIRST_DECODE)),
+    Fault("decode-killed", "processes", signalled(signal.SIGKILL, FIRST_DECODE)),
+    Fault("decode-parent-killed", "processes", signalled(signal.SIGKILL, DECODE_PARENT)),
+    Fault("server-stopped", "processes", signalled(signal.SIGSTOP, None)),
+    Fault("server-killed", "processes", signalled(signal.SIGKILL, None)),
+    Fault("drained", "processes", drained),
+)
+
+
+def store_that(lie: Lie) -> Injection:
+    """Returns a fault that starts a server without a cache, while the store's proxy applies ``lie``."""
+
+    @asynccontextmanager
+    async def inject(world: World, replica: Replica) -> AsyncIterator[Healed]:
+        if world.proxy is None:
+            raise RuntimeError("there is no store")
+        world.proxy.lie = lie
+        try:
+            replica.empty_cache()
+            async with drained(world, replica) as healed:
+                yield healed
+        finally:
+            world.proxy.lie = Lie.NONE
+
+    return inject
+
+
+@asynccontextmanager
+async def disk_full(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server with an empty cache folder, on a disk without a free byte."""
+    filler = replica.cache / "filler"
+    replica.empty_cache()
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"\0" * (1 << 16)):
+                pass
+        async with drained(world, replica) as healed:
+            yield healed
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def disk_read_only(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server with a read-only cache folder, like a volume whose file system has an error."""
+    remount(replica.cache, "ro")
+    try:
+        async with drained(world, replica) as healed:
+            yield healed
+    finally:
+        remount(replica.cache, "rw")
+
+
+def remount(folder: Path, mode: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], check=True, capture_output=True)
+
+
+@asynccontextmanager
+async def clock_stepped(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Moves the time of day of a running server an hour ahead, and back. Its monotonic clock does not change.
+
+    The server is restarted with a clock of its own before, and without it afterwards.
+    """
+    clock, before = replica.cache.parent / f"{replica.name}.clock", dict(replica.extra)
+    clock.write_text(NO_STEP)
+    replica.extra |= {**world.clock, "FAKETIME_TIMESTAMP_FILE": str(clock)}
+    try:
+        async with drained(world, replica) as started:
+            while not (started() and await replica.is_ready()):  # noqa: ASYNC110 - the campaign goes on meanwhile
+                await asyncio.sleep(0.1)
+        clock.write_text(STEP)
+        await asyncio.sleep(SEEN_S)
+        yield lambda: True
+        clock.write_text(NO_STEP)
+        await asyncio.sleep(SEEN_S)
+    finally:
+        replica.extra = before
+        async with drained(world, replica):
+            pass
+
+
+STORE_FAULTS = (
+    Fault("s3-black-hole", "s3", store_that(Lie.SILENCE)),
+    Fault("s3-slow", "s3", store_that(Lie.DELAY)),
+    Fault("s3-truncates", "s3", store_that(Lie.CUT)),
+    Fault("s3-corrupts", "s3", store_that(Lie.CORRUPTION)),
+    Fault("disk-full", "disk", disk_full),
+    Fault("disk-read-only", "disk", disk_read_only),
+    Fault("clock-stepped", "clock", clock_stepped),
+)
+
+
+def good_request() -> bytes:
+    return lone_request("/v1/caption", next(iter(samples().values()))[0], "image/png")
+
+
+@asynccontextmanager
+async def stalled(_: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends half a body from each client, and nothing more."""
+    half = good_request()[:-100]
+    stalling = asyncio.gather(*(leave(replica.port, half, STALL_S) for _ in range(STALLED)))
+    yield lambda: True
+    await stalling
+
+
+@asynccontextmanager
+async def left(_: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends a whole request from each client, which leaves before the reply."""
+    leaving = asyncio.gather(*(leave(replica.port, good_request(), turn % 10 / 100) for turn in range(LEAVING)))
+    yield lambda: True
+    await leaving
+
+
+@asynccontextmanager
+async def flooded(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends many times more good requests than the queue holds."""
+    asking = asyncio.gather(*(status_of(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
+    yield asking.done
+    world.bad.answered.update(await asking)
+
+
+CLIENT_FAULTS = (
+    Fault("clients-stall", "clients", stalled),
+    Fault("clients-leave", "clients", left),
+    Fault("clients-flood", "clients", flooded),
+)
+
+
+@asynccontextmanager
+async def taker(seconds: float) -> AsyncIterator[None]:
+    """Runs a process that holds all free memory of the device."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _TAKE, str(seconds), stdout=pipe)
+    if process.stdout is None or await process.stdout.readline() != b"held\n":
+        raise RuntimeError("the device's memory cannot be taken")
+    try:
+        yield
+    finally:
+        await process.wait()
+
+
+@asynccontextmanager
+async def memory_taken(_: World, __: Replica) -> AsyncIterator[Healed]:
+    """Takes the device's memory while both servers caption."""
+    async with taker(HELD_S):
+        yield lambda: True
+
+
+@asynccontextmanager
+async def memory_taken_at_start(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server while no device memory is free. The server is started again until there is some."""
+    async with drained(world, replica) as healed, taker(HELD_S):
+        yield healed
+
+
+GPU_FAULTS = (
+    Fault("gpu-kernel-asserts", "gpu", signalled(signal.SIGUSR2, ENGINE)),
+    Fault("gpu-memory-taken", "gpu", memory_taken),
+    Fault("gpu-memory-taken-at-start", "gpu", memory_taken_at_start),
+)

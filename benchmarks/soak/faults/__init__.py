@@ -1,1 +1,0 @@
-"""Injects faults: into clients, processes, stores and devices."""
