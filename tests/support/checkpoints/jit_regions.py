@@ -69,7 +69,7 @@ def main() -> None:
         backend = jit.backend(plan, Artifacts("0" * 64, {"kind": "jit"}, Fetched("miss", "none")))
         run = {}
         for component, size in (("encoder", 2), ("encoder", 3), ("decoder", 2)):
-            region = Region(f"{component}_block", component, lambda: scaled, ("hidden",), ("weight",), layers=2)
+            region = Region(f"{component}_block", component, lambda: scaled, ("hidden",), layers=2)
             name = f"{component}_{size}"
             run[name] = backend.callable(region, Bucket(size))
             for _layer in range(region.layers):  # each layer has other weights
