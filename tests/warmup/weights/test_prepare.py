@@ -205,7 +205,7 @@ def test_the_configuration_and_the_sources_are_part_of_the_layout(case: Case, tm
     models = Path(__file__).parents[3] / "models"
     copy = shutil.copytree(models, tmp_path / "models", ignore=shutil.ignore_patterns("demo", "__pycache__"))
     assert layout_digest(config, transform, copy) == first
-    for name in ("weights/gpt2.py", "dimensions.py", "config.py"):
+    for name in ("layers/gpt2.py", "families/parts/vit.py", "dimensions.py", "config.py"):
         before = layout_digest(config, transform, copy)
         source = (copy / name).read_text()
         (copy / name).write_text(source + "# a comment\n")
