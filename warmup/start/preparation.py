@@ -145,8 +145,7 @@ class _Work:
         worker process."""
         options, published = self.options, store.result()
         folder, config, plan = planned.result()
-        with self.timeline.phase("fetch_weights"):
-            checkpoint = Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
+        checkpoint = Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
         if isinstance(published, FoundWeights):
             self.on_checkpoint(checkpoint)
             weights = _find_weights(checkpoint, plan, options)
@@ -154,7 +153,7 @@ class _Work:
                 weights = published  # they would have spared the checkpoint
         else:
             if self.fetcher is None:
-                raise TypeError("a published model without who fetches it")
+                raise TypeError("a published model, and no fetcher")
             bring = partial(_brought, options, published.found.weights.identity)
             checkpoint = replace(checkpoint, bring=bring)
             self.on_checkpoint(checkpoint)
