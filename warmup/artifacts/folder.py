@@ -1,6 +1,4 @@
-"""Stores artifacts in a folder, which is always there: the cache in front of S3. Refuses what others than its
-owner could have written.
-"""
+"""Stores artifacts in a folder that its owner alone may write to: always there, and the cache in front of S3."""
 
 import contextlib
 import errno

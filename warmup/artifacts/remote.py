@@ -1,6 +1,4 @@
-"""Stores artifacts under an S3 prefix; opens the store that a user has named, and says whose artifacts may come
-from it.
-"""
+"""Stores artifacts under an S3 prefix, opens the store that a user has named, and says whom to trust in it."""
 
 import contextlib
 import threading

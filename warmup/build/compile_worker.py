@@ -3,8 +3,9 @@
     stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
     stdout  {"entry": …, "inputs": […], "seconds": …} or {"error": …} a line
 
-A compiler and a checker (`check_worker`) share the workbench. It knows the shapes of all inputs and holds none of
-them: it reads no weights until a package is checked, and takes device memory for one package at a time.
+A compiler and a checker (`check_worker`) share the workbench. The workbench knows the shapes of all inputs and
+holds none of them: it reads no weights until a package is checked, and takes device memory for one package at a
+time.
 
 Run as ``python -m snapcap.warmup.build.compile_worker``; never imported by a server.
 """

@@ -1,5 +1,4 @@
-"""Sets up the compilers of a build: their variables, the temporary folder that is theirs alone, and torch's remote
-caches.
+"""Sets up the compilers of a build: their variables, their own temporary folder, and torch's remote caches.
 
 Compilers keep headers, objects and graphs for one another in folders below the temporary one, under names that
 anybody on the machine can know, and take what they find there as it is. Whoever makes such a folder first has code

@@ -1,5 +1,4 @@
-"""Says what a source of checkpoints names, which files make up a checkpoint, and finds the folder of one that is
-on this machine.
+"""Says what a source of checkpoints names, which files make one up, and finds the folder of a local one.
 
 `snapcap serve` asks for that before it forks anything; so this module imports next to nothing.
 """

@@ -55,7 +55,7 @@ def test_a_server_that_ends_meanwhile_leaves_no_process(tmp_path: Path) -> None:
 
         def workers() -> list[int]:
             lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(server.process.pid)}
-            return [pid for pid, line in lines.items() if line.exists() and b"weights.worker" in line.read_bytes()]
+            return [pid for pid, line in lines.items() if line.exists() and b"weights.prepare" in line.read_bytes()]
 
         wait_until(lambda: bool(workers()), PATIENCE)
         (pid,) = workers()

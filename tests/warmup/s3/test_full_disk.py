@@ -157,7 +157,8 @@ def test_what_a_killed_download_left_is_removed_and_one_under_way_is_not(
     folder = resolve(tmp_path, s3_server)
     code = (
         "import sys, time; from pathlib import Path; from snapcap.warmup.options import S3Options\n"
-        "from snapcap.warmup.s3.download import client, download_object\n"
+        "from snapcap.warmup.s3.client import client\n"
+        "from snapcap.warmup.s3.download import download_object\n"
         "s3 = client(S3Options(endpoint_url=sys.argv[1], region='us-east-1', read_timeout=60))\n"
         "download_object(s3, 'bucket', 'x/config.json', Path(sys.argv[2]), 1000, '', time.monotonic() + 60)\n"
     )

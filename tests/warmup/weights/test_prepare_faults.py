@@ -136,7 +136,7 @@ def test_a_worker_that_is_killed_leaves_one_file_that_the_next_removes(case: Cas
     program = """
 import os, signal, sys
 from pathlib import Path
-from snapcap.warmup.machine.tasks import from_json
+from snapcap.warmup.machine.worker import from_json
 from snapcap.warmup.weights import find, prepare
 from snapcap.warmup.weights.prepare import PrepareJob
 find.CLOCK_NS = prepare.CLOCK_NS = 0
