@@ -20,11 +20,12 @@ SMOKE := tests/test_private_parts.py \
 # `make quick`: rooms where most tests take milliseconds, without the files that take seconds.
 QUICK := $(wildcard $(addprefix tests/,test_docstrings.py documents/test_pages.py \
 	$(addprefix models/,families processing) $(addprefix warmup/,artifacts machine progress) \
-	$(addprefix service/,api captioning cli config engine images ipc memory telemetry)))
-SECONDS := $(patsubst %,--ignore-glob='*/test_%.py',admission body_garbage chat checkpoint_settings config_hostile \
-	cross_origin decode_server engine_demo entry image_memory jpeg_ends json_text manifest multipart page_* \
-	places_come_back prefix preprocess* prompts queue_size reference revocation scheduler_history serve_environment \
-	shared_slots terminal tracing worker)
+	$(addprefix service/,api captioning cli config engine http images ipc telemetry)))
+SLOW := $(patsubst %,--ignore-glob='*/test_%.py',admission body_garbage chat checkpoint_settings config_hostile \
+	connections cross_origin decode_server download engine_demo entry fetch fetch_model http_protocol image_memory \
+	jpeg_ends json_text lease manifest multipart packs page_* places_come_back prefix preprocess* prompts prune publish \
+	queue_size reference revocation scheduler_history serve_environment shared_slots store \
+	stray_files terminal tracing worker)
 ARGS ?=
 # auto: a process for each CPU; more than 8 would take more memory than a machine of that size usually spares.
 WORKERS ?= auto
@@ -82,7 +83,7 @@ test: $(VENV)/.dev  ## run all tests on all CPUs (ARGS="-k parity" passes option
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 quick: $(VENV)/.dev  ## run two thousand tests in less than a minute
-	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile $(QUICK) $(SECONDS) $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile $(QUICK) $(SLOW) $(ARGS)
 
 $(LOWEST)/.dev: $(VENV)/.dev tests/support/lowest.py
 	$(BIN)/python -m venv $(LOWEST)

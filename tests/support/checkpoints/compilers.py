@@ -78,7 +78,8 @@ class WaitingCompiler:
     @classmethod
     def make(cls, folder: Path) -> "WaitingCompiler":
         gone = folder / "gone"
-        return cls(_written(folder / "g++", f"until [ -e {gone} ]; do sleep 0.1; done", 'exec $CXX "$@"'))
+        wait = f"until [ -e {gone} ]; do kill -0 $PPID || exit 1; sleep 0.1; done"  # or the build is gone
+        return cls(_written(folder / "g++", wait, 'exec $CXX "$@"'))
 
     def let_go(self) -> None:
         (self.path.parent / "gone").touch()
