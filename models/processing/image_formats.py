@@ -5,6 +5,7 @@ imports no Pillow, because the HTTP process has none and needs both.
 """
 
 import struct
+from functools import cache
 from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
@@ -141,7 +142,13 @@ def _is_targa(data: bytes) -> bool:
 
 def is_readable(label: str) -> bool:
     """Returns whether a format is read with the installed packages."""
-    return label in READ and (label not in _MODULES or find_spec(_MODULES[label]) is not None)
+    return label in READ and (label not in _MODULES or _is_installed(_MODULES[label]))
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    # Looked up once, as a process that decodes images may open no file later.
+    return find_spec(module) is not None
 
 
 def readable() -> str:

@@ -11,6 +11,7 @@ from support.attacks.hostile_images import zipped
 from support.parity.pictures import encoded, scene
 
 from snapcap.models.processing import image_formats
+from snapcap.models.processing.image import load_codecs
 from snapcap.models.processing.image_formats import (
     HEAD_BYTES,
     TAIL_BYTES,
@@ -154,7 +155,7 @@ def test_the_ends_of_a_file_tell_what_it_is() -> None:
 
 def test_what_is_not_installed_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Pillow without libavif, and a Python without pillow-heif."""
-    monkeypatch.setattr(image_formats, "find_spec", lambda name: None)
+    monkeypatch.setattr(image_formats, "_is_installed", lambda name: False)
     assert readable() == "JPEG, PNG, WEBP, GIF, BMP or TIFF"
     assert not is_readable("heic")
     heic = box(b"ftyp", b"heic\0\0\0\0mif1heic")
@@ -163,3 +164,17 @@ def test_what_is_not_installed_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
             ImageError, match=f"^{name} images are not read; send JPEG, PNG, WEBP, GIF, BMP or TIFF$"
         ):
             TRANSFORM.decode(data)
+
+
+def test_once_codecs_are_loaded_no_file_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that decodes images may open no file: on Linux it ended at the first unknown format."""
+
+    def denied(name: str) -> None:
+        raise PermissionError(name)
+
+    image_formats._is_installed.cache_clear()
+    load_codecs()
+    monkeypatch.setattr(image_formats, "find_spec", denied)
+    assert readable().startswith("JPEG, PNG")
+    with pytest.raises(ImageError, match="PPM"):
+        TRANSFORM.decode(b"P6\n1 1\n255\n\0\0\0")
