@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 
 from snapcap.warmup.errors import BuildError
 
@@ -32,6 +31,8 @@ def require_compiler() -> str:
 
 def compiler_version() -> str | None:
     """The first line of what it says of itself; None where there is none, or it does not say."""
+    import subprocess  # noqa: PLC0415 - a compiled start asks no compiler
+
     name = find_compiler()
     if name is None:
         return None
