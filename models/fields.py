@@ -28,11 +28,12 @@ class ConfigError(UserError, ValueError):
 
 
 class FileError(ConfigError):
-    """A file of a checkpoint that the system does not allow to be read. The message is one line with file and
-    reason."""
+    """A file of a checkpoint that the system does not allow to be read, or that is damaged. The message is one line
+    with file and reason."""
 
-    def __init__(self, path: Path, error: OSError) -> None:
-        UserError.__init__(self, f"{path} cannot be read: {error.strerror or error}")
+    def __init__(self, path: Path, error: OSError | str) -> None:
+        reason = error if isinstance(error, str) else error.strerror or error
+        UserError.__init__(self, f"{path} cannot be read: {reason}")
         self.field = path.name
         self.value = None
 
@@ -80,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(path.name, "", f"not valid JSON ({error})") from None
+        raise FileError(path, f"not valid JSON ({error}); download or copy it again") from None
     if not isinstance(value, dict):
         raise ConfigError(path.name, type(value).__name__, "a JSON object is expected")
     return value

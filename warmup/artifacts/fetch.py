@@ -58,6 +58,14 @@ from snapcap.warmup.machine.worker import within
 
 Result = Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
 Identity = Mapping[str, str]
+# What to do about a result whose reason does not say it already.
+_BUILD = "run `snapcap build` with the options of the server"
+_REMEDIES: Mapping[Result, str] = {
+    "miss": _BUILD,
+    "stale": _BUILD,
+    "corrupt": f"{_BUILD}, which publishes them again",
+    "untrusted": f"name the key that signed them with --trusted-key, or {_BUILD} and --sign-key",
+}
 
 _COMPARED = 16  # the latest manifests of a store, which a miss is explained by
 
@@ -131,6 +139,11 @@ class Fetched:
         """There may be a set of this key in the local folder, and what is made here must take its place: it lacked
         something, or it cannot be used, which an error of the remote may have hidden."""
         return self.result not in ("miss", "stale")
+
+    @property
+    def remedy(self) -> str:
+        """What the operator can do about the result; empty on a hit, and where `reason` says it."""
+        return _REMEDIES.get(self.result, "")
 
 
 @dataclass(frozen=True)

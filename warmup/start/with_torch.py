@@ -98,8 +98,11 @@ def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
     """
     fetched = artifacts.fetched
     if options.compute.strict and options.compute.backend == "aot":
-        raise StartError(f"the aot backend has no artifacts: {fetched.result}: {fetched.reason}")
+        advice = f"; {fetched.remedy}" if fetched.remedy else ""
+        raise StartError(f"the aot backend has no artifacts: {fetched.result}: {fetched.reason}{advice}")
     instead = {"compiling": "now"} if options.compute.backend == "jit" else {"serving": "eager"}
     fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], **instead}
+    if options.store.build == "off" and fetched.remedy:
+        fields["remedy"] = fetched.remedy
     level = logging.INFO if options.compute.backend != "aot" and fetched.result == "miss" else logging.ERROR
     _logger.log(level, "no artifacts", extra={"fields": fields})

@@ -204,7 +204,7 @@ def test_a_cross_attention_width_that_changes_nothing_is_accepted(write: Write) 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])
 def test_a_file_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"config\.json.* not valid JSON"):
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read: not valid JSON .*copy it again"):
         ModelConfig.from_folder(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """The plan of a start, and what warming does with it: every bucket runs once, damage is noticed."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from snapcap.models.config import ModelConfig
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
+from snapcap.warmup.artifacts.fetch import Fetched, Result
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine import capacity
-from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, StartOptions
+from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, StartOptions, StoreOptions
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Plan, make_plan
+from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Artifacts, Plan, make_plan
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.backends import EagerBackend, PackageError
@@ -27,6 +29,7 @@ from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.torch_model import open_device
 from snapcap.warmup.start.start import StartedModel, before_ready, load
 from snapcap.warmup.start.warmer import Warmer, self_test
+from snapcap.warmup.start.with_torch import _report_missing
 
 SIZES = (1, 2, 5)
 
@@ -328,3 +331,27 @@ def test_the_self_test_notices_damaged_weights(
     options = options_of(tmp_path, {"source": str(folder)})
     with pytest.raises(StartError, match="logits are not finite: the weights or the device are damaged"):
         on_device(load, options, Timeline.since_exec(), StartupStatus())
+
+
+@pytest.mark.parametrize(
+    ("result", "advice"),
+    [
+        ("miss", "run `snapcap build` with the options of the server"),
+        ("stale", "run `snapcap build` with the options of the server"),
+        ("corrupt", "which publishes them again"),
+        ("untrusted", "name the key that signed them with --trusted-key"),
+    ],
+)
+def test_a_start_without_artifacts_says_what_to_do(
+    result: Result, advice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifacts = Artifacts("0" * 64, {}, Fetched(result, "because"))
+    options = options_of(tmp_path, backend="aot", strict=True)
+    with pytest.raises(StartError, match=f"no artifacts: {result}: because; .*{re.escape(advice)}"):
+        _report_missing(artifacts, options)
+    off = replace(options, compute=replace(options.compute, strict=False), store=StoreOptions(build="off"))
+    _report_missing(artifacts, off)
+    assert advice in vars(caplog.records[-1])["fields"]["remedy"]
+    # A server that builds the artifacts itself needs no advice.
+    _report_missing(artifacts, replace(off, store=StoreOptions(build="auto")))
+    assert "remedy" not in vars(caplog.records[-1])["fields"]
