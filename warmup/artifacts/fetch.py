@@ -58,7 +58,7 @@ from snapcap.warmup.machine.worker import within
 
 Result = Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
 Identity = Mapping[str, str]
-# What to do about a result whose reason does not say it already.
+# Advice about results whose reasons have none.
 _BUILD = "run `snapcap build` with the options of the server"
 _REMEDIES: Mapping[Result, str] = {
     "miss": _BUILD,
@@ -142,7 +142,7 @@ class Fetched:
 
     @property
     def remedy(self) -> str:
-        """What the operator can do about the result; empty on a hit, and where `reason` says it."""
+        """Advice to the operator about the result; empty on a hit, and where `reason` has some."""
         return _REMEDIES.get(self.result, "")
 
 
