@@ -10,8 +10,9 @@ from typing import Any
 
 from snapcap.models.dimensions import DavitConfig, DavitStage, Florence2Config, Parts
 from snapcap.models.families.generation import read_generation
+from snapcap.models.families.parts.bert import bart_names
 from snapcap.models.fields import MOST, MOST_LAYERS, Fields
-from snapcap.models.names import Names, Rule
+from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig, Task
 
 SIZED_BY_PROCESSOR = True
@@ -35,33 +36,6 @@ _TOWER = r"(?:model\.)?vision_tower"
 _BLOCK = rf"{_TOWER}\.blocks\.(\d+)\.(\d+)\.(spatial|channel)_block"
 _PROJECTOR = r"model\.multi_modal_projector"
 _LANGUAGE = r"(?:model\.language_model|language_model\.model)"
-_PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-_LAYER_NORMS = {
-    "self_attn_layer_norm": "norm1",
-    "encoder_attn_layer_norm": "norm_cross",
-    "final_layer_norm": "norm2",
-}
-
-
-def _bart_names(part: str, ours: str) -> tuple[Rule, ...]:
-    """Returns the renaming rules of BART's encoder or decoder, as ``part`` says."""
-    theirs = rf"{_LANGUAGE}\.{part}"
-    layer = rf"{theirs}\.layers\.(\d+)"
-    return (
-        (rf"{theirs}\.embed_positions\.weight", f"{ours}.position"),
-        (rf"{theirs}\.layernorm_embedding\.(\w+)", rf"{ours}.embed_norm.\1"),
-        *(
-            (rf"{layer}\.self_attn\.{their}\.(\w+)", rf"{ours}.layer.\1.{our}.\2")
-            for their, our in _PROJECTIONS.items()
-        ),
-        *(
-            (rf"{layer}\.encoder_attn\.{their}\.(\w+)", rf"{ours}.layer.\1.cross_{our}.\2")
-            for their, our in _PROJECTIONS.items()
-        ),
-        *((rf"{layer}\.{their}\.(\w+)", rf"{ours}.layer.\1.{our}.\2") for their, our in _LAYER_NORMS.items()),
-        (rf"{layer}\.(fc1|fc2)\.(\w+)", rf"{ours}.layer.\1.\2.\3"),
-    )
-
 
 # Patterns inside a block match transformers' names and the older ones.
 _INSIDE = (
@@ -89,8 +63,8 @@ NAMES = Names(
         (rf"{_LANGUAGE}\.shared\.weight", "decoder.token"),
         (rf"{_LANGUAGE}\.decoder\.embed_tokens\.weight", "decoder.own_token"),
         (rf"{_LANGUAGE}\.encoder\.embed_tokens\.weight", "text_encoder.token"),
-        *_bart_names("encoder", "text_encoder"),
-        *_bart_names("decoder", "decoder"),
+        *bart_names(rf"{_LANGUAGE}\.encoder", "text_encoder"),
+        *bart_names(rf"{_LANGUAGE}\.decoder", "decoder"),
         (r"(?:language_model\.)?lm_head\.weight", "decoder.head.weight"),
     ),
     unused=(

@@ -52,7 +52,7 @@ def compiled_graphs() -> int:
 
 
 def cache_counts() -> CacheCounts:
-    """All zero where nothing was compiled."""
+    """Returns the hits and misses of Dynamo's caches; zeros where nothing was compiled."""
     counters = _counters()
     caches = (("aot_autograd", "autograd_cache"), ("inductor", "fxgraph_cache"))
     return CacheCounts(

@@ -261,7 +261,7 @@ def load_model(
 
 
 def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> Weights[Tensor] | None:
-    """None where they cannot be used: the checkpoint has them too."""
+    """Returns the prepared weights on the device; None if they cannot be used, as the checkpoint has them too."""
     try:
         check_weights(mapped, regions)
         for region in regions:

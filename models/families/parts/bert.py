@@ -134,26 +134,41 @@ def read_roberta(fields: Fields) -> BertConfig:
 
 _LEARNED_OFFSET = 2  # rows of the learned table before the first token's row, as in fairseq
 
-_LAYER = r"decoder\.model\.decoder\.layers\.(\d+)"
 _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+_LAYER_NORMS = {
+    "self_attn_layer_norm": "norm1",
+    "encoder_attn_layer_norm": "norm_cross",
+    "final_layer_norm": "norm2",
+}
+
+
+def bart_names(theirs: str, ours: str) -> tuple[Rule, ...]:
+    """Returns the renaming rules of positions and layers of BART's encoder or decoder.
+
+    ``theirs`` is a pattern of its module, such as ``decoder\\.model\\.decoder``; ``ours`` is the prefix of the
+    new names.
+    """
+    layer = rf"{theirs}\.layers\.(\d+)"
+    return (
+        (rf"{theirs}\.embed_positions\.weight", f"{ours}.position"),
+        (rf"{theirs}\.layernorm_embedding\.(\w+)", rf"{ours}.embed_norm.\1"),
+        *(
+            (rf"{layer}\.self_attn\.{their}\.(\w+)", rf"{ours}.layer.\1.{our}.\2")
+            for their, our in _PROJECTIONS.items()
+        ),
+        *(
+            (rf"{layer}\.encoder_attn\.{their}\.(\w+)", rf"{ours}.layer.\1.cross_{our}.\2")
+            for their, our in _PROJECTIONS.items()
+        ),
+        *((rf"{layer}\.{their}\.(\w+)", rf"{ours}.layer.\1.{our}.\2") for their, our in _LAYER_NORMS.items()),
+        (rf"{layer}\.(fc1|fc2)\.(\w+)", rf"{ours}.layer.\1.\2.\3"),
+    )
+
 
 TROCR_NAMES = Names(
     rules=(
         (r"decoder\.model\.decoder\.embed_tokens\.weight", "decoder.token"),
-        (r"decoder\.model\.decoder\.embed_positions\.weight", "decoder.position"),
-        (r"decoder\.model\.decoder\.layernorm_embedding\.(\w+)", r"decoder.embed_norm.\1"),
-        *(
-            (rf"{_LAYER}\.self_attn\.{theirs}\.(\w+)", rf"decoder.layer.\1.{ours}.\2")
-            for theirs, ours in _PROJECTIONS.items()
-        ),
-        *(
-            (rf"{_LAYER}\.encoder_attn\.{theirs}\.(\w+)", rf"decoder.layer.\1.cross_{ours}.\2")
-            for theirs, ours in _PROJECTIONS.items()
-        ),
-        (rf"{_LAYER}\.self_attn_layer_norm\.(\w+)", r"decoder.layer.\1.norm1.\2"),
-        (rf"{_LAYER}\.encoder_attn_layer_norm\.(\w+)", r"decoder.layer.\1.norm_cross.\2"),
-        (rf"{_LAYER}\.(fc1|fc2)\.(\w+)", r"decoder.layer.\1.\2.\3"),
-        (rf"{_LAYER}\.final_layer_norm\.(\w+)", r"decoder.layer.\1.norm2.\2"),
+        *bart_names(r"decoder\.model\.decoder", "decoder"),
         (r"decoder\.output_projection\.weight", "decoder.head.weight"),
     ),
     # Buffers of older versions.

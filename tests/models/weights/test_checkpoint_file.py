@@ -159,7 +159,7 @@ def test_a_tensor_of_several_shards_is_that_of_the_one_which_the_index_names(
 def test_a_tensor_that_the_index_looks_for_in_the_wrong_shard_is_found(
     folder: Path, tensors: dict[str, Tensor]
 ) -> None:
-    """As by transformers, which reads all that the named shards hold."""
+    """transformers reads every tensor of the named shards too."""
     write_shards(folder, tensors, SAFE, ("left.safetensors", "right.safetensors"))
     index = folder / f"{SAFE}.index.json"
     places = json.loads(index.read_text())["weight_map"]

@@ -318,7 +318,7 @@ def test_a_callback_that_raises_in_the_http_process_fails_its_request_alone(sent
 def test_a_request_that_cannot_be_queued_fails_alone(
     behind: Behind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It does not end the thread of the engine process that takes all requests."""
+    """The thread of the engine process that takes all requests goes on."""
     queue = behind.engine.submit
 
     def submit(asked: CaptionRequest) -> None:

@@ -61,7 +61,7 @@ def test_a_form_is_read_alike_wherever_its_pieces_end(monkeypatch: pytest.Monkey
 
 
 def parts_of(body: bytes) -> list[Part] | None:
-    """None: the form is refused."""
+    """Returns the parts of a form; None if it is refused."""
     with contextlib.suppress(InvalidMultipart):
         return parse_multipart(b"B", body)
     return None

@@ -138,7 +138,7 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
 def test_a_process_that_works_without_an_image_is_replaced(
     used: str, killed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it uses while it has an image does not count."""
+    """CPU time and memory that a process uses while it has an image do not count."""
 
     async def scene() -> None:
         world = World()

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Job(NamedTuple):
-    """What a start asks for."""
+    """Holds what a start asks the worker for."""
 
     options: StartOptions
     key: str
