@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap import models
 from snapcap.models.errors import WeightsError
 from snapcap.models.weights.listing import weight_files
 from snapcap.warmup.cache_folder import is_temporary
@@ -23,6 +22,7 @@ from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint
 from snapcap.warmup.checkpoints.local import S3, SHIPPED, CheckpointError, checked, kind_of, local_folder
 from snapcap.warmup.machine.denied import report_denied
+from snapcap.warmup.machine.installation import package_folder
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.errors import S3Error
 
@@ -46,7 +46,7 @@ def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:
         effect = f"{cache} is the cache folder, which may be gone after a restart; set --cache-dir"
         report_denied("the home folder", effect, f"HOME={os.environ.get('HOME', '')}")
     if source == SHIPPED:
-        return Path(str(models.__file__)).parent / "demo"
+        return package_folder("snapcap.models.demo")
     if source.startswith(S3):
         return s3_checkpoint.download_checkpoint(source, cache, s3)
     return local_folder(source) or checked(hub.download_checkpoint(source), source)

@@ -18,7 +18,7 @@ import pytest
 from support.checkpoints.checkpoint_files import SAFE, contents
 from support.checkpoints.permissions import denied
 
-from snapcap import models
+from snapcap.models import demo
 from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint
 from snapcap.warmup.checkpoints.local import CheckpointError, kind_of, local_folder
@@ -39,7 +39,7 @@ def folder_with(path: Path, files: dict[str, bytes]) -> Path:
 
 def test_the_demo_is_the_folder_that_ships(tmp_path: Path) -> None:
     folder = resolve_checkpoint("demo", tmp_path, S3Options())
-    assert folder == Path(str(models.__file__)).parent / "demo"
+    assert folder == Path(str(demo.__file__)).parent
     assert (folder / "config.json").is_file()
 
 

@@ -1,1 +1,0 @@
-"""Measures snapcap and its peers: `snapcap bench`, and `python -m snapcap.benchmarks.ROOM.NAME`."""

@@ -1,1 +1,0 @@
-"""Measures the ways to compile a captioner."""

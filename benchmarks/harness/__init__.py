@@ -1,1 +1,0 @@
-"""Runs processes and servers, and measures them in turn."""

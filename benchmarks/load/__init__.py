@@ -1,1 +1,0 @@
-"""Measures a running server under load, and its engine alone."""

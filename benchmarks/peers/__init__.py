@@ -1,1 +1,0 @@
-"""Runs the servers and libraries that snapcap is measured against."""

@@ -1,1 +1,0 @@
-"""Prints tables and draws pictures of measurements."""

@@ -1,1 +1,0 @@
-"""Measures starts of snapcap, the floor and the peers."""

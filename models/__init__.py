@@ -1,1 +1,0 @@
-"""Defines captioners as pure region functions, with their weights, preprocessing and tokenizer."""

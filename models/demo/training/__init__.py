@@ -1,1 +1,0 @@
-"""Trains the demo model and paints its samples. Installations do not contain it."""

@@ -1,1 +1,0 @@
-"""Reads the encoders and decoders that several families consist of."""

@@ -1,1 +1,0 @@
-"""Turns image files into pixels, and token ids into text."""

@@ -1,1 +1,0 @@
-"""Serves a captioner's warm callables over HTTP: scheduling, processes, metrics and the command line."""

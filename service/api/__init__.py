@@ -1,1 +1,0 @@
-"""Serves HTTP: contains the application, its APIs, and the code that the APIs share."""

@@ -1,1 +1,0 @@
-"""Turns an image and options into a caption: decode, prompt, engine, text."""

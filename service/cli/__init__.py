@@ -1,1 +1,0 @@
-"""Reads command lines and runs their commands."""

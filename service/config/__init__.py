@@ -1,1 +1,0 @@
-"""Defines every option once: command line, environment, help."""

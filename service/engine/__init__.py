@@ -1,1 +1,0 @@
-"""Schedules requests onto rows of a batch and steps them on the device thread."""

@@ -1,1 +1,0 @@
-"""Carries requests to the engine of another process, and results back."""

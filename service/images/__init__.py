@@ -1,1 +1,0 @@
-"""Decodes images into pixels, in processes or threads."""

@@ -1,1 +1,0 @@
-"""Forks processes and shares memory and messages with them."""

@@ -1,1 +1,0 @@
-"""Runs `snapcap caption`: captions files and folders with the server's engine, without the server."""

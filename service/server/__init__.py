@@ -1,1 +1,0 @@
-"""Starts the processes of a server and brings them to READY."""

@@ -1,1 +1,0 @@
-"""Runs a server as a replica of Ray Serve."""

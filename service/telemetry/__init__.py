@@ -1,1 +1,0 @@
-"""Reports what happens: metrics, logs, traces."""

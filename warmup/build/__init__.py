@@ -1,1 +1,0 @@
-"""Compiles packages in child processes, checks them, and publishes them as one set."""

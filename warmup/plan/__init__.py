@@ -1,1 +1,0 @@
-"""Decides what is going to run, before torch is imported."""

@@ -1,1 +1,0 @@
-"""Records how far a start is, and how long each phase took."""

@@ -1,1 +1,0 @@
-"""Downloads objects within a deadline, and says what a refusal means."""
