@@ -25,6 +25,9 @@ from snapcap.warmup.machine.denied import process_limit, report_denied
 PAUSE_S = 0.05
 # Seconds before the next try when memory, processes or the server's open files have run out.
 FULL_S = 1.0
+# Bytes of a process's standard error that are logged: the last ones of what its pipe holds.
+_LAST_WORDS = 2000
+_PIPE_BYTES = 64 << 10
 # Decode processes have a lower priority: if CPUs are short, images wait, and the HTTP process still answers.
 _NICE = 5
 _logger = logging.getLogger("snapcap.decode")
@@ -76,7 +79,7 @@ class _Family:
         self._count = count
         self._end = end
         self._setup = setup
-        self._began: dict[int, float] = {}  # when each process was forked
+        self._began: dict[int, int] = {}  # by process: the pipe that has its standard error
         self._report = True  # the first process logs which calls the system denies to each of them
 
     def keep(self) -> None:
@@ -96,40 +99,50 @@ class _Family:
 
     def _ended(self, pid: int, code: int) -> float:
         """Tells the server that a process has ended. Returns the seconds to wait before the next one is forked."""
-        age = time.monotonic() - self._began.pop(pid)
-        if not code and self._alone():  # the sockets of all processes are closed
+        self._log_errors(pid, self._began.pop(pid))
+        pause = PAUSE_S
+        try:
+            # After the setup the server sends a byte for each process that it had no room for, and nothing else.
+            if self._end.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT):
+                pause = FULL_S
+            else:  # the server has ended or is ending: it closes this socket before those of the decode processes
+                self._count = 0
+        except BlockingIOError:
+            pass
+        except OSError:
             self._count = 0
         if not self._count:
             return 0.0
         self._tell(Ended(pid, code))
-        # A new process whose socket is closed at once: the server had no room for one more open file.
-        return FULL_S if not code and age < PAUSE_S else PAUSE_S
+        return pause
 
-    def _alone(self) -> bool:
-        """Returns whether the server has ended or is ending: it closes this socket before those of the decode
-        processes."""
-        try:
-            return not self._end.recv(1, socket.MSG_DONTWAIT)  # the server sends nothing after the setup
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+    def _log_errors(self, pid: int, pipe: int) -> None:
+        """Logs what an ended process wrote to standard error, in a single line of bounded length."""
+        with os.fdopen(pipe, "rb", buffering=0) as file:
+            words = file.read(_PIPE_BYTES) or b""  # None if a process that goes on has the pipe too
+        if words:
+            text = words[-_LAST_WORDS:].decode(errors="replace")
+            _logger.warning("last words of a decode process", extra={"fields": {"pid": pid, "said": text}})
 
     def _add(self) -> None:
-        (transform, most), file = self._setup, -1
+        (transform, most), report, files = self._setup, self._report, list[int]()
         try:
-            file = image_file(transform.size)
-            report = self._report
-            child = fork_child(lambda end: decode_images(end, file, transform, most, report), [self._end])
-        except OSError as error:  # no memory, or too many processes
-            if file >= 0:
-                os.close(file)
+            files += os.pipe()
+            files.append(image_file(transform.size))
+            pipe, errors, file = files
+            # A full pipe makes nobody wait: the process goes on, and what it writes is lost.
+            os.set_blocking(pipe, False)
+            os.set_blocking(errors, False)
+            child = fork_child(lambda end: decode_images(end, file, errors, transform, most, report), [self._end])
+        except OSError as error:  # no memory, or too many processes or open files
+            for each in files:
+                os.close(each)
             _logger.warning("no decode process", extra={"fields": {"error": str(error)}})
             self._tell(NoneBegan(error.errno or 0))
             time.sleep(FULL_S)
             return
         self._report = False
-        self._began[child.pid] = time.monotonic()
+        self._began[child.pid] = pipe
         # Only the HTTP process keeps the socket and the file, so that the socket closes when the decode process
         # dies.
         try:
@@ -137,6 +150,7 @@ class _Family:
         finally:
             child.end.close()
             os.close(file)
+            os.close(errors)
 
     def _tell(self, notice: Notice, *files: int) -> None:
         socket.send_fds(self._end, [pack_notice(notice)], files)

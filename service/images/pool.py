@@ -29,6 +29,7 @@ from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, 
 from snapcap.service.images.parent import picture
 from snapcap.service.images.processes import ImageProcessFamily, Job, Worker
 from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
+from snapcap.service.telemetry.logs import visible
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.reasons import TRIED_AGAIN, Why
 
@@ -41,7 +42,7 @@ _SUSPICIOUS = 3  # number of failures in a row after which the server's own pict
 _CHECK_S = 30.0
 _REFUSALS = 32  # number of refused images in a row after which the server's own picture is decoded
 _BETWEEN_CHECKS_S = 60.0  # at least so many seconds apart, as some clients send nothing but damaged images
-_IDLE_LOOK_S = 5.0  # seconds between two checks of the processes without an image
+_IDLE_LOOK_S = 1.0  # seconds between two checks of the processes without an image
 # Most images that may wait for the second half of the memory. A longer queue would mean that most images come after
 # their deadline.
 _MOST_WAITING = 16
@@ -306,7 +307,10 @@ class ProcessImageDecoder:
         if isinstance(answer, Refused):
             return unreadable(*answer)
         if isinstance(answer, Broken) or pixels is None:
-            return ImageProcessError(f"in a decode process:\n{answer.trace if isinstance(answer, Broken) else ''}")
+            trace = answer.trace if isinstance(answer, Broken) else ""
+            # Code of an image can choose the text: no line of it must look like one of the log.
+            lines = "".join(f"\n  | {visible(line)}" for line in trace.splitlines())
+            return ImageProcessError(f"in a decode process:{lines}")
         took = time.monotonic() - since
         # The process cannot be trusted: its decoding cannot have begun before it got the image.
         began, seconds = min(max(answer.began, since), since + took), min(answer.seconds, took)
@@ -409,7 +413,7 @@ class ProcessImageDecoder:
         self._family.kill(worker, why)
         if worker.job is not None and why not in TRIED_AGAIN:
             too_complex = unreadable("too_complex", _TOO_COMPLEX_SENTENCE)
-            self._finish(worker.job, too_complex if why == "too_complex" else DeadlineExceeded())
+            self._finish(worker.job, too_complex if why in ("too_complex", "threads") else DeadlineExceeded())
 
 
 def _is_crash(outcome: DecodedImage | Exception) -> bool:

@@ -55,6 +55,8 @@ HUNG_S = 5.0
 # had when it was new. Codecs keep some memory; the allocator gives most of it back.
 _IDLE_CPU_S = 1.0
 _IDLE_BYTES = 128 << 20
+# Number of threads of a process. A thread takes memory of the kernel, which no limit of the process counts.
+_MOST_THREADS = 16
 _END_S = 5.0
 # Seconds after which a process that closed its socket is killed. The parent reports the end of a process within
 # milliseconds, so this process is still running.
@@ -167,6 +169,8 @@ class Worker:
         cpu, held = cpu_seconds(self.pid), own_bytes(self.pid)
         busy = cpu is not None and self._cpu_at_rest is not None and cpu - self._cpu_at_rest > _IDLE_CPU_S
         large = held is not None and self._new_bytes is not None and held - self._new_bytes > _IDLE_BYTES
+        if threads(self.pid) > _MOST_THREADS:
+            return "threads"
         return "idle" if busy or large else None
 
     def verdict(self, now: float, most_s: float) -> Why | None:
@@ -179,6 +183,9 @@ class Worker:
             return "deadline"
         if job.outcome.cancelled() and now - self.since > LEFT_S:
             return "client_left"
+        return "threads" if threads(self.pid) > _MOST_THREADS else self._slow(now, most_s)
+
+    def _slow(self, now: float, most_s: float) -> Why | None:
         cpu = cpu_seconds(self.pid)
         # No CPU time is reported: elapsed seconds count.
         if cpu is None or self._cpu_at_first is None or self._cpu is None:
@@ -302,6 +309,8 @@ class NoticeChannel:
                 self._began(notice, end, self._files.popleft())
             else:  # this process closed the socket of the decode process, which therefore ends and is replaced
                 _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})
+                with suppress(OSError):  # the parent is asked to wait before it starts the next one
+                    self._end.send(b"\0")
                 self._said(notice)
 
 
@@ -480,6 +489,14 @@ def own_bytes(pid: int) -> int | None:
     except (OSError, ValueError):
         return None
     return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+def threads(pid: int) -> int:
+    """Returns the number of threads of another process; 0 if the system does not report it."""
+    try:
+        return os.stat(f"/proc/{pid}/task").st_nlink - 2
+    except OSError:
+        return 0
 
 
 def kill(pid: int) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.models.processing.image_formats import TIFF_HEADS, ImageError, NeedsMemory
+from snapcap.models.processing.image_formats import TIFF_HEADS, ImageError, NeedsMemory, is_readable
 from snapcap.service.images.messages import (
     HEAD,
     Answer,
@@ -66,8 +66,9 @@ class MemoryNet:
 class QuietTiff:
     """Discards standard error while a TIFF is decoded, because libtiff writes a line for each bad row."""
 
-    def __init__(self) -> None:
-        self._kept, self._nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    def __init__(self, errors: int) -> None:
+        """`errors`: the descriptor that is standard error otherwise."""
+        self._kept, self._nowhere = errors, os.open(os.devnull, os.O_WRONLY)
 
     @contextmanager
     def around(self, image: bytes) -> Iterator[None]:
@@ -82,13 +83,15 @@ class QuietTiff:
 
 
 def decode_images(
-    end: socket.socket, file: int, transform: "ImageTransform", most: int, report: bool = True
+    end: socket.socket, file: int, errors: int, transform: "ImageTransform", most: int, report: bool = True
 ) -> int:
     """Decodes images until the other end is closed. Returns the exit status 0.
 
     Args:
         end: the socket that brings images and takes answers.
         file: descriptor of an `image_file`, which gets the pixels of each image.
+        errors: descriptor of a file that becomes standard error before the first image: code of an image could
+            fill the log.
         transform: decodes and resizes. Its modules are already imported, because this process can open no file.
         most: the largest number of bytes of memory for an image.
         report: log calls that the system denies; False where another process has logged them.
@@ -97,12 +100,13 @@ def decode_images(
         logging.getLogger("snapcap.machine").setLevel(logging.ERROR)
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    _close_others({2, end.fileno(), file})
-    net, quiet = MemoryNet(most), QuietTiff()
+    _close_others({2, end.fileno(), file, errors})
+    net, quiet = MemoryNet(most), QuietTiff(errors)
     if not is_sealed(file):
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_FSIZE, (os.fstat(file).st_size,) * 2)
-    confine()
+    confine(threads=is_readable("heic"))  # libheif starts a thread for each picture
+    os.dup2(errors, 2)
     return answer_images(end, file, transform, net, quiet)
 
 

@@ -106,7 +106,7 @@ class Metrics:
         self.decode_processes_killed = counter(
             "decode_processes_killed_total",
             "Decode processes that the server ended and replaced, by reason: deadline, too_complex, client_left, "
-            "hung, bad_answer, broken, idle, refusals.",
+            "hung, bad_answer, broken, idle, threads, refusals.",
             "reason",
         )
         # A counter that appears with its first event hides that event from Prometheus, whose increase() and rate()

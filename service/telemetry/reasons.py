@@ -6,7 +6,9 @@ The metrics and the code that kills decode processes both import this module, wh
 from typing import Literal, get_args
 
 # The reasons for which the server kills a decode process.
-Why = Literal["deadline", "too_complex", "client_left", "hung", "bad_answer", "broken", "idle", "refusals"]
+Why = Literal[
+    "deadline", "too_complex", "client_left", "hung", "bad_answer", "broken", "idle", "threads", "refusals"
+]
 WHYS: tuple[Why, ...] = get_args(Why)
 # For these reasons the image is decoded again, because the process was at fault and not the image.
 TRIED_AGAIN: tuple[Why, ...] = ("hung", "bad_answer")
@@ -18,6 +20,7 @@ SENTENCES: dict[Why, str] = {
     "hung": "killed: it had an image to decode and made no progress",
     "broken": "killed: decoding failed in a way that no image should cause",
     "idle": "killed: it used CPU time or kept memory without an image",
+    "threads": "killed: it started more threads than a codec needs",
     "refusals": "killed: after many refused images, a new process is to decode the server's own picture",
     "bad_answer": "killed: its answer was not one that a decode process may give",
 }

@@ -77,7 +77,7 @@ from snapcap.service.images.parent import picture
 load_codecs()
 transform = ImageTransform(size=(16, 16), max_pixels={MAX_PIXELS})
 transform.decode(picture())
-sys.exit(decode_images(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), transform, 1 << 30))
+sys.exit(decode_images(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), 2, transform, 1 << 30))
 """
 
 

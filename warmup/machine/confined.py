@@ -117,11 +117,14 @@ def forget_environment() -> None:
         ctypes.memset(first, 0, end - first)
 
 
-def confine() -> None:
+def confine(threads: bool = False) -> None:
     """Denies this process, for good, all system calls that work on more than its memory and its open files.
 
-    The process can open no file and no socket, start no other process and signal none; threads are allowed. Other
-    programs of the same user can neither read its memory nor attach to it. Root has no more rights than others.
+    The process can open no file and no socket, start no other process and signal none. Other programs of the same
+    user can neither read its memory nor attach to it. Root has no more rights than others.
+
+    Args:
+        threads: allow new threads, for a library that cannot work without. Threads that run already go on.
     """
     import linecache  # noqa: F401, PLC0415  tracebacks import both, which opens files
     import tokenize  # noqa: F401, PLC0415
@@ -143,7 +146,7 @@ def confine() -> None:
     header, none = struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)
     if libc.syscall(_CAPSET[place], header, none):
         report_denied("capset", "processes that read images and prompts keep their capabilities", _reason())
-    code = b"".join(_filter(number, place))
+    code = b"".join(_filter(number, place, threads))
     program = _Program(len(code) // 8, code)
     result = -1
     # gVisor, and Linux before 4.17, have TSYNC alone.
@@ -155,7 +158,7 @@ def confine() -> None:
         _no_filter(_reason() if result < 0 else f"thread {result} has another filter")
 
 
-def _filter(machine: int, place: int) -> Iterator[bytes]:
+def _filter(machine: int, place: int, threads: bool) -> Iterator[bytes]:
     """Yields the filter's instructions, 8 bytes each. A call that is not allowed fails with EPERM."""
     yield _instruction(_LOAD, _ARCHITECTURE)
     yield _instruction(_IF_EQUAL, machine, 1, 0)
@@ -166,14 +169,15 @@ def _filter(machine: int, place: int) -> Iterator[bytes]:
         if number is not None:
             yield _instruction(_IF_EQUAL, number, 0, 1)
             yield _instruction(_RETURN, _ALLOW)
-    # The C library falls back to clone, whose flags can be looked at: those of clone3 are in memory.
-    yield _instruction(_IF_EQUAL, _CLONE3[place], 0, 1)
-    yield _instruction(_RETURN, _NO_SUCH_CALL)
-    yield _instruction(_IF_EQUAL, _CLONE[place], 0, 4)
-    yield _instruction(_LOAD, _FIRST_ARGUMENT)
-    yield _instruction(_IF_SET, _CLONE_THREAD, 0, 1)
-    yield _instruction(_RETURN, _ALLOW)
-    yield _instruction(_RETURN, _DENY)
+    if threads:
+        # The C library falls back to clone, whose flags can be looked at: those of clone3 are in memory.
+        yield _instruction(_IF_EQUAL, _CLONE3[place], 0, 1)
+        yield _instruction(_RETURN, _NO_SUCH_CALL)
+        yield _instruction(_IF_EQUAL, _CLONE[place], 0, 4)
+        yield _instruction(_LOAD, _FIRST_ARGUMENT)
+        yield _instruction(_IF_SET, _CLONE_THREAD, 0, 1)
+        yield _instruction(_RETURN, _ALLOW)
+        yield _instruction(_RETURN, _DENY)
     # The first argument is the process: 0 for this one's limits, its number for abort(), which signals itself.
     for numbers, process in ((_PRLIMIT64, 0), (_TGKILL, os.getpid())):
         yield _instruction(_IF_EQUAL, numbers[place], 0, 4)

@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ import socket, sys
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.images import parent as decode_parent
 from snapcap.service.images.messages import Setup
-decode_parent.FULL_S = 0.01
+decode_parent.FULL_S = 0.5
 family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), Setup(ImageTransform((2, 2)), 1 << 30))
 family.keep()
 """
@@ -40,17 +41,23 @@ def test_a_process_whose_socket_was_lost_is_replaced_until_the_server_ends() -> 
     )
     theirs.close()
     seen: set[int] = set()
+    ended_at = 0.0
     while len(seen) < 3:
         data, descriptors, _, _ = socket.recv_fds(ours, RECEIVE_BYTES, 4)
         (notice,) = NoticeReader().feed(data)
         if isinstance(notice, Ended):
             assert notice.pid in seen
             assert notice.code == 0
+            ended_at = time.monotonic()
             continue
         assert isinstance(notice, Began)
         seen.add(notice.pid)
+        if len(seen) == 3:
+            assert time.monotonic() - ended_at >= 0.4, "the server said that it had no room"
         end, file = descriptors
         assert os.fstat(file).st_size == 2 * 2 * 3
+        if len(seen) == 2:
+            ours.send(b"\0")
         if len(seen) == 3:
             ours.close()
         os.close(file)
@@ -130,6 +137,7 @@ def test_without_room_for_a_socket_and_its_file_the_next_ones_are_still_heard(
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert heard.began == []
         assert heard.said == [Began(7)], "its parent lives"
+        assert heard.theirs.recv(8) == b"\0", "and waits before it starts another"
         await heard.tell(8)
         assert len(heard.began) == 1
         heard.close()

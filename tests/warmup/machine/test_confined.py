@@ -41,7 +41,6 @@ ATTACKS = {
 WORK = {
     "take memory": "len(bytearray(64 << 20))",
     "limit itself": "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, resource.getrlimit(resource.RLIMIT_AS)[1]))",
-    "use a thread": "[it := threading.Thread(target=seen.append, args=(7,)), it.start(), it.join(), seen][3]",
     "signal itself, as abort() does": "call(234, os.getpid(), threading.get_native_id(), 0)",
     "use its files": "[os.pwrite(FILE, b'abc', 0), os.pread(FILE, 3, 0).decode()]",
     "use its sockets": "[THERE.send(b'x'), HERE.recv(1).decode()]",
@@ -49,6 +48,7 @@ WORK = {
     "know the time": "time.time() > time.process_time()",
     "say how it failed": "traceback.format_exception(ValueError('so'))[-1]",
 }
+THREAD = "[it := threading.Thread(target=seen.append, args=(7,)), it.start(), it.join(), seen][3]"
 PROGRAM = """
 import ctypes, fcntl, json, os, resource, socket, sys, threading, time, traceback
 from snapcap.warmup.machine.confined import confine, forget_environment
@@ -84,7 +84,7 @@ def secret_in_memory():
 if "forget" in sys.argv:
     forget_environment()
 copies = secret_in_memory() - 1  # the bytes that are looked for
-confine()
+confine(threads="threads" in sys.argv)
 found = {"secret": [copies, environ.read().count(b"a-secret"), "AWS_SECRET_ACCESS_KEY" in os.environ]}
 libc.getenv.restype = ctypes.c_char_p
 found["getenv"] = libc.getenv(b"AWS_SECRET_ACCESS_KEY")
@@ -102,7 +102,7 @@ def attacked(*arguments: str) -> dict[str, Any]:
     environment = environment_of_tests(AWS_SECRET_ACCESS_KEY=SECRET, HF_TOKEN="hf_1234567890")
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
-        input=json.dumps(ATTACKS | WORK),
+        input=json.dumps(ATTACKS | WORK | {THREAD: THREAD}),
         env=environment,
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -134,7 +134,6 @@ def test_a_confined_process_can_work(found: dict[str, Any]) -> None:
     assert values == {
         "take memory": [True, 64 << 20],
         "limit itself": [True, None],
-        "use a thread": [True, [7]],
         "signal itself, as abort() does": [True, 0],
         "use its files": [True, [3, "abc"]],
         "use its sockets": [True, [1, "x"]],
@@ -142,6 +141,13 @@ def test_a_confined_process_can_work(found: dict[str, Any]) -> None:
         "know the time": [True, True],
         "say how it failed": [True, "ValueError: so\n"],
     }
+
+
+def test_threads_are_for_processes_whose_library_needs_them(found: dict[str, Any]) -> None:
+    assert found[THREAD] == [False, "RuntimeError"]
+    more = attacked("threads")
+    assert more[THREAD] == [True, [7]]
+    assert more["fork"] == [False, "PermissionError"]
 
 
 def test_a_process_that_forgot_its_environment_has_no_secret_left(found: dict[str, Any]) -> None:
