@@ -12,6 +12,9 @@ import transformers
 from support.checkpoints import random_captioners
 from support.checkpoints.random_captioners import VISION
 
+from snapcap.warmup.checkpoints.importer import import_checkpoint
+from snapcap.warmup.checkpoints.local import CheckpointError
+
 # It would run whichever module transformers were led to, when that is imported.
 TRAP = """
 import pathlib
@@ -90,6 +93,7 @@ def test_an_import_runs_and_copies_no_code_and_asks_nothing(attack: str, caption
     assert not [path for path in (tmp_path / "home").rglob("*.py") if "evil" in path.name]
     assert "[y/N]" not in output
     assert "trust_remote_code" not in output
+    assert "the home folder is not available" not in output, "its cache is meant to be gone afterwards"
     if attack == "the tokenizer":
         assert status == 1, output
         assert "is Python code of the checkpoint, which is never run" in output
@@ -102,12 +106,34 @@ def test_an_import_runs_and_copies_no_code_and_asks_nothing(attack: str, caption
 def test_a_decoder_of_a_type_that_is_not_supported_is_refused_before_transformers_sees_it(
     kind: object, captioner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from snapcap.warmup.checkpoints.importer import import_checkpoint
-    from snapcap.warmup.checkpoints.local import CheckpointError
-
     monkeypatch.setattr(transformers, "AutoTokenizer", None)
     parts = {"encoder": {"model_type": "vit", **VISION}, "decoder": {"model_type": kind}}
     config = {"model_type": "vision-encoder-decoder", **parts}
     folder = armed(captioner, tmp_path / "evil", tmp_path / "sprung", config=config)
     with pytest.raises(CheckpointError, match=r"unsupported decoder\.model_type"):
         import_checkpoint(str(folder), tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "vocab.txt", "model.safetensors"])
+def test_a_link_out_of_a_checkpoint_is_refused_and_its_file_is_not_copied(
+    name: str, captioner: Path, tmp_path: Path
+) -> None:
+    """An archive from a stranger may have links to files of whoever imports it."""
+    folder = armed(captioner, tmp_path / "evil", tmp_path / "sprung")
+    secret = tmp_path / "secret"
+    secret.write_text("a-secret")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(CheckpointError, match=f"{name} is a link out of the checkpoint"):
+        import_checkpoint(str(folder), tmp_path / "new")
+    assert not any(path.is_file() for path in (tmp_path / "new").rglob("*"))
+
+
+def test_links_of_the_hubs_cache_are_followed(captioner: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / ("0" * 40), tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file in captioner.iterdir():
+        (blobs / file.name).write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    assert tmp_path / "new" / "model.safetensors" in import_checkpoint(str(snapshot), tmp_path / "new")

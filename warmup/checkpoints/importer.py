@@ -55,7 +55,7 @@ def import_checkpoint(
     """
     if not force and destination.is_dir() and any(destination.iterdir()):
         raise CheckpointError(f"{str(destination)!r} is not empty; give another folder, or --force to replace")
-    with tempfile.TemporaryDirectory(prefix="snapcap-import-", ignore_cleanup_errors=True) as cache:
+    with tempfile.TemporaryDirectory(prefix=".snapcap-import-", ignore_cleanup_errors=True) as cache:
         folder = resolve_checkpoint(source, Path(cache), s3 or S3Options())
         if destination.exists() and destination.samefile(folder):
             raise CheckpointError(f"{str(destination)!r} is the source itself; give another folder")
@@ -78,6 +78,7 @@ def _write(folder: Path, destination: Path) -> list[Path]:
 
 
 def _convert(folder: Path, staging: Path) -> None:
+    _refuse_links(folder)
     try:
         config = ModelConfig.from_folder(folder)
         ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
@@ -89,6 +90,18 @@ def _convert(folder: Path, staging: Path) -> None:
         _check_weights(staging, ModelConfig.from_folder(staging))  # a server finds every tensor
     except (ConfigError, WeightsError) as error:
         raise CheckpointError(str(error)) from error
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raises CheckpointError where a link in a stranger's folder would have a file of this user copied. The hub's
+    cache has links to the blobs beside its snapshots."""
+    own = folder.resolve()
+    for path in folder.iterdir():
+        target = path.resolve()
+        if path.is_symlink() and not any(
+            target.is_relative_to(each) for each in (own, own.parent.parent / "blobs")
+        ):
+            raise CheckpointError(f"{path} is a link out of the checkpoint, to {target}; put the file in its place")
 
 
 def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:

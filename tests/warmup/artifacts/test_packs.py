@@ -1,14 +1,18 @@
 """Packs: a set comes in one request where it can, and never less right than file by file."""
 
+import gzip
 import hashlib
+import http.client
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from botocore.exceptions import ClientError
 
 from snapcap.warmup.artifacts import packs
 from snapcap.warmup.artifacts.fetch import Fetched, fetch
@@ -19,6 +23,7 @@ from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import Signer, Trust
 from snapcap.warmup.artifacts.store import StoreDeniedError, StoreError, blob_name
+from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import PART_BYTES
 
 Get = Callable[[], Fetched]
@@ -75,37 +80,112 @@ def test_a_set_comes_in_one_object(
     assert fetched.bytes_fetched == manifest.total_bytes
 
 
-REFUSALS = [
-    ("InvalidObjectState", 403),
-    ("InternalError", 500),
-    ("SlowDown", 503),
-    ("KMS.DisabledException", 400),
-    ("InvalidRequest", 400),
-    ("MethodNotAllowed", 405),
-    ("NoSuchKey", 404),
-]
+REFUSALS = {
+    "InvalidObjectState": 403,
+    "InternalError": 500,
+    "SlowDown": 503,
+    "KMS.DisabledException": 400,
+    "InvalidRequest": 400,
+    "MethodNotAllowed": 405,
+    "NoSuchKey": 404,
+    "PermanentRedirect": 301,
+    "an unknown code": 418,
+}
+# Replies to GET of a pack: changes of the headers that a right one has, and of its body.
+LIES: dict[str, tuple[dict[str, str], Callable[[bytes], bytes]]] = {
+    "unranged": ({"Content-Range": ""}, lambda body: body + body),
+    "shorter than asked": ({}, lambda body: body[:-1]),
+    "longer than asked": ({}, lambda body: body + b"!"),
+    "truncated": ({"Content-Length": "as it was"}, lambda body: body[: len(body) // 2]),
+    "another range": ({"Content-Range": "bytes 1-2/3"}, lambda body: body),
+    "other bytes": ({}, lambda body: body[::-1]),
+    "compressed": ({"Content-Encoding": "gzip"}, gzip.compress),
+    "nothing": ({}, lambda body: b""),
+}
+SLOW = {"silent": 3600.0, "drip": 0.1}
 
 
-@pytest.mark.parametrize(("code", "status"), REFUSALS, ids=[code for code, _ in REFUSALS])
-def test_what_s3_says_of_a_pack_alone_costs_no_set(
-    code: str, status: int, get: Get, pack: Pack, published: S3Store, contents: dict[str, bytes]
+class HostileS3(ThreadingHTTPServer):
+    """Passes requests on to S3, but answers GET of a pack as an attack says."""
+
+    daemon_threads = True
+
+    def __init__(self, behind: str, attack: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Hostile)
+        self.behind, self.attack = urlsplit(behind), attack
+        self.asked: list[str] = []
+        self.closing = threading.Event()
+
+
+class _Hostile(BaseHTTPRequestHandler):
+    server: HostileS3
+
+    def do_GET(self) -> None:
+        attack = self.server.attack
+        is_pack = "/blobs/packs/" in self.path
+        connection = http.client.HTTPConnection(str(self.server.behind.hostname), self.server.behind.port)
+        sent = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        connection.request("GET", self.path, headers=sent)
+        reply = connection.getresponse()
+        status, headers, body = reply.status, dict(reply.getheaders()), reply.read()
+        connection.close()
+        headers = {name: value for name, value in headers.items() if name.lower() not in ("connection", "server")}
+        if is_pack:
+            self.server.asked.append(attack)
+        if is_pack and attack in REFUSALS:
+            status, headers = REFUSALS[attack], {}
+            body = f"<Error><Code>{attack}</Code><Message>no</Message></Error>".encode()
+        elif is_pack and attack in LIES:
+            changes, change = LIES[attack]
+            length, body = len(body), change(body)
+            headers = {name: value for name, value in {**headers, **changes}.items() if value}
+            headers["Content-Length"] = str(length if "Content-Length" in changes else len(body))
+            status = 206 if "Content-Range" in headers else 200
+        elif is_pack and attack == "silent":
+            self.server.closing.wait(SLOW[attack])
+            return
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        for piece in (body[i : i + 1] for i in range(len(body))) if is_pack and attack == "drip" else (body,):
+            self.wfile.write(piece)
+            if attack == "drip" and is_pack and self.server.closing.wait(SLOW[attack]):
+                return
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
+        pass
+
+
+@pytest.mark.parametrize("s3_store", ["moto"], indirect=True)
+@pytest.mark.parametrize("attack", [*REFUSALS, *LIES, *SLOW])
+def test_no_reply_of_a_pack_alone_costs_a_set(
+    attack: str,
+    published: S3Store,
+    s3_server: str,
+    local: FolderStore,
+    manifest: Manifest,
+    trust: Trust,
+    contents: dict[str, bytes],
 ) -> None:
-    def refuse(model: Any, params: dict[str, Any], **_: Any) -> Any:
-        if params["url_path"].endswith(pack.name):
-            refused.append(code)
-            raise ClientError(
-                {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
-                model.name,
-            )
-
-    refused: list[str] = []
-    events: Any = published.s3.meta.events
-    events.register("before-call.s3.GetObject", refuse)
-    try:
-        assert_whole(get(), contents)
-    finally:
-        events.unregister("before-call.s3.GetObject", refuse)
-    assert refused == [code]
+    """Whatever an S3 server says of it, or if it says nothing."""
+    deadline = 16.0 if attack in SLOW else 60.0
+    with HostileS3(s3_server, attack) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients leave in the middle
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        options = S3Options(endpoint_url=url, region="us-east-1", deadline=deadline)
+        try:
+            store = S3Store.open(published.location, options)
+            fetched = fetch(store, local, manifest.key, manifest.factors, trust, deadline)
+        finally:
+            server.closing.set()
+            server.shutdown()
+    assert_whole(fetched, contents)
+    assert set(server.asked) == {attack}
+    if attack in SLOW:
+        assert fetched.seconds >= deadline / 4 * 0.9
 
 
 @pytest.mark.parametrize("kind", ["silent", "unranged", "odd"])
