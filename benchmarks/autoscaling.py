@@ -1,9 +1,9 @@
 """Simulates the worth of a fast start: replicas follow their load, and differ in how fast they are ready.
 
-    python -m snapcap.benchmarks.autoscaling [--pod 1] [--seed 1] [--json FILE]
+    python -m snapcap.benchmarks.autoscaling [--servers FILE] [--pod 1] [--seed 1] [--json FILE]
 
 Every server gets the same arrivals. Requests wait in one queue until a replica has room, as in a balancer. The
-servers' numbers are measured (`benchmarks/results/`), except for the start of vLLM, which is a published number.
+servers' numbers are those of `snapcap bench peers`, except for the start of vLLM, which is a published number.
 """
 
 import json
@@ -11,20 +11,19 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from statistics import median
-from typing import Any
+from pathlib import Path
 
-from snapcap.benchmarks.harness.arguments import add_files, make_parser, seconds
-from snapcap.benchmarks.harness.measurements import percentile
+from snapcap.benchmarks.harness.arguments import make_parser, seconds
+from snapcap.benchmarks.harness.report import Report, number, percentile
 from snapcap.benchmarks.harness.workload import ROOT
-from snapcap.benchmarks.report.tables import Report, number
 
 Rate = Callable[[float], float]  # Maps seconds since the beginning to requests a second.
 LATE_S = 5.0
+SERVERS = ROOT / "benchmarks" / "results" / "peers-cpu-demo.json"
 FORMATS = ("{:.0f}", "{:.3f}", "{:.3f}", "{:.1%}", "{:.2f}", "{:.0f}")
 CLIENTS = 16  # number of clients in the throughput measurements; each server reaches its best rate with it
 # Published start of vLLM, 0.5 B parameters on a GPU, with a warm compile cache (vllm-project/vllm#40323). The
@@ -95,29 +94,24 @@ class Replica:
     places: int
 
 
-def measured() -> list[Replica]:
-    """Returns the servers of the comparison, with measured numbers."""
+def measured(file: Path = SERVERS) -> list[Replica]:
+    """Returns the servers of the comparison, with the numbers of one run of `snapcap bench peers`.
 
-    def read(name: str) -> Any:
-        return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+    Raises:
+        FileNotFoundError: the run was not made.
+    """
+    figures = json.loads(file.read_text())["figures"]
 
-    def rates(name: str) -> dict[str, float]:
-        return {case: median(samples["captions_per_s"]) for case, samples in read(name)["samples"].items()}
+    def replica(title: str, case: str) -> Replica:
+        start, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
+        return Replica(title, start, lone / 1000, rate, CLIENTS)
 
-    starts, beside = read("cpu-startup.json")["cases"], rates("cpu-onnxruntime-throughput.json")
-    others = rates("cpu-throughput.json")
-    best = max(others["transformers-eager"], others["transformers-1-thread"])
-
-    def replica(title: str, case: str, rate: float) -> Replica:
-        medians = starts[case]["medians"]
-        return Replica(title, medians["ready"], medians["steady_ms"] / 1000, rate, CLIENTS)
-
-    snapcap = replica("snapcap", "aot", beside["aot"])
+    snapcap = replica("snapcap", "aot")
     return [
         snapcap,
-        replica("FastAPI + ONNX Runtime", "onnxruntime", beside["onnxruntime"]),
-        replica("FastAPI + transformers", "transformers-eager", best),
-        Replica("snapcap, if it started as vLLM (published)", VLLM_START_S, snapcap.lone, snapcap.rate, CLIENTS),
+        replica("FastAPI + ONNX Runtime", "onnxruntime"),
+        replica("FastAPI + transformers", "transformers-eager"),
+        replace(snapcap, title="snapcap, if it started as vLLM (published)", start=VLLM_START_S),
     ]
 
 
@@ -243,11 +237,12 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--pod", type=seconds, default=1.0, help="seconds until a replica's process is executed")
     parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals (default: %(default)s)")
-    add_files(parser)
+    parser.add_argument("--servers", type=Path, default=SERVERS, help="result of a run of snapcap bench peers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     options = parser.parse_args()
-    report, results, replicas = Report(), {}, measured()
+    report, results, replicas = Report(), {}, measured(options.servers)
     rows = [[each.title, number(each.start), number(each.lone * 1000), number(each.rate, 0)] for each in replicas]
-    report.add("The servers, on two CPUs", ["", "start s", "a lone caption ms", "captions/s"], rows)
+    report.add("The servers", ["", "start s", "a lone caption ms", "captions/s"], rows)
     columns = ["", "requests", "p50 s", "p99 s", f"past {LATE_S:g} s", "replica hours", "starts"]
     for load in LOADS:
         moments, scaler = list(load.moments(options.seed)), Autoscaler(pod=options.pod)
@@ -255,7 +250,8 @@ def main() -> None:
         rows = [[title, *map(str.format, FORMATS, each.values())] for title, each in cases.items()]
         results[load.title] = cases
         report.add(load.title, columns, rows)
-    report.write(options.json, {"benchmark": "autoscaling", "pod_s": options.pod, "loads": results})
+    servers = {each.title: {"start": each.start, "lone": each.lone, "rate": each.rate} for each in replicas}
+    report.write(options.json, {}, benchmark="autoscaling", pod_s=options.pod, servers=servers, loads=results)
 
 
 if __name__ == "__main__":

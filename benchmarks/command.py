@@ -7,27 +7,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from snapcap.benchmarks.compile import modes
+from snapcap.benchmarks import comparison, figures, latency, modes, startup
 from snapcap.benchmarks.harness.arguments import PageCacheError, add_files
 from snapcap.benchmarks.harness.workload import MODELS
-from snapcap.benchmarks.load import latency, throughput
-from snapcap.benchmarks.report.charts import ChartsError, require_matplotlib
-from snapcap.benchmarks.startup import command as startup
+from snapcap.benchmarks.waterfall import ChartsError, require_matplotlib
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 
 _EXAMPLES = """\
 examples:
-  snapcap bench startup                                       this server beside its peers, the demo model
+  snapcap bench peers                                         this server beside its peers, the demo model
+  snapcap bench peers --model blip-base --rounds 2            random weights in the shapes of a known model
   snapcap bench startup --cases aot,eager,floor --runs 3
   snapcap bench startup --cases aot,onnxruntime --cold-disk   each start reads its files from the disk; as root
   snapcap bench startup --model vit-b16-gpt2 --cases all --json startup.json --png startup.png
-  snapcap bench latency --concurrency 1,4,16 --png latency.png
-  snapcap bench throughput --clients 16 --seconds 10
+  snapcap bench latency --concurrency 1,4,16
   snapcap bench modes --cases full,regional --runs 3          ways and modes of torch.compile, beside eager
+  snapcap bench report                                        write the figures of benchmarks/results into the pages
 
 Peers are measured where they are installed. Times of a busy machine mean little: compare the ratios of one run.
 """
-MEASURES = {"startup": startup, "latency": latency, "throughput": throughput, "modes": modes}
+MEASURES = {"peers": comparison, "startup": startup, "latency": latency, "modes": modes}
 
 
 class UsageError(ValueError):
@@ -56,10 +55,10 @@ def make_parser() -> argparse.ArgumentParser:
         )
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         add_files(measure)
-        measure.add_argument(
-            "--png", type=Path, metavar="FILE", help="draw a picture to FILE; needs snapcap[bench]"
-        )
         module.add_arguments(measure)
+    text = (figures.__doc__ or "").partition("\n")[0].removesuffix(".")
+    report = adder.add_parser("report", help=text, description=figures.__doc__, allow_abbrev=False)
+    report.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: every page with figures")
     return parser
 
 
@@ -81,11 +80,14 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = make_parser().parse_args(arguments)
     try:
-        if options.png is not None:
+        if options.measure == "report":
+            figures.write(options.pages)
+            return 0
+        if getattr(options, "png", None) is not None:
             require_matplotlib()  # fails before minutes of measuring, not after
         device = resolve_device(options.device).partition(":")[0]
         with _terminated_as_interrupted():
             status: int = MEASURES[options.measure].run(options, device)
-    except (ChartsError, MachineError, PageCacheError) as error:
+    except (ChartsError, MachineError, PageCacheError, figures.FiguresError) as error:
         raise UsageError(str(error)) from error
     return status

@@ -58,13 +58,12 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
     ),
     "benchmarks": (
         "harness",
-        "report",
+        "waterfall",
         "peers",
-        "startup",
-        "load",
-        "compile",
-        "soak",
-        "autoscaling",
+        "contenders",
+        ("engine", "soak", "autoscaling"),
+        ("comparison", "latency", "modes", "startup"),
+        "figures",
         "command",
     ),
 }

@@ -1,33 +1,20 @@
-"""Reads the kernel's facts about a running process and its children: memory, CPU time, and started programs.
+"""Reads the kernel's facts about a running process and its children: memory, CPU time, and started processes.
 
-No privileges are needed. Two ways to find children complement each other. The kernel adds the page faults of every
-child that has ended, and of its children, to its parent (proc(5), `cminflt`). If this number is 0 and no child is
-alive, no process was ever started, however short-lived. The kernel does not name these children. So a second start
-is watched by reading the process table every few milliseconds, which may miss a process that lives shorter than
-that.
-
-The first way has a limit: a child whose end the parent ignores (SIGCHLD set to SIG_IGN) is not counted. Neither
-Python nor torch does that.
+No privileges are needed. The kernel adds the page faults of every child that has ended, and of its children, to its
+parent (proc(5), `cminflt`). If this number is 0 and no child is alive, no process was ever started, however
+short-lived. A child whose end the parent ignores (SIGCHLD set to SIG_IGN) is not counted. Neither Python nor torch
+does that.
 """
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# The name may have a target in front and a version behind, such as x86_64-linux-gnu-g++-12.
-_COMPILER = re.compile(
-    r"(?:.+-)?(?:nvcc|ptxas|cicc|nvlink|fatbinary|gcc|g\+\+|cc|c\+\+|cc1|cc1plus|clang|clang\+\+|collect2|as|ld(?:\.\w+)?"
-    r"|lld|ninja|cmake|triton)(?:-[0-9.]+)?"
-)
-WATCH_S = 0.005
 UNKNOWN = "?"
 
 
@@ -89,88 +76,17 @@ def kernel_counts_children() -> bool:
     return bool(found.ended)
 
 
-class ProcessTable:
-    """The parents of processes, from /proc. Later look-ups read only new processes, so they can be frequent."""
-
-    def __init__(self) -> None:
-        self._parents: dict[int, int] = {}  # found by the first look-up, so an orphan keeps its true parent
-
-    def descendants(self, pid: int) -> list[tuple[int, str]]:
-        """Returns process ids and program names of the children of ``pid``, their children, and so on."""
-        living = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
-        self._parents = {known: parent for known, parent in self._parents.items() if known in living}
-        for new in living - self._parents.keys():
-            if fields := _stat(new):
-                self._parents[new] = int(fields[1])
-        below: dict[int, list[int]] = {}
-        for child, parent in self._parents.items():
-            below.setdefault(parent, []).append(child)
-        found, waiting = [], [pid]
-        while waiting:
-            born = below.get(waiting.pop(), [])
-            found += born
-            waiting += born
-        return [(child, _program(child)) for child in found]
-
-
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """Returns the descendants of ``pid``, from one look-up in the process table."""
-    return ProcessTable().descendants(pid)
-
-
-class Watch:
-    """Names every process that ``pid`` starts, as far as it is seen. A context manager."""
-
-    def __init__(self, pid: int) -> None:
-        """Watches ``pid``. Its parts are not named, but the processes that they start are."""
-        self._pid = pid
-        self._parts: set[int] = set()
-        self._table = ProcessTable()
-        self._seen: dict[int, set[str]] = {}
-        self._looks = 0
-        self._seconds = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    @property
-    def programs(self) -> list[str]:
-        """Names of all programs seen. A process may have several names, because exec follows fork. A process that
-        was about to end may have none."""
-        seen = (names for pid, names in self._seen.items() if pid not in self._parts)
-        return sorted({name for names in seen for name in names} - {UNKNOWN})
-
-    @property
-    def compilers(self) -> list[str]:
-        return [name for name in self.programs if is_compiler(name)]
-
-    @property
-    def interval(self) -> float:
-        """Average seconds between two look-ups so far."""
-        return self._seconds / max(self._looks, 1)
-
-    def _look(self) -> None:
-        began = time.monotonic()
-        while not self._over.wait(WATCH_S):
-            found = self._table.descendants(self._pid)
-            if any(pid not in self._seen for pid, _ in found):
-                self._parts.update(own_parts(self._pid))
-            for pid, name in found:
-                self._seen.setdefault(pid, set()).add(name)
-            self._looks += 1
-            self._seconds = time.monotonic() - began
-
-
-def is_compiler(program: str) -> bool:
-    """Returns whether a program is a compiler, an assembler, a linker or a driver of these."""
-    return _COMPILER.fullmatch(program) is not None
+    """Returns process ids and program names of the children of ``pid``, their children, and so on."""
+    below: dict[int, list[int]] = {}
+    for child, parent in _parents().items():
+        below.setdefault(parent, []).append(child)
+    found, waiting = list[int](), [pid]
+    while waiting:
+        born = below.get(waiting.pop(), [])
+        found += born
+        waiting += born
+    return [(child, _program(child)) for child in found]
 
 
 def peak_host_bytes(pid: int) -> int | None:
@@ -209,48 +125,14 @@ def cpu_seconds(pid: int, thread: int | None = None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Bytes in use on all GPUs together, and by process if the driver tells."""
-
-    used: int
-    by_pid: dict[int, int]
-
-    def held_by(self, pids: Iterable[int], before: "DeviceMemory") -> int:
-        """Returns the bytes that processes hold: by the driver, or else by the growth of the whole since
-        ``before``.
-
-        In a container the driver's process ids may differ from those here.
-        """
-        held = sum(self.by_pid.get(pid, 0) for pid in pids)
-        return held or max(self.used - before.used, 0)
-
-
-def device_memory() -> DeviceMemory | None:
-    """Returns the memory in use, or None without an NVIDIA GPU."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    used = sum(int(line) for line in _smi("--query-gpu=memory.used") if line.strip().isdigit())
-    by_pid: dict[int, int] = {}
-    for line in _smi("--query-compute-apps=pid,used_memory"):
-        pid, _, memory = line.partition(",")
-        if pid.strip().isdigit() and memory.strip().isdigit():
-            by_pid[int(pid)] = by_pid.get(int(pid), 0) + (int(memory) << 20)
-    return DeviceMemory(used << 20, by_pid)
-
-
 def gpu_name() -> str | None:
     """Returns the name of the first NVIDIA GPU and its driver, or None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
-    lines = _smi("--query-gpu=name,driver_version")
-    return lines[0].replace(", ", ", driver ") if lines else None
-
-
-def _smi(query: str) -> list[str]:
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return lines[0].replace(", ", ", driver ") if lines else None
 
 
 def _tree(pid: int) -> list[int]:

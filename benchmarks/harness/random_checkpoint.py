@@ -8,14 +8,13 @@ each caption is exactly as long as its limit, and has no meaning.
 """
 
 import json
-import random
 import re
 import shutil
 import string
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, islice, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -317,25 +316,13 @@ def _byte_pairs(size: int, *words: str) -> "Tokenizer":
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: index for index, symbol in enumerate(alphabet)}
+    vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges: list[tuple[str, str]] = []
-    for word in words:
+    for word in (*words, *_words(size, "Ġ" + string.ascii_letters)):
         for left, joined in pairwise(accumulate(word)):
-            if joined not in vocab:
+            if joined not in vocab and len(vocab) < size - 1:
                 vocab[joined] = len(vocab)
                 merges.append((left, joined[-1]))
-    letters = [symbol for symbol in alphabet if symbol.isascii() and symbol.isalpha()]
-    pieces = ["Ġ", *letters]
-    chooser = random.Random(SEED)
-    while len(vocab) < size - 1:
-        left, right = chooser.choice(pieces), chooser.choice(letters if chooser.random() < 0.7 else pieces)
-        joined = left + right
-        if joined in vocab or len(joined) > 10 or "Ġ" in joined[1:]:
-            continue
-        vocab[joined] = len(vocab)
-        pieces.append(joined)
-        merges.append((left, right))
     vocab[_END] = size - 1
     tokenizer = Tokenizer(models.BPE(vocab, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -351,19 +338,12 @@ def _word_pieces(size: int) -> "Tokenizer":
 
     specials = {"[PAD]": _PADDING, "[UNK]": _UNKNOWN, "[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
     specials |= {"[DEC]": size - 2, "[ENC]": size - 1}
-    taken = {index: token for token, index in specials.items()}
     characters = string.ascii_lowercase + string.digits
-    pieces = [*string.punctuation, *characters, *(f"##{character}" for character in characters)]
-    chooser, known = random.Random(SEED), {*pieces, *specials}
-    while len(pieces) < size:
-        word = "".join(chooser.choices(string.ascii_lowercase, k=chooser.randint(2, 8)))
-        piece = f"##{word}" if chooser.random() < 0.2 else word
-        if piece not in known:
-            known.add(piece)
-            pieces.append(piece)
-    following, unused = iter(pieces), (f"[unused{index}]" for index in range(_UNKNOWN))
-    words = (taken.get(index) or (next(unused) if index < _UNKNOWN else next(following)) for index in range(size))
-    vocab = {word: index for index, word in enumerate(words)}
+    words = ((word, f"##{word}") for word in (*characters, *_words(size, string.ascii_lowercase)))
+    pieces = [*(f"[unused{index}]" for index in range(_UNKNOWN)), *string.punctuation, *chain(*words)]
+    vocab = dict(specials)
+    free = (index for index in range(size) if index not in specials.values())
+    vocab |= dict(zip(pieces[1:], free, strict=False))
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -373,6 +353,12 @@ def _word_pieces(size: int) -> "Tokenizer":
     tokenizer.decoder = decoders.WordPiece(cleanup=True)
     tokenizer.add_special_tokens([*specials])
     return tokenizer
+
+
+def _words(count: int, letters: str) -> Iterator[str]:
+    """Yields made-up words of two letters, then of three, and so on."""
+    words = (product(letters, *[letters.removeprefix("Ġ")] * length) for length in range(1, 5))
+    return islice(("".join(word) for word in chain.from_iterable(words)), count)
 
 
 def _siglip(**further: int) -> dict[str, int]:

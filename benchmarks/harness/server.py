@@ -4,11 +4,13 @@ Requests are sent over a keep-alive HTTP/1.1 connection without a library, whose
 of the measurement.
 """
 
+import base64
 import contextlib
 import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import tempfile
 import time
@@ -20,6 +22,8 @@ from snapcap.benchmarks.harness.workload import ROOT, environment, free_port
 
 BINARY = "application/octet-stream"
 START_LIMIT_S = 600.0
+STEADY_CAPTIONS = 20
+STEADY_LIMIT_S = 5.0
 
 
 class Reply(NamedTuple):
@@ -90,10 +94,20 @@ def content_length(head: bytes, default: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The paths of a server for captions, and for readiness if it has one."""
+    """The paths of a server for captions, and for readiness if it has one.
+
+    takes_json: the server takes an image as base64 in a JSON document, and not as the body.
+    """
 
     caption: str
     ready: str | None
+    takes_json: bool = False
+
+    def body(self, image: bytes) -> tuple[bytes, str]:
+        """Returns the body and the content type of a request for a caption."""
+        if not self.takes_json:
+            return image, BINARY
+        return json.dumps({"image": base64.b64encode(image).decode()}).encode(), "application/json"
 
 
 SNAPCAP_API = Endpoint("/v1/caption", "/readyz")
@@ -222,7 +236,7 @@ class Server(Process):
             time.sleep(0.005)
 
     def caption(self, connection: Connection, image: bytes) -> Reply:
-        reply = connection.request(self.api.caption, image)
+        reply = connection.request(self.api.caption, *self.api.body(image))
         if reply.status != 200:
             raise RuntimeError(f"status {reply.status}: {reply.body.decode()}\n{self.log()}")
         return reply
@@ -252,3 +266,13 @@ def serving(
         yield server
     finally:
         server.stop()
+
+
+def steady_caption(server: Server, connection: Connection, image: bytes) -> float:
+    """Returns the seconds of a lone caption once the server is warm: the median of several, one after the other."""
+    seconds: list[float] = []
+    while len(seconds) < 3 or (len(seconds) < STEADY_CAPTIONS and sum(seconds) < STEADY_LIMIT_S):
+        began = time.monotonic()
+        server.caption(connection, image)
+        seconds.append(time.monotonic() - began)
+    return statistics.median(seconds)

@@ -9,19 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snapcap.benchmarks.harness.random_checkpoint import NEW_TOKENS, RANDOM_MODELS
 from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, add_arguments
-from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-
-if TYPE_CHECKING:
-    from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.plan.plan import Plan
-    from snapcap.warmup.runtime.torch_model import LoadedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -160,30 +154,6 @@ def open_workload(name: str, cache: Path) -> Workload:
         subprocess.run(command, cwd=ROOT, env=environment(), check=True)
     images = {name: (data, None) for name, (data, _) in jpegs.items()}
     return Workload(name, folder, images, NEW_TOKENS)
-
-
-def start_options(model: Path, cache: Path, **compute: Any) -> StartOptions:
-    """Returns the options of `snapcap serve`, with the artifact store in ``cache``."""
-    return StartOptions(ModelOptions(str(model), cache), ComputeOptions(**compute))
-
-
-def open_model(
-    options: StartOptions, mark: Callable[[str], object] = lambda _: None
-) -> "tuple[Checkpoint, Plan, LoadedModel]":
-    """Returns a checkpoint on its device, as a start has it before anything is compiled. Calls ``mark`` after each
-    phase."""
-    from snapcap.warmup.plan.plan import make_plan
-    from snapcap.warmup.runtime.torch_model import load_model, open_device
-    from snapcap.warmup.start.preparation import read_checkpoint
-
-    checkpoint = read_checkpoint(options)
-    plan = make_plan(checkpoint.config, options)
-    mark("checkpoint")
-    device, dtype = open_device(plan)
-    mark("device_init")
-    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
-    mark("load_weights")
-    return checkpoint, plan, model
 
 
 def _jpeg(png: bytes) -> bytes:

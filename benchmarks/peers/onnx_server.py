@@ -5,63 +5,19 @@
 
 The models are opened while FastAPI is imported, before the port is bound. Images are decoded in a thread pool.
 Decoded images that wait for the model go through it as one batch. The defaults gave 16 clients of the demo model
-most captions/s on two CPUs (`benchmarks/README.md`): all CPUs but one for the model, and one for HTTP.
+most captions/s on two CPUs (`benchmarks/NOTES.md`): all CPUs but one for the model, and one for HTTP.
 """
 
 import argparse
 import os
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from snapcap.benchmarks.harness.arguments import count, make_parser
 from snapcap.benchmarks.harness.marks import mark
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-
-
-class Batcher(Generic[Item, Answer]):
-    """Runs batches one after the other in each of its threads."""
-
-    def __init__(self, run: Callable[[Sequence[Item]], Sequence[Answer]], most: int, workers: int) -> None:
-        """``run`` returns as many answers as it gets items. ``most`` is the greatest number of items in a batch."""
-        self._run = run
-        self._most = most
-        self._waiting: SimpleQueue[tuple[Item, Future[Answer]]] = SimpleQueue()
-        for _ in range(workers):
-            threading.Thread(target=self._work, daemon=True).start()
-
-    def submit(self, item: Item) -> "Future[Answer]":
-        answer: Future[Answer] = Future()
-        self._waiting.put((item, answer))
-        return answer
-
-    def _work(self) -> None:
-        while True:
-            batch = self._next_batch()
-            try:
-                answers = self._run([item for item, _ in batch])
-            except Exception as error:  # an error of the requests, which must not end this thread
-                for _, future in batch:
-                    future.set_exception(error)
-                continue
-            for (_, future), answer in zip(batch, answers, strict=True):
-                future.set_result(answer)
-
-    def _next_batch(self) -> "list[tuple[Item, Future[Answer]]]":
-        batch = [self._waiting.get()]
-        while len(batch) < self._most:
-            try:
-                batch.append(self._waiting.get_nowait())
-            except Empty:
-                break
-        # A request that was cancelled is not run.
-        running = [each for each in batch if each[1].set_running_or_notify_cancel()]
-        return running or self._next_batch()
+from snapcap.benchmarks.peers.batcher import Batcher
 
 
 def create_app(captioner: Any, options: argparse.Namespace) -> Any:
@@ -71,8 +27,6 @@ def create_app(captioner: Any, options: argparse.Namespace) -> Any:
     import numpy as np
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
-
-    from snapcap.benchmarks.peers.onnx_server import Batcher
 
     def run(batch: Sequence[Any]) -> list[list[int]]:
         rows: list[list[int]] = captioner.generate(np.stack(batch))

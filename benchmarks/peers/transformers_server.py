@@ -1,27 +1,159 @@
-"""Serves the plain peer: FastAPI and transformers' `generate`, without any tricks.
+"""Serves the plain peer: FastAPI and transformers' `generate`, one image at a time or in batches.
 
-    python -m snapcap.benchmarks.peers.transformers_server --model models/demo --port 8100
+    python -m snapcap.benchmarks.peers.transformers_server --model models/demo --port 8100 [--batch 16]
 
-The model is loaded before the port is bound. The endpoint is a plain `def`, which FastAPI runs in its thread pool.
-The request's body is the image itself.
+The model is loaded before the port is bound. A request's body is the image itself. Without ``--batch`` the endpoint
+is a plain `def`, which FastAPI runs in its thread pool. With it, images that wait for the model are captioned
+together.
 """
 
+import asyncio
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark
-from snapcap.benchmarks.peers.transformers_model import Captioner
+from snapcap.benchmarks.peers.batcher import Batcher
 
 
-def create_app(captioner: Captioner) -> Any:
-    """Returns the application over a loaded model."""
-    from fastapi import Body, FastAPI
+class Captioner:
+    """Runs ``generate`` of the class that the checkpoint names, greedily, as in its documentation."""
+
+    def __init__(self, folder: str, device: str) -> None:
+        import torch
+
+        mark("import_torch")
+        import transformers
+
+        (architecture,) = _read(folder, "config.json")["architectures"]
+        model_class: Any = getattr(transformers, architecture)
+        # Version 5 has two variants of each processor. The plain one uses torchvision if it is installed.
+        processor = _read(folder, "preprocessor_config.json")["image_processor_type"]
+        plain: Any = getattr(transformers, f"{processor}Pil", None) or getattr(transformers, processor)
+        tokenizer_class: Any = transformers.AutoTokenizer
+        mark("import_transformers")
+        self._processor = plain.from_pretrained(folder)
+        self._tokenizer = tokenizer_class.from_pretrained(folder)
+        self._device = device
+        self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self._model = model_class.from_pretrained(folder, dtype=self._dtype).to(device).eval()
+        self._ends = _ends(self._model)
+        self._is_tiled = hasattr(self._model.config, "scale_factor")
+        self._prompt = _prompt(folder, self._model, self._tokenizer)
+        # Number of tokens before a caption: an instruction's, or the start token.
+        self._before = len(self._prompt) if _is_chat(self._model) else 1
+        # The limit is passed to `generate`, because BLIP's decoder does not read the checkpoint's
+        # generation_config.json.
+        limit = self._model.generation_config.max_new_tokens
+        self._limit = {} if limit is None else {"max_new_tokens": limit}
+        mark("load_model")
+
+    def pixels(self, images: list[bytes]) -> Any:
+        """Returns encoded images as one tensor [B, 3, H, W] on the device."""
+        from PIL import Image
+
+        pictures = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
+        if self._is_tiled:  # no image is split into tiles
+            settings = {"do_image_splitting": False, "return_tensors": "pt"}
+            batch = self._processor([[picture] for picture in pictures], **settings).pixel_values
+        else:
+            batch = self._processor(pictures, return_tensors="pt").pixel_values
+        return batch.to(self._device, self._dtype)
+
+    def generate(self, pixels: Any) -> list[dict[str, Any]]:
+        """Returns the captions of a batch, with their numbers of tokens."""
+        import torch
+
+        with torch.inference_mode():
+            given = {"do_sample": False, "num_beams": 1, **self._limit}
+            if self._prompt:
+                given["input_ids"] = torch.tensor([self._prompt] * len(pixels), device=self._device)
+            rows = self._model.generate(pixel_values=pixels, **given).tolist()
+        rows = [row[self._before :] for row in rows]
+        texts = self._tokenizer.batch_decode(rows, skip_special_tokens=True)
+        counts = [sum(token not in self._ends for token in row) for row in rows]
+        return [{"caption": text.strip(), "tokens": count} for text, count in zip(texts, counts, strict=True)]
+
+
+def _prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
+    """Returns the ids that a model reads beside the pixels, image placeholders included. Empty for most models."""
+    if _is_chat(model):
+        return _chat_prompt(folder, model, tokenizer)
+    return _task_prompt(folder, model, tokenizer) if model.config.model_type == "florence2" else []
+
+
+def _is_chat(model: Any) -> bool:
+    return model.config.model_type in ("idefics3", "llava")
+
+
+def _task_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
+    """Returns the ids of Florence-2's first task."""
+    size = _read(folder, "preprocessor_config.json")["size"]
+    stride = math.prod(model.config.vision_config.patch_stride)
+    image = [model.config.image_token_id] * ((size["height"] // stride) * (size["width"] // stride) + 1)
+    text: list[int] = tokenizer("What does the image describe?", add_special_tokens=False)["input_ids"]
+    return [*image, *text, model.generation_config.eos_token_id]
+
+
+def _chat_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
+    """Returns the ids of a message of one image and the default instruction, for a model with a chat template."""
+    content = [{"type": "image"}, {"type": "text", "text": "Can you describe this image?"}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}],
+        chat_template=_read(folder, "chat_template.json")["chat_template"],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    vision, scale = model.config.vision_config, getattr(model.config, "scale_factor", 1)
+    image = "<image>" * (vision.image_size // vision.patch_size // scale) ** 2
+    if model.config.model_type == "idefics3":
+        around = "<fake_token_around_image>"
+        image = f"{around}<global-img>{image}{around}"
+    ids: list[int] = tokenizer(text.replace("<image>", image))["input_ids"]
+    return ids
+
+
+def _read(folder: str, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((Path(folder) / name).read_text())
+    return content
+
+
+def _ends(model: Any) -> set[int]:
+    """Returns the tokens that end or pad a row."""
+    text = getattr(model.config, "text_config", None)
+    if not hasattr(text, "sep_token_id"):
+        text = None  # only BLIP's captions end with [SEP]
+    end = model.generation_config.eos_token_id if text is None else text.sep_token_id
+    padding = (model.generation_config if text is None else text).pad_token_id
+    return set() if end is None else {end, padding}
+
+
+def create_app(captioner: Captioner, batch: int) -> Any:
+    """Returns the application over a loaded model. ``batch`` is the greatest number of images in a batch, or 0."""
+    from fastapi import Body, FastAPI, Request
 
     app = FastAPI()
+    if not batch:
+
+        @app.post("/caption")
+        def caption(image: bytes = Body(media_type="application/octet-stream")) -> dict[str, Any]:
+            return captioner.generate(captioner.pixels([image]))[0]
+
+        return app
+
+    def run(images: Sequence[bytes]) -> list[dict[str, Any]]:
+        return captioner.generate(captioner.pixels(list(images)))
+
+    batcher = Batcher(run, batch, workers=1)
 
     @app.post("/caption")
-    def caption(image: bytes = Body(media_type="application/octet-stream")) -> dict[str, Any]:
-        return captioner.generate(captioner.pixels([image]))[0]
+    async def batched(request: Request) -> dict[str, Any]:
+        answer: dict[str, Any] = await asyncio.wrap_future(batcher.submit(await request.body()))
+        return answer
 
     return app
 
@@ -31,16 +163,11 @@ def main() -> None:
     parser.add_argument("--model", default="models/demo", help="checkpoint folder")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--port", type=int, default=8100)
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of one operation; 0: torch's default")
-    parser.add_argument("--compile", action="store_true", help="torch.compile over encoder and decoder")
+    parser.add_argument("--batch", type=int, default=0, help="greatest number of images in a batch; 0: no batches")
     options = parser.parse_args()
     mark("interpreter")
-    captioner = Captioner(options.model, options.device, options.compile)
-    if options.threads:
-        import torch
-
-        torch.set_num_threads(options.threads)
-    app = create_app(captioner)
+    captioner = Captioner(options.model, options.device)
+    app = create_app(captioner, options.batch)
     import uvicorn
 
     mark("import_fastapi")

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import random
 import socket
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snapcap.benchmarks.harness.workload import samples
-from snapcap.benchmarks.soak.replica import Replica, Reply, ask, lone_request
+from snapcap.benchmarks.soak.servers import Replica, Reply, ask, lone_request
 
 _BOUNDARY = "------------------------d74496d66958873e"
 PATIENCE_S = 180.0
@@ -87,11 +88,16 @@ def requests() -> list[Request]:
 
 
 class GoodClients:
-    """``count`` clients. Each waits a moment after a caption and then sends the next request."""
+    """Clients that retry as the API tells them to, each at the other server first.
 
-    def __init__(self, port: int, count: int, chooser: random.Random, thought_s: float = 0.05) -> None:
+    Each of ``count`` clients waits a moment after a caption and then sends the next request.
+    """
+
+    def __init__(
+        self, replicas: Sequence[Replica], count: int, chooser: random.Random, thought_s: float = 0.05
+    ) -> None:
         self.tally = Tally()
-        self._port = port
+        self._replicas = replicas
         self._count = count
         self._chooser = chooser
         self._thought_s = thought_s
@@ -115,10 +121,13 @@ class GoodClients:
     async def _caption(self, request: Request) -> None:
         tally, began, last = self.tally, time.monotonic(), ""
         tally.requests += 1
-        while time.monotonic() - began < PATIENCE_S:
+        turns = itertools.cycle(self._chooser.sample(self._replicas, len(self._replicas)))
+        for attempt, replica in enumerate(turns, 1):
+            if time.monotonic() - began > PATIENCE_S:
+                break
             wait = 1.0
             try:
-                reply = await ask(self._port, request.data, TIMEOUT_S)
+                reply = await ask(replica.port, request.data, TIMEOUT_S)
             except (OSError, TimeoutError) as error:
                 last = f"{type(error).__name__}: {error}"
             else:
@@ -129,7 +138,8 @@ class GoodClients:
                 last = f"{reply.status} {reply.body[:200]!r}"
                 wait = reply.retry_after or wait
             tally.retried += 1
-            await asyncio.sleep(wait)
+            if attempt % len(self._replicas) == 0:
+                await asyncio.sleep(wait)
         tally.lost += 1
         tally.problem(f"{request.api}: gave up after {PATIENCE_S:.0f} s: {last}")
 
@@ -143,7 +153,7 @@ class GoodClients:
 
 
 async def captions_rightly(port: int, requests: Sequence[Request], within: float = 5.0) -> bool:
-    """Returns whether a server answers with the right caption, without the balancer."""
+    """Returns whether a server answers with the right caption."""
     request = requests[0]
     try:
         reply = await ask(port, request.data, within)

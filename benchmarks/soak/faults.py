@@ -1,4 +1,4 @@
-"""Injects the faults of a soak: of processes, stores, disks, clocks, clients and the GPU's memory."""
+"""Injects the faults of a soak: of processes, stores, disks, clients and the GPU's memory."""
 
 import asyncio
 import contextlib
@@ -6,22 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from snapcap.benchmarks.harness.processes import is_gone
 from snapcap.benchmarks.harness.workload import samples
-from snapcap.benchmarks.soak.balancer import Lie
-from snapcap.benchmarks.soak.campaign import Fault, Healed, World
-from snapcap.benchmarks.soak.clients import leave, status_of
-from snapcap.benchmarks.soak.replica import Replica, lone_request
+from snapcap.benchmarks.soak.clients import BadClients, leave, status_of
+from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, lone_request
 
 ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # indexes of `Replica.parts`
-Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
-STEP = "+3600s"
-NO_STEP = "+0s"
-SEEN_S = 2.0  # seconds after which libfaketime has read the file again
+Healed = Callable[[], bool]
 STALLED, STALL_S = 200, 5.0
 LEAVING = 300
 FLOOD = 400
@@ -40,6 +37,33 @@ time.sleep(float(sys.argv[1]))
 """
 
 
+@dataclass(frozen=True)
+class World:
+    """Everything that a fault can reach. ``proxy`` is None if the servers have no store but their own folders."""
+
+    replicas: Sequence[Replica]
+    proxy: LyingProxy | None
+    bad: BadClients
+    chooser: Random
+
+
+Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault.
+
+    kind: the requirement of the fault, by its name in `Setting.unavailable`.
+    inject: injects the fault into one server, yields a function that tells whether the broken part has recovered,
+        and removes the fault.
+    """
+
+    name: str
+    kind: str
+    inject: Injection
+
+
 def signalled(number: int, part: int | None) -> Injection:
     """Returns a fault that sends a signal to a part of the server, or to the process that answers if ``part`` is
     None.
@@ -52,8 +76,6 @@ def signalled(number: int, part: int | None) -> Injection:
     async def inject(_: World, replica: Replica) -> AsyncIterator[Healed]:
         before = replica.parts
         pid = replica.pid if part is None else before[part]
-        if part is None:
-            replica.went_down()
         os.kill(pid, number)
 
         def healed() -> bool:
@@ -71,7 +93,6 @@ def signalled(number: int, part: int | None) -> Injection:
 async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
     """Drains the server, as a rolling update does."""
     start = replica.starts
-    replica.went_down()
     replica.signal(signal.SIGTERM)
     yield lambda: replica.starts > start
 
@@ -136,30 +157,6 @@ def remount(folder: Path, mode: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], check=True, capture_output=True)
 
 
-@asynccontextmanager
-async def clock_stepped(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Moves the time of day of a running server an hour ahead, and back. Its monotonic clock does not change.
-
-    The server is restarted with a clock of its own before, and without it afterwards.
-    """
-    clock, before = replica.cache.parent / f"{replica.name}.clock", dict(replica.extra)
-    clock.write_text(NO_STEP)
-    replica.extra |= {**world.clock, "FAKETIME_TIMESTAMP_FILE": str(clock)}
-    try:
-        async with drained(world, replica) as started:
-            while not (started() and await replica.is_ready()):  # noqa: ASYNC110 - the campaign goes on meanwhile
-                await asyncio.sleep(0.1)
-        clock.write_text(STEP)
-        await asyncio.sleep(SEEN_S)
-        yield lambda: True
-        clock.write_text(NO_STEP)
-        await asyncio.sleep(SEEN_S)
-    finally:
-        replica.extra = before
-        async with drained(world, replica):
-            pass
-
-
 STORE_FAULTS = (
     Fault("s3-black-hole", "s3", store_that(Lie.SILENCE)),
     Fault("s3-slow", "s3", store_that(Lie.DELAY)),
@@ -167,7 +164,6 @@ STORE_FAULTS = (
     Fault("s3-corrupts", "s3", store_that(Lie.CORRUPTION)),
     Fault("disk-full", "disk", disk_full),
     Fault("disk-read-only", "disk", disk_read_only),
-    Fault("clock-stepped", "clock", clock_stepped),
 )
 
 
@@ -235,7 +231,8 @@ async def memory_taken_at_start(world: World, replica: Replica) -> AsyncIterator
 
 
 GPU_FAULTS = (
-    Fault("gpu-kernel-asserts", "gpu", signalled(signal.SIGUSR2, ENGINE)),
     Fault("gpu-memory-taken", "gpu", memory_taken),
     Fault("gpu-memory-taken-at-start", "gpu", memory_taken_at_start),
 )
+
+FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS, *GPU_FAULTS)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapcap.benchmarks.autoscaling import (
+    CLIENTS,
     LOADS,
     VLLM_START_S,
     Autoscaler,
@@ -21,7 +22,7 @@ from snapcap.benchmarks.autoscaling import (
     on_off,
 )
 from snapcap.benchmarks.autoscaling import __name__ as MAIN
-from snapcap.benchmarks.report.tables import setting
+from snapcap.benchmarks.harness.report import setting
 
 ROOT = Path(__file__).parents[2]
 SCALER = Autoscaler(pod=1.0)
@@ -101,21 +102,32 @@ def test_a_spike_multiplies_the_rate_of_its_hour() -> None:
     assert rate(95.0) == pytest.approx(5 * (1 + 40 * (1 - math.cos(2 * math.pi * 0.095)) / 2))
 
 
-def test_the_servers_are_those_that_were_measured() -> None:
-    servers = {each.title: each for each in measured()}
-    result = json.loads((ROOT / "benchmarks/results/cpu-startup.json").read_text())
-    assert servers["snapcap"].start == result["cases"]["aot"]["medians"]["ready"]
-    (published,) = (each for each in servers.values() if "published" in each.title)
-    assert (published.start, published.rate) == (VLLM_START_S, servers["snapcap"].rate)
+@pytest.fixture
+def servers(tmp_path: Path) -> Path:
+    """A result of `snapcap bench peers`."""
+    figures = {}
+    for case, start, rate in (("aot", 0.3, 180.0), ("onnxruntime", 0.4, 200.0), ("transformers-eager", 3.4, 18.0)):
+        figures |= {f"{case}.ready": start, f"{case}.lone_ms": 10.0, f"{case}.captions_per_s": rate}
+    (tmp_path / "servers.json").write_text(json.dumps({"figures": figures}))
+    return tmp_path / "servers.json"
 
 
-def test_the_command_prints_every_load(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", MAIN, "--json", str(tmp_path / "a.json")]
+def test_the_servers_are_those_of_one_run(servers: Path) -> None:
+    found = {each.title: each for each in measured(servers)}
+    assert found["snapcap"] == Replica("snapcap", 0.3, 0.01, 180.0, CLIENTS)
+    (published,) = (each for each in found.values() if "published" in each.title)
+    assert (published.start, published.rate) == (VLLM_START_S, found["snapcap"].rate)
+
+
+def test_the_command_prints_every_load(tmp_path: Path, servers: Path) -> None:
+    command = [sys.executable, "-m", MAIN, "--servers", str(servers), "--json", str(tmp_path / "a.json")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     result = json.loads((tmp_path / "a.json").read_text())
-    assert [table["title"] for table in result["tables"][1:]] == [load.title for load in LOADS]
-    assert result["command"].startswith("python -m snapcap.benchmarks.autoscaling --json")
+    assert list(result["loads"]) == [load.title for load in LOADS]
+    assert all(list(cases) == list(result["servers"]) for cases in result["loads"].values())
+    assert all(load.title in run.stdout for load in LOADS)
+    assert result["command"].startswith("python -m snapcap.benchmarks.autoscaling --servers")
 
 
 def test_the_setting_names_no_file_of_a_package() -> None:

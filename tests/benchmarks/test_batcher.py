@@ -1,4 +1,4 @@
-"""The batcher of the ONNX Runtime peer: what goes together, and what becomes of errors."""
+"""The batcher of the peers without one: what goes together, and what becomes of errors."""
 
 import threading
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from snapcap.benchmarks.peers.onnx_server import Batcher
+from snapcap.benchmarks.peers.batcher import Batcher
 
 LIMIT_S = 10.0
 

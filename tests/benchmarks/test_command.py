@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from snapcap.benchmarks.command import make_parser
+from snapcap.benchmarks.contenders import PEERS
 from snapcap.benchmarks.harness import arguments
 from snapcap.benchmarks.harness.arguments import PageCacheError, some_of
 from snapcap.benchmarks.harness.workload import open_workload
-from snapcap.benchmarks.peers.commands import PEERS
-from snapcap.benchmarks.startup.bench import TITLES, Bench
-from snapcap.benchmarks.startup.start import Machine
+from snapcap.benchmarks.startup import TITLES, Bench
 from snapcap.service.cli.main import main
 
 
@@ -27,8 +26,8 @@ from snapcap.service.cli.main import main
         (["bench", "startup", "--runs", "many"], "--runs"),
         (["bench", "startup", "--runs", "0"], "--runs"),
         (["bench", "latency", "--concurrency", "1,0"], "must be numbers above 0"),
-        (["bench", "throughput", "--cases", "floor"], "must be all, or some of aot"),
-        (["bench", "throughput", "--seconds", "-1"], "--seconds"),
+        (["bench", "peers", "--cases", "floor"], "must be all, or some of aot"),
+        (["bench", "peers", "--seconds", "-1"], "--seconds"),
         (["bench", "modes", "--cases", "aot"], "must be all, or some of eager"),
         (["bench", "modes", "--buckets", "0"], "must be numbers above 0"),
     ],
@@ -57,7 +56,7 @@ def test_cases_come_in_the_order_of_the_table_and_each_once() -> None:
     assert read("all") == list(TITLES)
 
 
-@pytest.mark.parametrize("measure", ["startup", "latency", "throughput", "modes"])
+@pytest.mark.parametrize("measure", ["peers", "startup", "latency", "modes"])
 def test_every_measurement_has_help(measure: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         make_parser().parse_args([measure, "--help"])
@@ -69,6 +68,13 @@ def test_the_help_of_snapcap_lists_the_command(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "bench" in capsys.readouterr().out
+
+
+def test_the_help_says_what_a_report_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args(["report", "--help"])
+    assert ended.value.code == 0
+    assert "benchmarks/results" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("model", "device", "part"), [("demo", "cuda", "CPU alone"), ("blip", "cpu", "gpt2")])
@@ -123,12 +129,11 @@ def test_a_cold_start_drops_the_page_cache_first(
     cold: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    monkeypatch.setattr("snapcap.benchmarks.startup.bench.drop_page_cache", lambda: events.append("drop"))
-    monkeypatch.setattr("snapcap.benchmarks.startup.bench.start_script", lambda *_: events.append("start"))
-    machine = Machine(counts_children=False, gpu=False)
+    monkeypatch.setattr("snapcap.benchmarks.startup.drop_page_cache", lambda: events.append("drop"))
+    monkeypatch.setattr("snapcap.benchmarks.startup.start_script", lambda *_: events.append("start"))
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
-        Bench(workload, machine, "cpu", tmp_path, tmp_path, (), stack, float("inf"), cold).start("floor")
+        Bench(workload, False, "cpu", tmp_path, tmp_path, (), stack, float("inf"), cold).start("floor")
     assert events == ["drop"] * cold + ["start"]
 
 

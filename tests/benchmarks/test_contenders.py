@@ -1,51 +1,79 @@
-"""Who is under load, and who is named because they were not."""
+"""Which servers are compared, in which turns, and who is named because it was not measured."""
 
-import contextlib
-import io
-from collections.abc import Iterator
-from contextlib import ExitStack
+import argparse
+import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from snapcap.benchmarks.harness.server import Server
+from snapcap.benchmarks import comparison, contenders
+from snapcap.benchmarks.contenders import PEERS, Contenders
+from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import Workload
-from snapcap.benchmarks.load.contenders import Contenders, HttpLoad
-from snapcap.benchmarks.load.throughput import Servers
 
 
-class Load:
-    """The second server's turn is interrupted, as by Ctrl-C."""
+class Rounds:
+    """Measures nothing. ``order`` has the turns; a server in ``broken`` fails, and each takes ``seconds``."""
 
-    def __init__(self) -> None:
-        self.runs = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problems: dict[str, str]) -> None:
+        self.order: list[str] = []
+        self.broken: dict[str, BaseException] = {}
+        self.clock = 0.0
+        self._file = tmp_path / "peers.json"
+        found = Contenders(cast(Workload, None), "cpu", tmp_path, tmp_path, (), 100.0, problems)
+        monkeypatch.setattr(contenders, "open_contenders", lambda *_: found)
+        monkeypatch.setattr(comparison, "measure", lambda _, name, __: self._measure(name))
+        monkeypatch.setattr("time.monotonic", lambda: self.clock)
 
-    def run(self, server: Server) -> dict[str, float]:
-        self.runs += 1
-        if self.runs == 2:
-            raise KeyboardInterrupt
-        return {"captions_per_s": 1.0}
+    def _measure(self, name: str) -> dict[str, float]:
+        self.order.append(name)
+        self.clock += 30.0
+        if name in self.broken:
+            raise self.broken[name]
+        names = ("ready", "first_caption", "lone_ms", "captions_per_s", "p50_ms", "p99_ms", "memory_mib", "errors")
+        return dict.fromkeys((*names, "cpu_ms_per_caption"), float(len(self.order)))
 
-
-def test_a_server_whose_turn_never_came_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contenders = Contenders(cast(Workload, None), "cpu", tmp_path, tmp_path, (), float("inf"))
-
-    @contextlib.contextmanager
-    def serving(name: str) -> Iterator[Any]:
-        yield name
-
-    monkeypatch.setattr(contenders, "serving", serving)
-    monkeypatch.setattr(contenders, "first_caption", lambda server: io.BytesIO())
-    monkeypatch.setattr("snapcap.benchmarks.load.throughput.replace", lambda load, seconds: Warm())
-    with ExitStack() as stack:
-        servers = Servers(contenders, stack)
-        servers.open(["aot", "onnxruntime", "eager"], cast(HttpLoad, Load()))
-        results = servers.run(cast(HttpLoad, Load()), rounds=1)
-    assert list(results) == ["aot"]
-    assert contenders.problems == dict.fromkeys(("onnxruntime", "eager"), "not measured: interrupted")
+    def run(self, *cases: str, rounds: int) -> tuple[int, dict[str, Any]]:
+        given = {"cases": list(cases), "rounds": rounds, "clients": 4, "seconds": 1.0, "processes": 1}
+        options = argparse.Namespace(**given, model="demo", json=self._file)
+        return comparison.run(options, "cpu"), json.loads(self._file.read_text())
 
 
-class Warm:
-    def run(self, server: Server) -> dict[str, float]:
-        return {}
+def test_servers_take_turns_and_figures_are_medians(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rounds = Rounds(monkeypatch, tmp_path, {"litserve": "not installed: litserve"})
+    status, written = rounds.run("aot", "litserve", "eager", rounds=1)
+    assert (status, rounds.order) == (0, ["aot", "eager"])
+    assert written["figures"]["eager.ready"] == 2.0
+    assert written["samples"]["aot"]["ready"] == [1.0]
+    assert written["problems"] == {"litserve": "not installed: litserve"}
+
+
+def test_no_round_begins_that_would_end_after_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rounds = Rounds(monkeypatch, tmp_path, {})
+    status, written = rounds.run("aot", "eager", rounds=5)
+    assert (status, rounds.order) == (0, ["aot", "eager", "aot"])
+    assert [len(case["ready"]) for case in written["samples"].values()] == [2, 1]
+    assert written["problems"] == {}
+
+
+def test_a_server_that_fails_is_named_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rounds = Rounds(monkeypatch, tmp_path, {})
+    rounds.broken["onnxruntime"] = RuntimeError("first line\nanother")
+    status, written = rounds.run("onnxruntime", "aot", rounds=1)
+    assert (status, list(written["samples"])) == (1, ["aot"])
+    assert written["problems"] == {"onnxruntime": "failed: first line"}
+
+
+def test_an_interrupted_run_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rounds = Rounds(monkeypatch, tmp_path, {})
+    rounds.broken["eager"] = KeyboardInterrupt()
+    _, written = rounds.run("aot", "eager", "litserve", rounds=1)
+    assert list(written["samples"]) == ["aot"]
+    assert set(written["problems"]) == {"eager", "litserve"}
+
+
+def test_an_image_comes_as_the_server_takes_it() -> None:
+    assert Endpoint("/caption", None).body(b"image") == (b"image", "application/octet-stream")
+    body, kind = PEERS["litserve"].api.body(b"image")
+    assert (json.loads(body), kind) == ({"image": "aW1hZ2U="}, "application/json")

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from snapcap.benchmarks.harness.load import __name__ as LOAD
+from snapcap.benchmarks.harness.load import padding
 from snapcap.benchmarks.harness.workload import read_images
-from snapcap.benchmarks.load.clients import __name__ as LOAD
-from snapcap.benchmarks.load.contenders import padding
 
 ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], tuple[int, bytes]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapcap.benchmarks.harness.measurements import Samples, interleave, percentile, percentiles_ms
+from snapcap.benchmarks.harness.report import Samples, figures_of, percentile, percentiles_ms
 
 
 @pytest.mark.parametrize(
@@ -33,21 +33,9 @@ def test_samples_keep_every_value_and_give_the_median() -> None:
     assert samples.values["ready"] == [3.0, 1.0, 2.0]
 
 
-def test_cases_take_turns() -> None:
-    order: list[str] = []
-
-    def measure(name: str) -> dict[str, float]:
-        order.append(name)
-        return {"turn": float(len(order))}
-
-    results = interleave(2, {"a": lambda: measure("a"), "b": lambda: measure("b")})
-    assert order == ["a", "b", "a", "b"]
-    assert results["b"].values == {"turn": [2.0, 4.0]}
-
-
-def test_an_interrupted_measurement_keeps_what_it_has() -> None:
-    def interrupted() -> dict[str, float]:
-        raise KeyboardInterrupt
-
-    results = interleave(2, {"a": lambda: {"turn": 1.0}, "b": interrupted})
-    assert {name: samples.values for name, samples in results.items()} == {"a": {"turn": [1.0]}}
+def test_figures_are_the_medians_of_each_case() -> None:
+    samples = Samples({"ready": [3.0, 1.0, 2.0]})
+    assert figures_of({"aot": samples, "eager": Samples({"ready": [4.0]})}) == {
+        "aot.ready": 2.0,
+        "eager.ready": 4.0,
+    }

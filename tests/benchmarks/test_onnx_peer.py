@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.servers.server_process import python
 
+from snapcap.benchmarks.contenders import PEERS
 from snapcap.benchmarks.harness.server import Server, serving
 from snapcap.benchmarks.harness.workload import Workload, open_workload
-from snapcap.benchmarks.peers.commands import PEERS
 
 PEER = PEERS["onnxruntime"]
 pytestmark = pytest.mark.skipif(bool(PEER.missing), reason=f"not installed: {', '.join(PEER.missing)}")

@@ -133,10 +133,10 @@ def test_the_tokenizer_has_the_whole_vocabulary_and_reads_what_it_writes(name: s
 
 
 def test_transformers_and_snapcap_caption_alike(name: str, tiny: Path, samples: dict[Path, str]) -> None:
-    from snapcap.benchmarks.peers.transformers_model import Captioner
+    from snapcap.benchmarks.peers.transformers_server import Captioner
 
     images = list(samples)[:2]
-    captioner = Captioner(str(tiny), "cpu", compiled=False)
+    captioner = Captioner(str(tiny), "cpu")
     expected = captioner.generate(captioner.pixels([image.read_bytes() for image in images]))
     assert [reply["tokens"] for reply in expected] == [NEW_TOKENS] * 2
     # In a process of its own: the command ends its process without ado.
@@ -147,9 +147,9 @@ def test_transformers_and_snapcap_caption_alike(name: str, tiny: Path, samples: 
 
 
 def test_captions_of_random_weights_are_not_one_token_repeated(name: str, tiny: Path) -> None:
-    from snapcap.benchmarks.peers.transformers_model import Captioner
+    from snapcap.benchmarks.peers.transformers_server import Captioner
 
-    captioner = Captioner(str(tiny), "cpu", compiled=False)
+    captioner = Captioner(str(tiny), "cpu")
     torch.manual_seed(0)
     side = SIDES.get(name, 32)
     images = torch.randn(2, 3, side, side)

@@ -3,10 +3,8 @@
 import time
 from typing import Any, cast
 
-from snapcap.benchmarks.report.charts import Segment
-from snapcap.benchmarks.startup.bench import Bench, UnavailableError
-from snapcap.benchmarks.startup.command import Session
-from snapcap.benchmarks.startup.start import Start
+from snapcap.benchmarks.startup import Bench, Session, Start, UnavailableError
+from snapcap.benchmarks.waterfall import Segment
 
 
 class Recorder:
@@ -16,24 +14,21 @@ class Recorder:
         self.end = end
         self.order: list[str] = []
         self.broken: dict[str, Exception] = {}
-        self.compilers: list[str] = []
         self.compiles_serving = 0.0
         self._seconds = seconds or {}
 
     def prepare(self, case: str) -> None:
-        self.order.append(f"{case} prepared")
-
-    def check(self, case: str) -> None:
         if isinstance(self.broken.get(case), UnavailableError):
             raise self.broken[case]
+        self.order.append(f"{case} prepared")
 
-    def start(self, case: str, watched: bool = False, whole_build: bool = False) -> Start:
-        self.order.append(case + " watched" * watched + " whole" * whole_build)
+    def start(self, case: str) -> Start:
+        self.order.append(case)
         time.sleep(self._seconds.get(case, 0.0))
         if case in self.broken:
             raise self.broken[case]
         values = {"compiles_serving": self.compiles_serving}
-        return Start(1.0, [Segment("all", 0.0, 1.0)], values, {"compilers": self.compilers})
+        return Start(1.0, [Segment("all", 0.0, 1.0)], values)
 
 
 def session(bench: Recorder, *names: str, runs: int = 2) -> Session:
@@ -44,38 +39,21 @@ def starts(bench: Recorder) -> list[str]:
     return [event for event in bench.order if "prepared" not in event]
 
 
-def test_cases_take_turns_and_the_warm_ones_are_watched_once_at_the_end() -> None:
+def test_cases_take_turns_after_one_start_that_does_not_count() -> None:
     bench = Recorder()
-    session(bench, "floor", "aot", "eager").run()
+    run = session(bench, "floor", "aot", "eager")
+    run.run()
     turn = ["floor", "aot", "eager"]
-    assert starts(bench) == ["floor", *turn, *turn, "aot watched", "eager watched"]
-
-
-def test_what_compiles_from_nothing_comes_once_and_before_its_warm_case_is_prepared() -> None:
-    bench = Recorder()
-    run = session(bench, "aot", "cold", "jit", "jit-cold", runs=2)
-    run.run()
-    assert bench.order[:2] == ["cold whole", "jit-cold"]
-    assert bench.order.index("jit prepared") > 1
-    assert bench.order.count("cold whole") == bench.order.count("jit-cold") == 1
-    assert (len(run.results["cold"].starts), len(run.results["jit-cold"].starts)) == (2, 1)
-
-
-def test_a_warm_start_that_starts_a_compiler_has_failed() -> None:
-    bench = Recorder()
-    bench.compilers = ["gcc"]
-    run = session(bench, "aot", "jit")
-    run.run()
-    assert run.results["aot"].problem == "failed: it started gcc"
-    assert run.results["jit"].problem == ""  # whose compiler may want a launcher compiled
+    assert starts(bench) == ["floor", *turn, *turn]
+    assert {len(result.starts) for result in run.results.values()} == {2}
 
 
 def test_a_start_that_compiles_after_ready_has_failed() -> None:
     bench = Recorder()
     bench.compiles_serving = 1.0
-    run = session(bench, "jit", runs=2)
+    run = session(bench, "aot", runs=2)
     run.run()
-    assert run.results["jit"].problem == "failed: it compiled 3 graphs after READY"
+    assert run.results["aot"].problem == "failed: it compiled 2 graphs after READY"
 
 
 def test_a_case_that_fails_is_named_and_the_others_go_on() -> None:

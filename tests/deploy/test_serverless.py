@@ -5,7 +5,6 @@ import base64
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -17,7 +16,6 @@ from snapcap.service.config.reader import read_settings
 from snapcap.service.config.settings import Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-RESULTS = DEPLOY.parent / "benchmarks" / "results"
 # What Knative Serving takes of a pod where no feature flag is set (emptyDir is on by default), and of a container.
 KNATIVE_POD = {
     "serviceAccountName",
@@ -191,20 +189,3 @@ def test_a_client_of_the_protocol_is_answered_by_the_runtimes_command(
         assert body["model_name"] == service["metadata"]["name"]
         server.port = metrics
         assert server.call(runtime["spec"]["annotations"]["prometheus.kserve.io/path"])[0] == 200
-
-
-def test_what_a_cold_request_costs_is_what_was_measured() -> None:
-    text = (DEPLOY / "kubernetes" / "README.md").read_text()
-
-    def result(name: str) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads((RESULTS / name).read_text())
-        return value
-
-    start = result("cpu-startup.json")["cases"]["aot"]["medians"]
-    assert f"| {start['ready']:.2f} s |" in text
-    assert f"| {start['steady_ms']:.0f} ms |" in text
-    earlier = result("cpu-startup-with-torch.json")["cases"]
-    further = earlier["aot-s3"]["medians"]["ready"] - earlier["aot"]["medians"]["ready"]
-    assert f"| {further:.2f} s |" in text
-    rare = next(cases for title, cases in result("autoscaling.json")["loads"].items() if title.startswith("rare"))
-    assert f"waits {rare['snapcap']['p99_s']:.1f} s" in text

@@ -80,7 +80,7 @@ def let_threads_sleep() -> None:
     # By default libgomp's threads spin while they wait for each other, and where a CPU is
     # shared with HTTP, decoding or a build, the one that is waited for is the one that does not run: an encode of
     # 20 ms took 800 ms. So they sleep, but after some tens of microseconds, in which most waits of a decode step
-    # end: it is 2.7 × as fast (benchmarks/README.md). If the user has set either variable, both stay as they are.
+    # end: it is 2.7 × as fast (benchmarks/NOTES.md). If the user has set either variable, both stay as they are.
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
 

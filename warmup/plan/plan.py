@@ -166,7 +166,7 @@ def _threads(config: ModelConfig) -> int:
     The threads of an operation wait for each other, so where one of them has to wait for a CPU all do. The demo
     model's server is busy with HTTP and with decoding images for a third of its time, and answered three quarters
     under load with 2 threads on 2 CPUs of what it did with 1. For models as people use them that is nothing, and a
-    CPU less is as much slower (benchmarks/README.md has both).
+    CPU less is as much slower (benchmarks/NOTES.md has both).
     """
     return whole_cpus() if config.vision.multiplications >= LONG_ENCODE else all_but_one()
 

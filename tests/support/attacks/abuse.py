@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.attacks.full_capacity import full_capacity, wait_idle
+from support.attacks.watching import ServerWatch, Window
 from support.servers.server_process import ServerProcess
 
 from snapcap.benchmarks.harness.processes import tree_memory
-from snapcap.benchmarks.harness.watching import ServerWatch, Window
 
 IDLE_S = 2.0
 # A tenth of the least that is a stall; five times as often, the watch would take as much CPU as the server.

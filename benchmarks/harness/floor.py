@@ -1,6 +1,6 @@
 """Measures the floor of every start: import torch, open the device, load the weights. No model runs.
 
-    python -m snapcap.benchmarks.startup.floor --model FOLDER [--device cuda]
+    python -m snapcap.benchmarks.harness.floor --model FOLDER [--device cuda]
 
 The weights are read in the plainest way: from safetensors to the device in the served precision, one tensor after
 the other.

@@ -1,12 +1,13 @@
 """Compiles a captioner in one way, in a process of its own, and marks each phase of its start.
 
-    python -m snapcap.benchmarks.compile.case regional --model FOLDER --image FILE
+    python -m snapcap.benchmarks.harness.compiled_case regional --model FOLDER --image FILE
         [--save FOLDER | --restore FOLDER]
 
 Every bucket is compiled, and on a GPU captured as a CUDA graph, as in a server before it is ready. An encode and a
 decode step are measured at each bucket, before and after the capture. `snapcap bench modes` runs this module.
 """
 
+import argparse
 import shutil
 import statistics
 import sys
@@ -20,8 +21,8 @@ from typing import Any
 
 from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark, memory, result
-from snapcap.benchmarks.harness.workload import open_model, start_options
 from snapcap.warmup.option import parse_buckets
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 
 WAYS = ("eager", "full", "hierarchical", "regional", "jit")
 COMPONENTS = ("encoder", "decoder")
@@ -229,23 +230,11 @@ def steady_steps(steps: CompiledSteps, buckets: tuple[int, ...], suffix: str = "
             seconds = []
             for _ in range(REPEATS + 3):
                 steps.begin()
-                seconds.append(_timed(lambda c=component, s=size: steps.run(c, s))[0])  # type: ignore[misc]
+                began = time.perf_counter()
+                steps.run(component, size)
+                seconds.append(time.perf_counter() - began)
             found[f"{component}_{size}{suffix}"] = statistics.median(seconds[3:]) * 1000
     return found
-
-
-def needed(device: Any) -> dict[str, float]:
-    """Returns the peaks of the process's memory so far, in MiB."""
-    import torch
-
-    peak = {"device_peak_mib": torch.cuda.max_memory_allocated() / (1 << 20)} if device.type == "cuda" else {}
-    return {**memory(), **peak}
-
-
-def _timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    began = time.perf_counter()
-    value = function()
-    return time.perf_counter() - began, value
 
 
 def capture(steps: CompiledSteps, buckets: tuple[int, ...]) -> None:
@@ -278,6 +267,24 @@ def save(folder: Path) -> None:
         shutil.copy(path, folder)
 
 
+def open_model(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
+    """Returns checkpoint, plan, model and device, as a start has them before anything is compiled."""
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.runtime.torch_model import load_model, open_device
+    from snapcap.warmup.start.preparation import read_checkpoint
+
+    compute = ComputeOptions(device=options.device, backend="eager", buckets=parse_buckets(options.buckets))
+    start = StartOptions(ModelOptions(options.model), compute)
+    checkpoint = read_checkpoint(start)
+    plan = make_plan(checkpoint.config, start)
+    mark("checkpoint")
+    device, dtype = open_device(plan)
+    mark("device_init")
+    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+    mark("load_weights")
+    return checkpoint, plan, model, device
+
+
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("way", choices=WAYS)
@@ -287,32 +294,21 @@ def main() -> int:
     parser.add_argument("--encoder-mode", choices=MODES, default="default")
     parser.add_argument("--decoder-mode", choices=MODES, default="default")
     parser.add_argument("--device", default="auto")
-    parser.add_argument(
-        "--threads", type=int, default=0, help="CPU threads of one operation; 0: the server's default"
-    )
     parser.add_argument("--buckets", default="auto", help="batch sizes, such as 1,4")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="save the compiled code to FOLDER at the end")
-    parser.add_argument(
-        "--restore",
-        type=Path,
-        metavar="FOLDER",
-        help="restore the compiled code from FOLDER first; jit: with its libraries",
-    )
+    text = "restore the compiled code from FOLDER first; jit: with its libraries"
+    parser.add_argument("--restore", type=Path, metavar="FOLDER", help=text)
     options = parser.parse_args()
     mark("interpreter")
     import torch
 
     mark("import_torch")
-    buckets = parse_buckets(options.buckets)
-    start = start_options(
-        options.model, Path(), device=options.device, backend="eager", buckets=buckets, threads=options.threads
-    )
-    checkpoint, plan, model = open_model(start, mark)
-    device, image = model.device, checkpoint.transform.decode(options.image.read_bytes()).pixels
+    checkpoint, plan, model, device = open_model(options)
+    image = checkpoint.transform.decode(options.image.read_bytes()).pixels
     how = How(options.way, options.only, {"encoder": options.encoder_mode, "decoder": options.decoder_mode})
     if how.way != "eager":
         import torch._dynamo
-        import torch._inductor.compile_fx  # noqa: F401
+        import torch._inductor.compile_fx
 
         mark("import_compiler")
     if options.restore:
@@ -320,7 +316,9 @@ def main() -> int:
         mark("restore")
     steps, buckets = CompiledSteps(model, device, image, how), plan.buckets
     values: dict[str, Any] = first_steps(steps, buckets)
-    values |= needed(device)
+    values |= memory()
+    if device.type == "cuda":
+        values["device_peak_mib"] = torch.cuda.max_memory_allocated() / (1 << 20)
     values |= steady_steps(steps, buckets)
     captures = device.type == "cuda" and not how.captures
     if captures:

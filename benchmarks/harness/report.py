@@ -1,11 +1,13 @@
-"""Prints tables on the terminal, and writes all measurements as JSON, with their machine and versions."""
+"""Holds samples, prints tables, and writes figures and samples as JSON, with their machine and versions."""
 
 import contextlib
 import json
+import math
 import os
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -22,10 +24,52 @@ from rich.table import Table
 from snapcap.benchmarks.harness.processes import gpu_name
 from snapcap.benchmarks.harness.workload import ROOT
 
-VERSIONS = ("torch", "triton", "transformers", "onnxruntime", "fastapi", "uvicorn")
+VERSIONS = ("torch", "triton", "transformers", "litserve", "onnxruntime", "fastapi", "uvicorn")
 _NUMBER = re.compile(r"[≤≥<>+-]? ?\d")
 # Width of output to a file, which fits the widest table.
 FILE_WIDTH = 150
+
+
+@dataclass
+class Samples:
+    """The values of a case, by the name of the measurement."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, measured: Mapping[str, float]) -> None:
+        for name, value in measured.items():
+            self.values.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float | None:
+        values = self.values.get(name)
+        return statistics.median(values) if values else None
+
+    def need(self, name: str) -> float:
+        """Returns the median of a measurement that must exist."""
+        return statistics.median(self.values[name])
+
+
+def figures_of(cases: Mapping[str, Samples]) -> dict[str, float]:
+    """Returns the median of each measurement of each case, named ``case.measurement``."""
+    return {f"{case}.{name}": samples.need(name) for case, samples in cases.items() for name in samples.values}
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Returns the nearest-rank percentile of values in ascending order. ``share`` is from 0 to 1.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not ordered:
+        raise ValueError("a percentile of no values")
+    rank = math.ceil(round(share * len(ordered), 9))  # without rounding, 0.07 * 100 is 7.000000000000001
+    return ordered[min(max(rank, 1), len(ordered)) - 1]
+
+
+def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Returns p50, p90 and p99 of latencies, in milliseconds."""
+    ordered = sorted(seconds)
+    return {f"p{round(share * 100)}_ms": percentile(ordered, share) * 1000 for share in (0.50, 0.90, 0.99)}
 
 
 @dataclass
@@ -51,8 +95,12 @@ class Report:
         self.add("Not measured, or not to be trusted", ["", "because"], [list(each) for each in problems.items()])
         return int(any(why.startswith("failed") for why in problems.values()))
 
-    def write(self, file: Path | None, raw: Mapping[str, Any]) -> None:
-        """Prints all tables. Also writes them with the raw samples if a file is given."""
+    def write(self, file: Path | None, figures: Mapping[str, float | None], **further: Any) -> None:
+        """Prints all tables.
+
+        If a file is given, also writes the figures and ``further`` results to it. A figure is a number that a page
+        may quote, by the name under which the page finds it.
+        """
         about = {**setting(), "load_average": f"{self.load_before:.1f} before, {os.getloadavg()[0]:.1f} after"}
         console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
         for table in self.tables:
@@ -70,7 +118,12 @@ class Report:
         console.print(f"{about['machine']}; {about['versions']}; {load}; {about['date']}", highlight=False)
         console.print(f"$ {about['command']}", highlight=False, soft_wrap=True)
         if file is not None:
-            file.write_text(json.dumps({**about, "tables": self.tables, **raw}, indent=1) + "\n")
+            known = {name: rounded(value) for name, value in figures.items() if value is not None}
+            text = json.dumps({**about, **further, "figures": known}, indent=1)
+            # A list of numbers takes one line.
+            lines = re.sub(r"\[[^][{}\"]*\]", lambda each: " ".join(each[0].split()), text)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(lines + "\n")
 
 
 def setting() -> dict[str, str]:
@@ -101,6 +154,11 @@ def commit() -> str:
     """Returns the commit that was measured, with a + if the tree differs from it."""
     state = [_git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")]
     return (state[0] + ("+" if state[1] else "")) or "unknown"
+
+
+def rounded(value: float) -> float:
+    """Returns a number with six digits, which is more than any measurement is sure of."""
+    return float(f"{value:.6g}")
 
 
 def ratio(value: float | None, base: float | None) -> str:

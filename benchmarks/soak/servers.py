@@ -1,12 +1,13 @@
-"""Keeps one server as Kubernetes does: restarts it when it ends, and ends it when /livez does not answer.
+"""Keeps servers as Kubernetes does, asks them, and stands between them and their store.
 
-The numbers are those of `deploy/kubernetes`: three failed probes of /livez in a row, ten seconds apart, five
-seconds each.
+A server is started again when it ends, and ended when /livez does not answer. The numbers are those of
+`deploy/kubernetes`: three failed probes of /livez in a row, ten seconds apart, five seconds each.
 """
 
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -14,8 +15,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from snapcap.benchmarks.harness.processes import own_parts, tree_memory
 from snapcap.benchmarks.harness.server import request_bytes, spawn
@@ -29,20 +32,17 @@ LIVENESS_FAILURES = 3
 TERMINATION_S = 45.0
 BACK_OFF_S = 0.5
 MEMORY_S = 0.5
-
-
-class CutError(ConnectionError):
-    """The connection was lost after the reply had begun."""
+DELAY_S = 0.5  # for each piece that a slow store sends
+PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply. ``raw`` holds all of its bytes."""
+    """A reply. The connection was closed after it."""
 
     status: int
     fields: Mapping[str, str]
     body: bytes
-    raw: bytes
 
     @property
     def retry_after(self) -> float | None:
@@ -55,35 +55,22 @@ async def ask(port: int, request: bytes, within: float) -> Reply:
     """Sends a whole request and returns its reply.
 
     Raises:
-        CutError: the connection was lost after the reply had begun.
-        OSError: the connection was refused, or lost before.
+        OSError: the connection was refused, or lost before the reply was whole.
         TimeoutError: there was no whole reply ``within`` seconds.
     """
     async with asyncio.timeout(within):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(request)
-            return await _reply(reader)
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            pairs = (line.partition(":") for line in head[1:])
+            fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
+            body = await reader.readexactly(int(fields.get("content-length", "0")))
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError("the reply was cut") from error
         finally:
             writer.close()
-
-
-async def _reply(reader: asyncio.StreamReader) -> Reply:
-    begun = False
-    try:
-        line = await reader.readuntil(b"\r\n")
-        begun = True
-        rest = await reader.readuntil(b"\r\n\r\n")
-        fields = {}
-        for each in rest.decode("latin-1").split("\r\n"):
-            name, _, value = each.partition(":")
-            fields[name.strip().lower()] = value.strip()
-        body = await reader.readexactly(int(fields.get("content-length", "0")))
-    except (asyncio.IncompleteReadError, ConnectionError) as error:
-        if begun:
-            raise CutError("the reply was cut") from error
-        raise ConnectionResetError("no reply") from error
-    return Reply(int(line.split()[1]), fields, body, line + rest + body)
+        return Reply(int(head[0].split()[1]), fields, body)
 
 
 class Replica:
@@ -91,7 +78,7 @@ class Replica:
 
     cache: its own cache folder.
     starts: number of its processes so far.
-    up: beginning and end of each time in which it was ready. The last end may be open.
+    memory: moments and bytes of the server's processes together.
     """
 
     def __init__(self, name: str, command: Sequence[str], extra: Mapping[str, str], cache: Path) -> None:
@@ -100,9 +87,8 @@ class Replica:
         self.cache = cache
         self.starts = 0
         self.exits: list[int] = []
-        self.up: list[list[float]] = []
         self.memory: list[tuple[float, int]] = []
-        self.extra = {"PYTHONFAULTHANDLER": "1", **extra}  # environment variables, from the next start on
+        self._extra = {"PYTHONFAULTHANDLER": "1", **extra}
         self._command = [*command, "--port", str(self.port), "--cache-dir", str(cache)]
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the replica
@@ -126,7 +112,7 @@ class Replica:
         return own_parts(self.pid)
 
     def start(self) -> None:
-        jobs = (self._supervise(), self._look_for_life(), self._note_ready(), self._sample_memory())
+        jobs = (self._supervise(), self._look_for_life(), self._sample_memory())
         self._tasks = [asyncio.create_task(job) for job in jobs]
 
     async def stop(self) -> None:
@@ -150,11 +136,6 @@ class Replica:
         with contextlib.suppress(RuntimeError, ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def went_down(self) -> None:
-        """Records that the server is down from now on, until it is ready again."""
-        if self.up and self.up[-1][1] == float("inf"):
-            self.up[-1][1] = time.monotonic()
-
     def empty_cache(self) -> None:
         for entry in self.cache.iterdir():
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
@@ -164,20 +145,19 @@ class Replica:
         self._log.seek(max(size - 200_000, 0))
         return self._log.read().decode(errors="replace")
 
-    async def is_ready(self) -> bool:
+    async def answers(self, path: str, within: float) -> bool:
+        """Returns whether a GET of a path is answered with 200."""
         with contextlib.suppress(OSError, TimeoutError):
-            return (await ask(self.port, lone_request("/readyz"), 2.0)).status == 200
+            return (await ask(self.port, lone_request(path), within)).status == 200
         return False
 
     async def _supervise(self) -> None:
         while not self._over:
             self.cache.mkdir(parents=True, exist_ok=True)
-            self._process = spawn(self._command, self._log, self.extra)
+            self._process = spawn(self._command, self._log, self._extra)
             self.starts += 1
             group = self._process.pid
-            code = await asyncio.to_thread(self._process.wait)
-            self.exits.append(code)
-            self.went_down()
+            self.exits.append(await asyncio.to_thread(self._process.wait))
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)  # a container ends with its first process
             await asyncio.sleep(BACK_OFF_S)
@@ -188,11 +168,7 @@ class Replica:
             await asyncio.sleep(LIVENESS_PERIOD_S)
             if start != self.starts:
                 failures, start = 0, self.starts
-            try:
-                alive = (await ask(self.port, lone_request("/livez"), LIVENESS_TIMEOUT_S)).status == 200
-            except (OSError, TimeoutError):
-                alive = False
-            failures = 0 if alive else failures + 1
+            failures = 0 if await self.answers("/livez", LIVENESS_TIMEOUT_S) else failures + 1
             if failures >= LIVENESS_FAILURES:
                 failures = 0
                 await self._terminate()
@@ -206,17 +182,79 @@ class Replica:
         if self.starts == start:
             self.kill()
 
-    async def _note_ready(self) -> None:
-        seen = 0
-        while True:
-            start = self.starts
-            if seen != start and await self.is_ready() and start == self.starts:
-                seen = start
-                self.up.append([time.monotonic(), float("inf")])
-            await asyncio.sleep(0.1)
-
     async def _sample_memory(self) -> None:
         while True:
             with contextlib.suppress(RuntimeError):
                 self.memory.append((time.monotonic(), await asyncio.to_thread(tree_memory, self.pid)))
             await asyncio.sleep(MEMORY_S)
+
+
+class Lie(Enum):
+    """A treatment of the store's bytes."""
+
+    NONE = "passes on"
+    SILENCE = "black hole"
+    DELAY = "slow"
+    CUT = "truncates"
+    CORRUPTION = "corrupts"
+
+
+class LyingProxy:
+    """A proxy before the store. ``lie`` may be changed at any time, and applies to each later piece."""
+
+    def __init__(self, store_port: int, chooser: random.Random) -> None:
+        self.lie = Lie.NONE
+        self.port = 0
+        self._store_port = store_port
+        self._chooser = chooser
+        self._server: asyncio.Server | None = None
+        # Keeps references, because otherwise a task that waits for a silent store could be collected.
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(OSError):
+            store_reader, store_writer = await asyncio.open_connection("127.0.0.1", self._store_port)
+            asks = asyncio.create_task(_copy(reader, store_writer))
+            with contextlib.suppress(OSError):
+                await self._answer(store_reader, writer)
+            asks.cancel()
+            store_writer.close()
+        writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(PIECE):
+            while self.lie is Lie.SILENCE:  # noqa: ASYNC110 - until somebody changes it
+                await asyncio.sleep(0.1)
+            if self.lie is Lie.DELAY:
+                await asyncio.sleep(DELAY_S)
+            elif self.lie is Lie.CUT and len(piece) > 1000:
+                writer.write(piece[: len(piece) // 2])
+                await writer.drain()
+                return
+            elif self.lie is Lie.CORRUPTION and len(piece) > 1000:
+                piece = self._corrupted(piece)
+            writer.write(piece)
+            await writer.drain()
+
+    def _corrupted(self, piece: bytes) -> bytes:
+        """Returns the piece with one bit of its second half flipped, so the head of a reply stays intact."""
+        changed = bytearray(piece)
+        changed[self._chooser.randrange(len(piece) // 2, len(piece))] ^= 1 << self._chooser.randrange(8)
+        return bytes(changed)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(PIECE):
+        writer.write(piece)
+        await writer.drain()

@@ -1,4 +1,4 @@
-"""Cuts a start into phases, and draws the pictures of `--png`."""
+"""Cuts starts into phases, and draws them as bars, the picture of `--png`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ HTTP, WAIT, CAPTION = "http", "other", "first_caption"
 MISSING = "a picture needs matplotlib: pip install 'snapcap[bench]'"
 # A phase has a label if it is at least this share of the longest start.
 LABEL_SHARE = 0.05
-# Starts up to this share of the longest are drawn again, larger.
-ZOOM_SHARE = 0.25
 DPI = 150
 
 
@@ -104,14 +102,6 @@ class Bar:
     runs: int
 
 
-@dataclass(frozen=True)
-class Line:
-    """A server's latencies over concurrency: (clients, p50 ms, p99 ms)."""
-
-    title: str
-    points: Sequence[tuple[int, float, float]]
-
-
 def require_matplotlib() -> Any:
     """Returns pyplot, set to draw into files.
 
@@ -129,30 +119,10 @@ def require_matplotlib() -> Any:
 
 
 def draw_waterfall(bars: Sequence[Bar], file: Path, title: str) -> None:
-    """Draws horizontal bars over seconds since exec, with a colour for each phase and a mark at READY.
-
-    If some starts are far longer than others, the short ones are drawn again on an axis of their own.
-    """
+    """Draws horizontal bars over seconds since exec, with a colour for each phase and a mark at READY."""
     pyplot = require_matplotlib()
-    ends = [bar.segments[-1].end for bar in bars]
-    short = [bar for bar, end in zip(bars, ends, strict=True) if end <= ZOOM_SHARE * max(ends)]
-    panels = [short, bars] if len(short) > 1 else [bars]  # a single short bar has nothing to compare with
-    rows = [len(panel) + 1.5 for panel in panels]
-    figure, axes = pyplot.subplots(
-        len(panels), figsize=(11, 1.4 + 0.42 * sum(rows)), height_ratios=rows, layout="constrained", squeeze=False
-    )
+    figure, axis = pyplot.subplots(figsize=(11, 2.0 + 0.42 * len(bars)), layout="constrained")
     colours = _colours(pyplot, [segment.name for bar in bars for segment in bar.segments])
-    for axis, panel in zip(axes[:, 0], panels, strict=True):
-        _draw_bars(axis, panel, colours)
-        axis.grid(axis="x", alpha=0.3)
-    axes[0, 0].set_title(f"Cold start: {title}", fontsize=10, loc="left")
-    axes[-1, 0].set_xlabel("seconds since exec; ▾ READY; the end of a bar is the first caption")
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
-    figure.legend(handles, colours, loc="outside lower center", ncols=6, fontsize=7, frameon=False)
-    _save(pyplot, figure, file)
-
-
-def _draw_bars(axis: Any, bars: Sequence[Bar], colours: Mapping[str, Any]) -> None:
     longest = max(bar.segments[-1].end for bar in bars)
     for row, bar in enumerate(bars):
         for segment in bar.segments:
@@ -168,48 +138,11 @@ def _draw_bars(axis: Any, bars: Sequence[Bar], colours: Mapping[str, Any]) -> No
     axis.invert_yaxis()
     axis.set_xlim(0, longest * 1.1)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def draw_latency(lines: Sequence[Line], file: Path, title: str) -> None:
-    """Draws p50 as a line and p99 dashed, over the number of clients. Both axes are logarithmic."""
-    pyplot = require_matplotlib()
-    figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
-    for index, line in enumerate(lines):
-        colour = f"C{index}"
-        clients = [point[0] for point in line.points]
-        axes.plot(clients, [point[1] for point in line.points], "o-", color=colour, label=line.title)
-        axes.plot(clients, [point[2] for point in line.points], "--", color=colour, alpha=0.6)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    ticks = sorted({point[0] for line in lines for point in line.points})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xlabel("concurrent clients")
-    axes.set_ylabel("latency of a caption, ms (line: p50, dashed: p99)")
-    axes.set_title(f"Latency over concurrency: {title}", fontsize=10, loc="left")
-    axes.legend(fontsize=8, frameon=False)
-    _finish(pyplot, figure, axes, file)
-
-
-def draw_bars(values: Mapping[str, float], file: Path, label: str, digits: int = 0) -> None:
-    """Draws a bar for each value, labelled with the value. Snapcap's bars stand out."""
-    pyplot = require_matplotlib()
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.45 * len(values)), layout="constrained")
-    for row, (title, value) in enumerate(values.items()):
-        axes.barh(row, value, height=0.7, color="C0" if title.startswith("snapcap") else "C7")
-        axes.text(value, row, f" {value:,.{digits}f}", ha="left", va="center", fontsize=8, fontweight="bold")
-    axes.set_yticks(range(len(values)), list(values), fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
-    _finish(pyplot, figure, axes, file)
-
-
-def _finish(pyplot: Any, figure: Any, axes: Any, file: Path) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="both" if axes.get_yscale() == "log" else "x", alpha=0.3)
-    _save(pyplot, figure, file)
-
-
-def _save(pyplot: Any, figure: Any, file: Path) -> None:
+    axis.grid(axis="x", alpha=0.3)
+    axis.set_title(f"Cold start: {title}", fontsize=10, loc="left")
+    axis.set_xlabel("seconds since exec; ▾ READY; the end of a bar is the first caption")
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
+    figure.legend(handles, colours, loc="outside lower center", ncols=6, fontsize=7, frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=DPI)
     pyplot.close(figure)

@@ -1,6 +1,6 @@
 """Watches a server from a process of its own: latencies of /livez on fresh connections, and memory.
 
-    python -m snapcap.benchmarks.harness.watching --port 8000 [--pid 4242] [--interval 0.01]
+    python tests/support/attacks/watching.py --port 8000 [--pid 4242] [--interval 0.01]
 
 Writes one JSON line for each observation, `[kind, began, value]`, until its standard input ends. `began` is
 CLOCK_MONOTONIC, which all processes share. There are five kinds:
@@ -32,8 +32,8 @@ from statistics import median
 from typing import NamedTuple
 
 from snapcap.benchmarks.harness.arguments import make_parser
-from snapcap.benchmarks.harness.measurements import percentile
 from snapcap.benchmarks.harness.processes import tree_memory
+from snapcap.benchmarks.harness.report import percentile
 from snapcap.benchmarks.harness.workload import ROOT, environment
 
 _PATIENCE_S = 300.0
@@ -77,7 +77,7 @@ class Window:
 
 
 class Probe(NamedTuple):
-    """An observation of `benchmarks.harness.watching`."""
+    """An observation of this program."""
 
     kind: str
     began: float
@@ -97,7 +97,7 @@ class ServerWatch:
 
     def __init__(self, port: int, pid: int | None = None, interval: float = 0.01) -> None:
         options = ["--port", str(port), "--interval", str(interval)]
-        self._command = [sys.executable, "-m", "snapcap.benchmarks.harness.watching", *options]
+        self._command = [sys.executable, __file__, *options]
         self._kinds = {"control"}
         if pid is not None:
             self._command += ["--pid", str(pid)]

@@ -1,9 +1,9 @@
 """Measures the ways and modes of torch.compile: the cost of the first steps, and the time of later ones.
 
-Each case is a fresh process with empty caches (`benchmarks/compile/case.py`). Seconds count from its spawn. A case
-that restores reads what the cold case before it saved: torch's cache artifacts, and "as jit" the libraries that
-the jit backend adds to them. Cases that are not "as jit" compile the plain regions, even if the server
-has kernels of its own for them.
+Each case is a fresh process with empty caches (`benchmarks/harness/compiled_case.py`). Seconds count from its
+spawn. A case that restores reads what the cold case before it saved: torch's cache artifacts, and "as jit" the
+libraries that the jit backend adds to them. Cases that are not "as jit" compile the plain regions, even if the
+server has kernels of its own for them.
 """
 
 import argparse
@@ -18,14 +18,12 @@ from typing import Any
 
 from rich.console import Console
 
-from snapcap.benchmarks.compile.case import COMPONENTS
 from snapcap.benchmarks.harness.arguments import add_cases, count, counts
+from snapcap.benchmarks.harness.compiled_case import COMPONENTS
 from snapcap.benchmarks.harness.marks import read_marks, read_result
-from snapcap.benchmarks.harness.measurements import Samples
+from snapcap.benchmarks.harness.report import Report, Samples, figures_of, number, ratio
 from snapcap.benchmarks.harness.server import run_measured
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, fresh_caches, open_workload, scratch
-from snapcap.benchmarks.report.charts import draw_bars
-from snapcap.benchmarks.report.tables import Report, number, ratio
 
 EAGER = "eager"
 _TUNED = "max-autotune"
@@ -36,7 +34,7 @@ CASE_LIMIT_S = 1800.0
 
 @dataclass(frozen=True)
 class Case:
-    """The options of `benchmarks.compile.case`. ``restores`` names the case whose files this one reads."""
+    """The options of `benchmarks.harness.compiled_case`. ``restores`` names the case whose files this one reads."""
 
     title: str
     options: tuple[str, ...]
@@ -81,100 +79,58 @@ def fill(
     """Adds the tables of the cases in ``results``. Without eager there are no ratios, and tokens are not
     compared."""
     eager = results.get(EAGER, Samples())
-    sizes = ", ".join(map(str, buckets))
-    note = (
-        f"medians of {runs} run(s); buckets {sizes}; first step: from spawn until the first images were encoded "
-        "and one token was decoded; compile: the first calls of all buckets, less a later one; hits/misses: in "
-        "torch's caches; memory: the most of the process until then, without compilers it starts; tokens: whether "
-        "as eager"
-    )
-    _first(out, results, tokens, eager, note)
-    _steady(out, results, buckets, eager, "", "Later steps")
-    if any(case.median(f"encoder_{buckets[0]}_graph") is not None for case in results.values()):
-        _steady(out, results, buckets, eager, "_graph", "Later steps, replayed as CUDA graphs")
-
-
-def _first(
-    out: Report, results: Mapping[str, Samples], tokens: Mapping[str, Sequence[int]], eager: Samples, note: str
-) -> None:
-    cuda = any(case.median("device_peak_mib") is not None for case in results.values())
     rows = []
     for name, samples in results.items():
-        row = [
-            CASES[name].title,
-            number(samples.median("until_first_step"), 1),
-            ratio(samples.median("until_first_step"), eager.median("until_first_step")),
-            number(samples.median("until_all_buckets"), 1),
-            ratio(samples.median("until_all_buckets"), eager.median("until_all_buckets")),
-            *(number(_compile_seconds(samples, component), 1) for component in COMPONENTS),
-            f"{samples.median('hits') or 0:.0f}/{samples.median('misses') or 0:.0f}",
-            number(samples.median("peak_host_mib"), 0),
-            ratio(samples.median("peak_host_mib"), eager.median("peak_host_mib")),
-        ]
-        if cuda:
-            row.append(number(samples.median("device_peak_mib"), 0))
-        same = tokens[name] == tokens[EAGER] if EAGER in tokens else None
-        rows.append([*row, {None: "", True: "yes", False: "no"}[same]])
-    columns = [
-        "exec → …, s",
-        "first step",
-        "/eager",
-        "all buckets",
-        "/eager",
-        "compile encoder s",
-        "decoder s",
-        "hits/misses",
-        "peak MiB",
-        "/eager",
-        *(["GPU MiB"] if cuda else []),
-        "tokens",
-    ]
-    out.add("What a start costs", columns, rows, note)
+        row = [CASES[name].title]
+        for key in ("until_first_step", "until_all_buckets"):
+            row += [number(samples.median(key), 1), ratio(samples.median(key), eager.median(key))]
+        row += [number(_compile_seconds(samples, component), 1) for component in COMPONENTS]
+        row.append(f"{samples.median('hits') or 0:.0f}/{samples.median('misses') or 0:.0f}")
+        row += [number(samples.median(key), 0) for key in ("peak_host_mib", "device_peak_mib")]
+        rows.append([*row, "" if EAGER not in tokens else "yes" if tokens[name] == tokens[EAGER] else "no"])
+    columns = ["exec → …, s", "first step", "/eager", "all buckets", "/eager", "compile encoder s", "decoder s"]
+    note = (
+        f"medians of {runs} run(s); buckets {', '.join(map(str, buckets))}; first step: from spawn until the first "
+        "images were encoded and one token was decoded; compile: the first calls of all buckets, less a later one; "
+        "hits/misses: in torch's caches; memory: the most of the process until then, without compilers it starts; "
+        "tokens: whether as eager"
+    )
+    out.add("What a start costs", [*columns, "hits/misses", "peak MiB", "GPU MiB", "tokens"], rows, note)
+    cells = [(component, size) for component in COMPONENTS for size in buckets]
+    for suffix, title in (("", "Later steps"), ("_graph", "Later steps, replayed as CUDA graphs")):
+        rows = []
+        for name, samples in results.items():
+            row = [CASES[name].title]
+            for component, size in cells:
+                key = f"{component}_{size}{suffix}"
+                row += [number(samples.median(key), 3), ratio(eager.median(key), samples.median(key))]
+            if any(row[1:]):
+                rows.append(row)
+        columns = [column for component, size in cells for column in (f"{_WHAT[component]} × {size}", "faster")]
+        out.add(title, ["", *columns], rows, "ms; faster: than eager of the same kind")
 
 
 def _compile_seconds(samples: Samples, component: str) -> float | None:
     """Returns by how many seconds the first calls took longer than later ones."""
     first = samples.median(f"initial_{component}")
-    steady = [
-        samples.need(key)
-        for key in samples.values
-        if key.startswith(f"{component}_") and not key.endswith("_graph")
-    ]
-    return None if first is None else max(first - sum(steady) / 1000, 0.0)
-
-
-def _steady(
-    out: Report, results: Mapping[str, Samples], buckets: Sequence[int], eager: Samples, suffix: str, title: str
-) -> None:
-    cells = [(component, size) for component in COMPONENTS for size in buckets]
-    rows = []
-    for name, samples in results.items():
-        row = [CASES[name].title]
-        for component, size in cells:
-            key = f"{component}_{size}{suffix}"
-            row += [number(samples.median(key), 3), ratio(eager.median(key), samples.median(key))]
-        if any(row[1:]):
-            rows.append(row)
-    columns = [column for component, size in cells for column in (f"{_WHAT[component]} × {size}", "faster")]
-    out.add(title, ["", *columns], rows, "ms; faster: than eager of the same kind")
+    keys = (key for key in samples.values if key.startswith(f"{component}_") and not key.endswith("_graph"))
+    return None if first is None else max(first - sum(map(samples.need, keys)) / 1000, 0.0)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The options that all cases share. ``threads`` is the number of CPU threads of one operation; 0 is the
-    server's default."""
+    """The options that all cases share."""
 
     model: Path
     image: Path
     device: str
-    threads: int
     buckets: Sequence[int]
 
     @property
     def options(self) -> tuple[str, ...]:
         files = ("--model", str(self.model), "--image", str(self.image))
         buckets = ",".join(map(str, self.buckets))
-        return (*files, "--device", self.device, "--threads", str(self.threads), "--buckets", buckets)
+        return (*files, "--device", self.device, "--buckets", buckets)
 
 
 @dataclass
@@ -197,8 +153,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=count, default=1, metavar="N", help=text)
     text = "batch sizes that are compiled (default: %(default)s)"
     parser.add_argument("--buckets", type=counts, default="1,4", metavar="N,…", help=text)
-    text = "CPU threads of one operation (default: the server's default)"
-    parser.add_argument("--threads", type=count, default=0, metavar="N", help=text)
 
 
 def run(options: argparse.Namespace, device: str) -> int:
@@ -209,17 +163,21 @@ def run(options: argparse.Namespace, device: str) -> int:
         work = stack.enter_context(scratch())
         workload = open_workload(options.model, cache)
         images = workload.write_images(work / "images")
-        setup = Setup(workload.folder, images / FIRST_IMAGE, device, options.threads, options.buckets)
+        setup = Setup(workload.folder, images / FIRST_IMAGE, device, options.buckets)
         end = time.monotonic() + options.time_limit
         results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
     fill(report, results.samples, results.tokens, options.buckets, options.runs)
     status = report.add_problems({CASES[name].title: why for name, why in results.problems.items()})
-    if options.png is not None and results.samples:
-        seconds = {CASES[name].title: case.need("until_all_buckets") for name, case in results.samples.items()}
-        draw_bars(seconds, options.png, "seconds from exec until every bucket is compiled", digits=1)
-    raw = {"benchmark": "modes", "model": options.model, "device": device, "problems": results.problems}
-    samples = {name: case.values for name, case in results.samples.items()}
-    report.write(options.json, {**raw, "samples": samples, "tokens": results.tokens})
+    report.write(
+        options.json,
+        figures_of(results.samples),
+        benchmark="modes",
+        model=options.model,
+        device=device,
+        problems=results.problems,
+        samples={name: case.values for name, case in results.samples.items()},
+        tokens=results.tokens,
+    )
     return status
 
 
@@ -261,7 +219,14 @@ def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
     files = ("--restore", str(kept / case.restores)) if case.restores else ()
     if any(other.restores == name for other in CASES.values()):
         files = ("--save", str(kept / name))
-    command = (sys.executable, "-m", "snapcap.benchmarks.compile.case", *case.options, *setup.options, *files)
+    command = (
+        sys.executable,
+        "-m",
+        "snapcap.benchmarks.harness.compiled_case",
+        *case.options,
+        *setup.options,
+        *files,
+    )
     with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
         spawned, lines = run_measured(command, CASE_LIMIT_S, fresh_caches(Path(folder)))
     marks = read_marks(lines)

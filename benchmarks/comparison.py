@@ -1,0 +1,117 @@
+"""Measures time to ready, a lone caption and captions/s of this server beside its peers, in one table.
+
+Each round starts every server once, in turn, as a fresh process with empty compiler caches: seconds from exec until
+it is ready, then captions one by one, then as many as keep-alive clients get in `--seconds`. Clients send JPEGs of
+500 × 375 from processes of their own, which share the CPUs with the server. Every caption is checked if its text is
+known. Artifact sets and exports are made before, within the time limit.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+from rich.console import Console
+
+from snapcap.benchmarks import contenders as contending
+from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders
+from snapcap.benchmarks.harness.arguments import count, seconds
+from snapcap.benchmarks.harness.load import HttpLoad
+from snapcap.benchmarks.harness.processes import tree_memory
+from snapcap.benchmarks.harness.report import Report, Samples, figures_of, number, per_second, ratio
+from snapcap.benchmarks.harness.server import steady_caption
+from snapcap.benchmarks.harness.workload import fresh_caches, scratch
+
+DEFAULT = ("aot", "transformers-eager", "transformers-batched", "litserve", "onnxruntime", "eager")
+TIME_LIMIT_S = 480.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    contending.add_arguments(parser, DEFAULT)
+    text = "number of keep-alive connections (default: %(default)s)"
+    parser.add_argument("--clients", type=count, default=16, metavar="N", help=text)
+    text = "seconds of load in each round (default: %(default)s)"
+    parser.add_argument("--seconds", type=seconds, default=10.0, help=text)
+    parser.add_argument(
+        "--rounds", type=count, default=3, help="rounds of all servers in turn (default: %(default)s)"
+    )
+    parser.set_defaults(time_limit=TIME_LIMIT_S)
+
+
+def measure(contenders: Contenders, name: str, load: HttpLoad) -> dict[str, float]:
+    """Starts one server, measures it, and ends it."""
+    image, _ = contenders.workload.first_image
+    with scratch() as folder, contenders.serving(name, fresh_caches(folder)) as server:
+        ready = server.seconds()
+        connection = server.connect()
+        contenders.workload.check(server.caption(connection, image).json())
+        first = server.seconds()
+        lone = steady_caption(server, connection, image)
+        connection.close()
+        if load.clients * lone < load.seconds:  # for a slower server, the captions above were the warm-up
+            replace(load, seconds=1.0).run(server)
+        loaded = load.run(server)
+        memory = tree_memory(server.pid) / (1 << 20)
+    return {"ready": ready, "first_caption": first, "lone_ms": lone * 1000, "memory_mib": memory, **loaded}
+
+
+def run(options: argparse.Namespace, device: str) -> int:
+    """Runs the measurement. The exit status is 0 if every server that is installed gave results."""
+    console, report = Console(stderr=True, highlight=False), Report()
+    results: dict[str, Samples] = {}
+    took: dict[str, float] = {}
+    with ExitStack() as stack:
+        contenders = contending.open_contenders(stack, options, device)
+        load = HttpLoad(contenders.images, options.clients, options.seconds, options.processes)
+        for turn in range(options.rounds):
+            for name in [case for case in options.cases if case not in contenders.problems]:
+                began = time.monotonic()
+                with contenders.attempt(name), console.status(f"{name}, round {turn + 1} of {options.rounds}"):
+                    contenders.check_time(took.get(name, 0.0))
+                    results.setdefault(name, Samples()).add(measure(contenders, name, load))
+                took[name] = time.monotonic() - began
+                console.print(f"{name}: {contenders.problems.get(name, f'{took[name]:.0f} s')}")
+    results = {name: samples for name, samples in results.items() if samples.values}
+    for name in results.keys() & contenders.problems.keys():
+        if "time limit" in contenders.problems[name]:
+            del contenders.problems[name]  # the table has its number of rounds
+    _table(report, results, options.clients)
+    status = contenders.add_problems(report)
+    report.write(
+        options.json,
+        figures_of(results),
+        benchmark="peers",
+        model=options.model,
+        device=device,
+        problems=contenders.problems,
+        samples={name: samples.values for name, samples in results.items()},
+    )
+    return status
+
+
+def _table(report: Report, results: Mapping[str, Samples], clients: int) -> None:
+    rates = [case.need("captions_per_s") for name, case in results.items() if name not in BACKENDS]
+    rows = [
+        [
+            TITLES[name],
+            str(len(case.values["ready"])),
+            number(case.need("ready")),
+            number(case.need("first_caption")),
+            number(case.need("lone_ms"), 1),
+            per_second(case.need("captions_per_s")),
+            ratio(case.need("captions_per_s"), max(rates, default=None)),
+            *(number(case.need(f"p{share}_ms"), 0) for share in (50, 99)),
+            number(case.need("cpu_ms_per_caption"), 1),
+            number(case.need("memory_mib"), 0),
+            number(sum(case.values["errors"]), 0),
+        ]
+        for name, case in results.items()
+    ]
+    columns = ["", "n", "READY s", "caption s", "lone ms", "captions/s", "/peer", "p50 ms", "p99 ms", "CPU ms each"]
+    note = (
+        "Medians of n rounds. READY and the first caption: since exec. lone: one caption at a time. captions/s, "
+        f"p50 and p99: {clients} clients, JPEGs of 500 × 375. /peer: to the best peer. MiB: proportional set size "
+        "of all its processes under load."
+    )
+    report.add("This server and its peers", [*columns, "MiB", "errors"], rows, note)

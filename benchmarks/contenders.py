@@ -1,0 +1,238 @@
+"""Describes the servers that are compared, snapcap's backends and its peers: what each needs, and how it starts."""
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
+from snapcap.benchmarks.harness.report import Report
+from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, serving
+from snapcap.benchmarks.harness.workload import (
+    ROOT,
+    UNPREPARED,
+    Workload,
+    build_store,
+    environment,
+    open_workload,
+    scratch,
+    serve_command,
+)
+from snapcap.warmup.machine.capacity import available_cpus
+
+ARCHITECTURE, DECODER = "VisionEncoderDecoderModel", "gpt2"
+PLAIN = Endpoint("/caption", None)
+# The sources and packages on which an export depends, beside the checkpoint.
+_SOURCES = ("onnx_captioner.py", "onnx_export.py")
+_PACKAGES = ("onnxruntime", "onnxscript", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server that is not snapcap."""
+
+    title: str
+    module: str
+    needs: tuple[str, ...]
+    api: Endpoint = PLAIN
+    options: tuple[str, ...] = ()
+
+    def unavailable(self, workload: Workload, device: str) -> str:
+        """Returns why the peer cannot be measured here, or an empty text if it can."""
+        missing = self.missing
+        return f"not installed: {', '.join(missing)}" if missing else ""
+
+    def prepare(self, workload: Workload, sets: Path) -> None:
+        """Makes files that a start needs and does not make itself, in the folder of artifact sets. Most peers need
+        none."""
+
+    def model(self, workload: Workload, sets: Path) -> Path:
+        """Returns the folder that the peer serves."""
+        return workload.folder
+
+    def command(self, workload: Workload, device: str, sets: Path) -> tuple[str, ...]:
+        model = ("--model", str(self.model(workload, sets)), "--device", device)
+        return (sys.executable, "-m", self.module, *model, *self.options)
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that the peer needs and that are not installed."""
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+
+
+@dataclass(frozen=True)
+class OnnxPeer(Peer):
+    """The ONNX Runtime server. The onnxruntime package runs on a CPU only."""
+
+    def unavailable(self, workload: Workload, device: str) -> str:
+        config = json.loads((workload.folder / "config.json").read_text())
+        kind = (config["architectures"], config.get("decoder", {}).get("model_type"))
+        if device != "cpu":
+            return "measured on a CPU alone: onnxruntime has no other device"
+        if kind != ([ARCHITECTURE], DECODER):
+            return f"only a {ARCHITECTURE} with {DECODER} is exported"
+        return super().unavailable(workload, device)
+
+    def prepare(self, workload: Workload, sets: Path) -> None:
+        output = self.model(workload, sets)
+        if not output.is_dir():
+            command = [sys.executable, "-m", "snapcap.benchmarks.peers.onnx_export"]
+            command += ["--model", str(workload.folder), "--output", str(output)]
+            done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"the export to ONNX failed:\n{done.stderr}")
+
+    def model(self, workload: Workload, sets: Path) -> Path:
+        return exported(workload.folder, sets)
+
+
+@cache
+def exported(checkpoint: Path, sets: Path) -> Path:
+    """Returns the folder of a checkpoint's export, which depends on the checkpoint, the exporter and the packages'
+    versions."""
+    digest = hashlib.sha256(json.dumps([version(name) for name in _PACKAGES]).encode())
+    files = [each for each in sorted(checkpoint.iterdir()) if each.suffix in (".json", ".safetensors")]
+    for file in [*files, *(Path(__file__).parent / "peers" / name for name in _SOURCES)]:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return sets / "onnx" / digest.hexdigest()[:16]
+
+
+_TRANSFORMERS = Peer(
+    "FastAPI + transformers generate, unbatched",
+    "snapcap.benchmarks.peers.transformers_server",
+    ("transformers", "fastapi", "uvicorn"),
+)
+PEERS = {
+    "transformers-eager": _TRANSFORMERS,
+    "transformers-batched": replace(
+        _TRANSFORMERS, title="FastAPI + transformers generate, batched", options=("--batch", "16")
+    ),
+    "litserve": Peer(
+        "LitServe + transformers generate, batched",
+        "snapcap.benchmarks.peers.litserve_server",
+        ("transformers", "litserve"),
+        Endpoint("/caption", "/health", takes_json=True),
+        ("--batch", "16"),
+    ),
+    "onnxruntime": OnnxPeer(
+        "FastAPI + ONNX Runtime, batched",
+        "snapcap.benchmarks.peers.onnx_server",
+        ("onnxruntime", "onnxscript", "transformers", "fastapi", "uvicorn"),
+    ),
+}
+BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
+TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
+
+
+class TimeOverError(RuntimeError):
+    """The time limit is over, so the next measurement is left out."""
+
+
+@dataclass
+class Contenders:
+    """A model on a device, and everything to run its contenders.
+
+    sets: the cache folder with the artifact store.
+    images: folder of JPEGs.
+    serve: further options of `snapcap serve`.
+    end: the moment at which the time is over, on `time.monotonic`.
+    problems: the reason for each contender that was not measured.
+    """
+
+    workload: Workload
+    device: str
+    sets: Path
+    images: Path
+    serve: tuple[str, ...]
+    end: float
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def options(self, backend: str) -> tuple[str, ...]:
+        """Returns the options of `snapcap serve` for a backend."""
+        model = ("--model", str(self.workload.folder), "--device", self.device, "--cache-dir", str(self.sets))
+        strict = UNPREPARED if backend == "eager" else ("--strict",)
+        return (*model, "--log-level", "warning", "--backend", backend, *strict, *self.serve)
+
+    @contextlib.contextmanager
+    def serving(self, name: str, extra: Mapping[str, str] | None = None) -> Iterator[Server]:
+        """Yields a server as soon as it is ready to caption. ``extra`` are further environment variables."""
+        peer = PEERS.get(name)
+        if peer is not None:
+            command, api = peer.command(self.workload, self.device, self.sets), peer.api
+        else:
+            command, api = serve_command(*self.options(name)), SNAPCAP_API
+        with serving(command, api, extra) as server:
+            connection = server.connect()
+            server.wait_ready(connection)
+            connection.close()
+            yield server
+
+    def check_time(self, seconds: float = 0.0) -> None:
+        """Raises `TimeOverError` if a measurement that takes ``seconds`` would not end in time."""
+        if time.monotonic() + seconds > self.end:
+            raise TimeOverError
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Records the error of a contender that fails inside, so that the others go on."""
+        try:
+            yield
+        except TimeOverError:
+            self.problems.setdefault(name, "not measured in full: the time limit")
+        except KeyboardInterrupt:
+            self.end = 0.0
+            self.problems[name] = "not measured in full: interrupted"
+        except Exception as error:
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            self.problems[name] = f"failed: {lines[0][:200]}"
+            print(f"{name}: {error}", file=sys.stderr)
+
+    def add_problems(self, report: Report) -> int:
+        """Adds the contenders that were not measured, with the reasons. Returns the exit status."""
+        return report.add_problems({TITLES[name]: problem for name, problem in self.problems.items()})
+
+
+def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
+    """Adds the options of measurements that put servers under load."""
+    add_cases(parser, TITLES, default)
+    add_serve(parser)
+    text = "number of client processes (default: one for four CPUs, at most 8)"
+    parser.add_argument("--processes", type=count, default=client_processes(), metavar="N", help=text)
+
+
+def client_processes() -> int:
+    """Returns the number of client processes that keep up with a server on this machine without taking its CPUs."""
+    return min(max(available_cpus() // 4, 1), 8)
+
+
+def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) -> Contenders:
+    """Returns the contenders of the options, with the artifact set built and the peers prepared."""
+    end = time.monotonic() + options.time_limit
+    cache = stack.enter_context(scratch(options.cache))
+    work = stack.enter_context(scratch())
+    workload = open_workload(options.model, cache)
+    images = workload.write_images(work / "images")
+    serve = tuple(shlex.split(options.serve))
+    contenders = Contenders(workload, device, cache / "sets" / workload.name, images, serve, end)
+    if "aot" in options.cases:
+        build_store(contenders.sets, "--model", str(workload.folder), "--device", device, *serve)
+    for name in [case for case in options.cases if case in PEERS]:
+        reason = PEERS[name].unavailable(workload, device)
+        if reason:
+            contenders.problems[name] = reason
+            continue
+        with contenders.attempt(name):
+            PEERS[name].prepare(workload, contenders.sets)
+    return contenders

@@ -1,0 +1,194 @@
+"""Writes the figures of `benchmarks/results` into the pages that quote them.
+
+A figure on a page stands before a comment, which readers of the page do not see, and which says what it is:
+
+    ready after 0.27<!-- cpu-startup aot.ready --> s, 0.27<!-- cpu-startup aot.ready / import-torch.total --> of …
+
+The first word is a file of `benchmarks/results`, without `.json`. The next names one of the file's figures, or two
+with `/` or `-` between them. A last word such as `.1f` is a Python format; the default is `.2f`. A table stands
+between two comments, `NAME FILE…: written by …` and `end of NAME`, where NAME is one of `TABLES`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from snapcap.benchmarks.contenders import TITLES
+from snapcap.benchmarks.harness.report import per_second
+from snapcap.benchmarks.harness.workload import ROOT
+from snapcap.benchmarks.modes import CASES
+
+RESULTS = ROOT / "benchmarks" / "results"
+_FIGURE = re.compile(
+    r"[+-]?[\d.,]*\d(?P<comment><!-- (?P<file>[a-z][\w-]*) (?P<one>[\w.-]+)"
+    r"(?: (?P<sign>[/-]) (?P<two>[\w.-]+))?(?: (?P<format>,?\.\df))? -->)"
+)
+_TABLE = re.compile(
+    r"(?P<begin><!-- (?P<name>[a-z]+)(?P<files>(?: [\w-]+)+): written by [^\n]* -->\n).*?"
+    r"(?P<end><!-- end of (?P=name) -->)",
+    re.DOTALL,
+)
+_MODELS = {
+    "demo": "the demo model: 2.95 M parameters, 96 × 96",
+    "blip-base": "BLIP base: 224 M parameters, 384 × 384",
+    "smolvlm-256m": "SmolVLM: 256 M parameters, 512 × 512",
+}
+
+
+class FiguresError(ValueError):
+    """A page quotes a figure that no result has. The message names the page and the figure."""
+
+
+@cache
+def result(name: str) -> dict[str, Any]:
+    """Returns a file of results.
+
+    Raises:
+        FiguresError: there is no such file.
+    """
+    try:
+        found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    except OSError as error:
+        raise FiguresError(f"there is no benchmarks/results/{name}.json") from error
+    return found
+
+
+def figure(file: str, name: str) -> float:
+    """Returns one figure of a file of results.
+
+    Raises:
+        FiguresError: the file has no such figure.
+    """
+    try:
+        return float(result(file)["figures"][name])
+    except KeyError as error:
+        raise FiguresError(f"{file} has no figure {name}") from error
+
+
+def with_figures(page: Path) -> str:
+    """Returns the text of a page with its figures and tables as the results have them now.
+
+    Raises:
+        FiguresError: the page quotes a figure that no result has.
+    """
+
+    def quoted(match: re.Match[str]) -> str:
+        value = figure(match["file"], match["one"])
+        if match["two"]:
+            other = figure(match["file"], match["two"])
+            value = value / other if match["sign"] == "/" else value - other
+        return f"{value:{match['format'] or '.2f'}}{match['comment']}"
+
+    def tabled(match: re.Match[str]) -> str:
+        if match["name"] not in TABLES:
+            raise FiguresError(f"{page}: there is no table {match['name']}")
+        return f"{match['begin']}\n{TABLES[match['name']](match['files'].split(), folder)}\n\n{match['end']}"
+
+    folder = "../" * (len(page.resolve().relative_to(ROOT).parts) - 1) + "benchmarks/results"
+    try:
+        return _TABLE.sub(tabled, _FIGURE.sub(quoted, page.read_text()))
+    except FiguresError as error:
+        raise FiguresError(f"{page.name}: {error}") from error
+
+
+def peers(files: Sequence[str], folder: str) -> str:
+    """Returns a table with a row for each server of each run of `snapcap bench peers`, and the runs below it.
+
+    ``folder`` is the path from the page to the results. Runs that were not made are left out, and a table of none.
+    """
+    files = [name for name in files if (RESULTS / f"{name}.json").exists()]
+    if not files:
+        return ""
+    rows = []
+    for found in map(result, files):
+        figures: Mapping[str, float] = found["figures"]
+        machine = found["machine"].split(", Linux")[0]
+        rows.append([f"*{_MODELS.get(found['model'], found['model'])}, on {machine}*", "", "", ""])
+        for case in (case for case in TITLES if f"{case}.ready" in figures):
+            ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
+            cells = [TITLES[case], f"{ready:.2f} s", f"{lone:,.0f} ms", per_second(rate)]
+            rows.append([f"**{cell}**" for cell in cells] if case == "aot" else cells)
+    lines = [_rows(["", "ready after", "a lone caption", "captions/s, 16 clients"], rows), ""]
+    return "\n".join([*lines, *(_source(name, folder) for name in files)])
+
+
+def modes(files: Sequence[str], folder: str) -> str:
+    """Returns a table with a row for each way to compile of each run of `snapcap bench modes`, and the runs."""
+    rows = []
+    for found in map(result, files):
+        figures: Mapping[str, float] = found["figures"]
+        rows.append([f"*{found['model']}, on {found['machine'].split(', Linux')[0]}*", *[""] * 6])
+        for name, case in CASES.items():
+            if f"{name}.until_first_step" not in figures:
+                continue
+            graph = "_graph" if f"{name}.encoder_1_graph" in figures else ""
+            names = ("until_first_step", "peak_host_mib", f"encoder_1{graph}", f"decoder_1{graph}")
+            first, memory, encode, step = (figures[f"{name}.{each}"] for each in names)
+            same = "yes" if found["tokens"][name] == found["tokens"]["eager"] else "no"
+            times = [f"{first:.1f}", f"{first / figures['eager.until_first_step']:.2f} ×", f"{memory:,.0f}"]
+            rows.append([case.title, *times, f"{encode:.2f}", f"{step:.2f}", same])
+    columns = ["", "exec → first step, s", "÷ eager", "peak, MiB", "an encode, ms", "a step, ms", "eager's tokens"]
+    return "\n".join([_rows(columns, rows), "", *(_source(name, folder) for name in files)])
+
+
+def fleets(files: Sequence[str], folder: str) -> str:
+    """Returns the tables of a simulation of fleets: its servers, and what each load costs with each."""
+    (name,) = files
+    found = result(name)
+    servers = [
+        [title, f"{each['start']:.2f} s", f"{each['lone'] * 1000:.0f} ms", per_second(each["rate"])]
+        for title, each in found["servers"].items()
+    ]
+    rows = [
+        [
+            load * (not row),
+            title,
+            *(f"{each[name]:.3f} s" for name in ("p50_s", "p99_s")),
+            f"{each['late']:.1%}",
+            f"{each['replica_hours']:.2f}",
+            f"{each['starts']:.0f}",
+        ]
+        for load, cases in found["loads"].items()
+        for row, (title, each) in enumerate(cases.items())
+    ]
+    columns = ["load", "server", "p50", "p99", "past 5 s", "replica hours", "starts"]
+    tables = [_rows(["server", "start", "a lone caption", "captions/s"], servers), _rows(columns, rows)]
+    return "\n\n".join([*tables, _source(name, folder)])
+
+
+TABLES: dict[str, Callable[[Sequence[str], str], str]] = {"peers": peers, "modes": modes, "fleets": fleets}
+
+
+def _rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (columns, *rows)]
+    lines.insert(1, "|---" * len(columns) + "|")
+    return "\n".join(lines).replace("  ", " ")
+
+
+def _source(name: str, folder: str) -> str:
+    """Returns a line of a list that says how a file of results was measured."""
+    found = result(name)
+    left_out = "".join(f"; {TITLES.get(case, case)}: {why}" for case, why in found.get("problems", {}).items())
+    about = f"{found['versions']}; load average {found['load_average']}"
+    where = f"`{found['command']}` at {found['commit']}, {found['date']}"
+    return f"- {where}; {about}{left_out} ([samples]({folder}/{name}.json))"
+
+
+def pages() -> list[Path]:
+    """Returns every page of the repository that quotes a figure."""
+    folders = (ROOT, *(ROOT / name for name in ("docs", "benchmarks", "deploy")), *(ROOT / "deploy").rglob("*/"))
+    found = (page for folder in folders for page in sorted(folder.glob("*.md")))
+    return [page for page in found if _FIGURE.search(text := page.read_text()) or _TABLE.search(text)]
+
+
+def write(given: Iterable[Path] = ()) -> None:
+    """Writes the figures into the pages, by default into every page that quotes one.
+
+    Raises:
+        FiguresError: a page quotes a figure that no result has.
+    """
+    for page in list(given) or pages():
+        page.write_text(with_figures(page))
