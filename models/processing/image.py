@@ -44,6 +44,7 @@ from snapcap.models.processing.image_formats import (
     unsupported,
     zero_size,
 )
+from snapcap.models.processing.resample import Resampler, resized
 
 _HEADERS: dict[str, Callable[[bytes], Header]] = {
     "jpeg": read_jpeg,
@@ -64,11 +65,13 @@ class Resize:
     target: maps (width, height) of the upright picture to the (width, height) after the first resize.
     filter: Pillow's number of the filter.
     final: (width, height) of a second resize, if any.
+    resampler: resizes in less time than Pillow.
     """
 
     target: Callable[[int, int], tuple[int, int]]
     filter: int
     final: tuple[int, int] | None = None
+    resampler: Resampler | None = None
 
 
 def read_image(
@@ -129,8 +132,9 @@ def read_image(
         image.close()  # frees its pixels
     if box is not None and resize is not None and stored is not None:
         # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
-        resized = rgb.resize(stored, Image.Resampling(resize.filter), box=box)
-        return _finished(_upright(resized, method), resize), name
+        if method is None:
+            return _scaled(rgb, resize, stored, final, box=box), name
+        return _scaled(_upright(_scaled(rgb, resize, stored, box=box), method), resize, final), name
     return _resized(_upright(rgb, method), resize), name
 
 
@@ -240,19 +244,18 @@ def _upright(image: Image.Image, method: Image.Transpose | None) -> Image.Image:
 
 
 def _resized(upright: Image.Image, resize: Resize | None) -> Image.Image:
-    target = upright.size if resize is None else resize.target(*upright.size)
-    if resize is None:
-        return upright
-    if upright.size != target:
-        upright = upright.resize(target, Image.Resampling(resize.filter))
-    return _finished(upright, resize)
+    return upright if resize is None else _scaled(upright, resize, resize.target(*upright.size), resize.final)
 
 
-def _finished(image: Image.Image, resize: Resize) -> Image.Image:
-    """Returns the image after a second resize, if there is one."""
-    if resize.final is None or image.size == resize.final:
-        return image
-    return image.resize(resize.final, Image.Resampling(resize.filter))
+def _scaled(
+    image: Image.Image,
+    resize: Resize,
+    *sizes: tuple[int, int] | None,
+    box: tuple[float, float, float, float] | None = None,
+) -> Image.Image:
+    """Resizes to each of the sizes that are not None in turn."""
+    wanted = [size for size in sizes if size is not None]
+    return resized(image, resize.filter, wanted, box, resize.resampler)
 
 
 def _swaps_sides(method: Image.Transpose | None) -> bool:

@@ -75,6 +75,8 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
         return 1
     if built.no_library:
         console.print(f"starts will load torch's libraries: {built.no_library}", highlight=False, markup=False)
+    if built.no_image_library:
+        console.print(f"Pillow will resize images: {built.no_image_library}", highlight=False, markup=False)
     try:
         publication = publish_built(built, artifacts.factors, options, to_remote=True, found=artifacts.fetched)
     except StoreError as error:

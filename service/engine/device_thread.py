@@ -20,6 +20,7 @@ from snapcap.warmup.start.start import StartedModel, load
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.plan.plan import Artifacts
     from snapcap.warmup.weights.published import ModelFetcher
 
 _logger = logging.getLogger("snapcap.start")
@@ -42,6 +43,7 @@ class DeviceThread:
         on_checkpoint: Callable[["Checkpoint"], object] = lambda checkpoint: None,
         turn_ended: Callable[[], object] = lambda: None,
         fetcher: "ModelFetcher | None" = None,
+        on_artifacts: Callable[["Artifacts | None"], object] = lambda artifacts: None,
     ) -> None:
         """``on_ready`` and ``on_failure`` are called on the device thread: ``on_ready`` before the first request is
         served, ``on_failure`` when the start has failed or the device has been given up.
@@ -50,8 +52,8 @@ class DeviceThread:
         whose steps are not counted in metrics. An exception that it raises is logged.
 
         ``on_checkpoint`` is called, on another thread, once the checkpoint is on local disk. ``turn_ended`` is
-        called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` is passed to
-        ``load``."""
+        called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` and ``on_artifacts``
+        are passed to ``load``."""
         self._options = options
         self._timeline = timeline
         self._status = status
@@ -60,6 +62,7 @@ class DeviceThread:
         self._on_failure = on_failure
         self._rehearse = rehearse
         self._on_checkpoint = on_checkpoint
+        self._on_artifacts = on_artifacts
         self._turn_ended = turn_ended
         self._fetcher = fetcher
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
@@ -75,7 +78,8 @@ class DeviceThread:
 
     def _run(self) -> None:
         try:
-            loaded = load(self._options, self._timeline, self._status, self._on_checkpoint, self._fetcher)
+            options, callbacks = self._options, (self._on_checkpoint, self._fetcher, self._on_artifacts)
+            loaded = load(options, self._timeline, self._status, *callbacks)
             if self._rehearse is not None:
                 with self._timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self._rehearse)

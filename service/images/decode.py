@@ -8,12 +8,14 @@ server imports `pool.py`, which gives images to them.
 import socket
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.ipc.fork import ChildProcess, Closable, fork_child
 from snapcap.warmup.machine.capacity import available_cpus
+from snapcap.warmup.machine.denied import library_file, report_denied
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
     from snapcap.service.ipc.shared_pixels import FilledSlot
     from snapcap.service.memory import BodyAccount
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.start.start import StartedModel
 
 _MOST = 12  # decode processes
 _MOST_OF_FEW_CPUS = 4
@@ -84,6 +88,29 @@ def too_large(needed: int, most: int) -> UnprocessableImage:
         f"{_mebibytes(most)} MiB; scale it down, or send it as baseline JPEG"
     )
     return unreadable("too_large", sentence)
+
+
+def with_image_library(loaded: "StartedModel") -> "Checkpoint":
+    """Returns the checkpoint of a model that was started in this process, whose transform uses the image library of
+    the artifacts."""
+    checkpoint, artifacts = loaded.checkpoint, loaded.artifacts
+    library = None if artifacts is None else artifacts.image_library()
+    return replace(checkpoint, transform=with_library(checkpoint.transform, library))
+
+
+def with_library(transform: "ImageTransform", library: bytes | None) -> "ImageTransform":
+    """Returns the transform with the image library, whose content is `library` and which stays mapped; without it,
+    if there is none or it cannot be used."""
+    if library is None:
+        return transform
+    from snapcap.models.processing.resample import Resampler  # noqa: PLC0415 - a process that passes images on
+
+    try:
+        with library_file(library) as name:
+            return replace(transform, resampler=Resampler.open(name))
+    except OSError as error:
+        report_denied("a file in memory", "Pillow resizes images", str(error))
+        return transform
 
 
 def decode_threads(asked: int) -> int:

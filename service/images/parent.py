@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snapcap.models.processing.image_formats import ImageError
+from snapcap.service.images.decode import with_library
 from snapcap.service.images.messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
 from snapcap.service.images.worker import decode_images
 from snapcap.service.ipc.fork import fork_child, settle
@@ -65,10 +66,12 @@ def serve_image_processes(count: int, end: socket.socket) -> int:
 
 
 def _setup(end: socket.socket) -> Setup | None:
-    unpacker: Unpacker[Setup] = Unpacker()
+    """Returns the setup, whose transform has the image library, if the server has sent it."""
+    unpacker: Unpacker[tuple[Setup, bytes | None]] = Unpacker()
     while data := end.recv(RECEIVE_BYTES):
-        for setup in unpacker.feed(data):
-            return setup
+        for setup, library in unpacker.feed(data):
+            # Loaded before the fork: decode processes can open no file.
+            return setup._replace(transform=with_library(setup.transform, library))
     return None
 
 

@@ -142,10 +142,11 @@ class ProcessImageDecoder:
         self._idle_look: asyncio.TimerHandle | None = None
         self._family = ImageProcessFamily(processes, metrics, loop, self)
 
-    def begin(self, transform: "ImageTransform") -> bool:
-        """Starts the decode processes and waits for the first one. Call this outside the event loop. Returns False
-        if no process starts; `failed` is called then."""
-        return self._family.begin(Setup(transform, self._room.most))
+    def begin(self, transform: "ImageTransform", library: bytes | None = None) -> bool:
+        """Starts the decode processes and waits for the first one. `library`: the image library's content, if the
+        artifacts have it. Call this outside the event loop. Returns False if no process starts; `failed` is called
+        then."""
+        return self._family.begin(Setup(transform, self._room.most), library)
 
     @property
     def works(self) -> bool:

@@ -266,11 +266,12 @@ class NoticeChannel:
         self._files: deque[int] = deque()
         loop.add_reader(end, self._receive)
 
-    def send(self, setup: Setup) -> None:
-        """Sends the setup from any thread, without waiting: it is the only message to the parent and fits the
-        socket's buffer."""
+    def send(self, setup: Setup, library: bytes | None) -> None:
+        """Sends the setup and the image library from any thread, without waiting: they are the only message to the
+        parent and fit the socket's buffer, or else the library is left out."""
         with suppress(OSError):  # the parent has ended; the end of file follows
-            self._end.sendall(pack(setup))
+            fits = len(library or b"") < self._end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+            self._end.sendall(pack((setup, library if fits else None)))
 
     def close(self) -> None:
         """Stops receiving notices, on the event loop."""
@@ -348,10 +349,10 @@ class ImageProcessFamily:
             lambda: self.give_up("the process that starts those that decode has ended"),
         )
 
-    def begin(self, setup: Setup) -> bool:
-        """Sends the setup to the parent and waits for the first process. Call this outside the event loop. Returns
-        False if none starts."""
-        self._notices.send(setup)
+    def begin(self, setup: Setup, library: bytes | None) -> bool:
+        """Sends the setup and the image library to the parent and waits for the first process. Call this outside
+        the event loop. Returns False if none starts."""
+        self._notices.send(setup, library)
         try:
             return self._up.result(START_S)
         except TimeoutError:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.remote.messages import (
+    ArtifactsFound,
     Beat,
     Cancel,
     CheckpointFound,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.plan.plan import Artifacts
     from snapcap.warmup.start.start import StartedModel
     from snapcap.warmup.weights.published import ModelFetcher
 
@@ -110,6 +112,7 @@ class _EngineProcess:
                 self._failed,
                 self._rehearse,
                 on_checkpoint=self._found,
+                on_artifacts=self._found_artifacts,
                 turn_ended=self._server.turns.end,
                 fetcher=self._fetcher,
             ).start()
@@ -131,6 +134,9 @@ class _EngineProcess:
 
     def _found(self, checkpoint: "Checkpoint") -> None:
         self._channel.send(CheckpointFound(checkpoint.folder))
+
+    def _found_artifacts(self, artifacts: "Artifacts | None") -> None:
+        self._channel.send(ArtifactsFound(None if artifacts is None else artifacts.image_library()))
 
     def _rehearse(self, engine: "Engine", checkpoint: "Checkpoint") -> None:
         """Serves the HTTP process's rehearsal: the HTTP process sends the request, because its part is the

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapcap.service.config.settings import Settings
-from snapcap.service.images.decode import ThreadImageDecoder
+from snapcap.service.images.decode import ThreadImageDecoder, with_image_library
 from snapcap.service.server.background import start_build, start_preparing
 from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch import EngineWatch
@@ -33,7 +33,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     def ready(loaded: "StartedModel", engine: "Engine", scheduler: "Scheduler") -> None:
         services.metrics.device_memory_allocated.set_function(loaded.runner.device.allocated_bytes)
         services.status.started()
-        if result.ready(engine, loaded.checkpoint):
+        if result.ready(engine, with_image_library(loaded)):
             exits.callback(start_build(settings, loaded, services.status, engine))
             exits.callback(start_preparing(settings, loaded))
             exits.callback(_watch(settings, services, engine, scheduler, result))

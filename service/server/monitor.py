@@ -18,6 +18,7 @@ from snapcap.models.errors import UserError
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.remote.client import LoopChannel, RemoteEngine
 from snapcap.service.engine.remote.messages import (
+    ArtifactsFound,
     Beat,
     CheckpointFound,
     Failed,
@@ -99,6 +100,7 @@ class EngineClient:
         )
         self._waiter = threading.Thread(target=self._wait, name="engine-process", daemon=True)
         self._folder: Future[Path] = Future()
+        self._image_library: Future[bytes | None] = Future()
         self._limits: Future[Limits] = Future()
         self._checkpoint: Checkpoint | None = None
         self._engine: RemoteEngine | None = None
@@ -143,7 +145,7 @@ class EngineClient:
             checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
             _ = checkpoint.tokenizer
             self._pixels.open(checkpoint.config.vision.image_size)
-            if not self._image_decoder.begin(checkpoint.transform):
+            if not self._image_decoder.begin(checkpoint.transform, self._image_library.result()):
                 return
             alone = AnswersAtOnce(self._slots)
             self._rehearse(
@@ -203,6 +205,8 @@ class EngineClient:
                 services.status.compiled_elsewhere(compiler)
             case CheckpointFound(folder):
                 self._folder.set_result(folder)
+            case ArtifactsFound(image_library):
+                self._image_library.set_result(image_library)
             case ModelLoaded(limits):
                 self._limits.set_result(limits)
             case Ready() if self._engine is not None and self._checkpoint is not None:

@@ -69,8 +69,11 @@ def test_no_process_of_a_server_imports_torch(built_cache: Path, samples: dict[P
         assert (startup["tier"], startup["torch_modules"], startup["weights"]["result"]) == ("aot", 0, "hit")
         assert "import_torch" not in [phase["name"] for phase in startup["phases"]]
         assert server.metrics()["snapcap_torch_modules"] == 0
-        for pid in (server.process.pid, *descendants(server.process.pid)):
-            assert "/libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+        pids = (server.process.pid, *descendants(server.process.pid))
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+        assert not any("/libtorch" in mapped for mapped in maps)
+        # The engine process has the CPU library; the decode process and its parent have the image library.
+        assert sum("/memfd:snapcap-library" in mapped for mapped in maps) == 3
 
 
 def test_a_set_without_the_cpu_library_runs_on_libtorch(

@@ -287,16 +287,21 @@ def build_factors(
         "kind": kind,
         "source.regions": region_source_hash(machine.get("device.type")),
     }
-    if kind == "aot" and factors.get("device.type") == "cpu":
-        sources = package_folder("snapcap.warmup.runtime.aoti") / "cpp"
-        factors["source.cpu_library"] = source_digest(
-            sources, (file for file in sources.rglob("*") if file.suffix in (".cpp", ".h", ".txt"))
-        )
+    if kind == "aot":
+        factors["source.image_library"] = _cpp_digest("snapcap.models.processing")
+        if factors.get("device.type") == "cpu":
+            factors["source.cpu_library"] = _cpp_digest("snapcap.warmup.runtime.aoti")
     if kind == "jit":
         # Its artifacts are pickles of this Python, and torch finds them by this compiler. A package knows neither.
         factors["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
         factors["compiler"] = compiler_version()
     return check_factors(factors)
+
+
+def _cpp_digest(package: str) -> str:
+    """Returns the digest of a library's sources, which are in the folder `cpp` of a package."""
+    sources = package_folder(package) / "cpp"
+    return source_digest(sources, (file for file in sources.rglob("*") if file.suffix in (".cpp", ".h", ".txt")))
 
 
 def is_stale(differences: Iterable[Difference]) -> bool:

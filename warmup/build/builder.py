@@ -4,7 +4,7 @@
     compiler ─▶ CPU library ──┴▶ checkers ─▶ kept beside their records ─▶ (all done) ─▶ manifest
 
 A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile. The CPU library
-(`runtime.aoti.cpu_library`) is in the set where every package runs on it.
+(`runtime.aoti.cpu_library`) is in the set where every package runs on it. The image library is compiled beside it.
 
 A piece of work on a GPU begins when its memory is free (`Room`). A package that ran out of memory all the same is
 made again when all workers have ended, alone.
@@ -38,7 +38,7 @@ from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutErro
 from snapcap.warmup.options import BUILD_TIMEOUT
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import PROCESS_BYTES, checkpoint_bytes, gib
-from snapcap.warmup.plan.plan import CPU_LIBRARY, Plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, IMAGE_LIBRARY, Plan
 from snapcap.warmup.progress.status import ComponentName
 from snapcap.warmup.runtime.aoti.packages import InputSpecs
 
@@ -163,6 +163,7 @@ class Built:
     complete: every package that every start needs is built.
     library: the CPU library, if all packages run on it.
     no_library: the reason why there is no CPU library, if the plan allows one.
+    image_library: the image library, or None with the reason ``no_image_library``.
     """
 
     files: Mapping[str, VerifiedFile]
@@ -171,6 +172,8 @@ class Built:
     complete: bool
     library: VerifiedFile | None = None
     no_library: str = ""
+    image_library: VerifiedFile | None = None
+    no_image_library: str = ""
 
 
 @dataclass
@@ -182,6 +185,8 @@ class Progress:
     failures: dict[str, str] = field(default_factory=dict)
     library: VerifiedFile | None = None
     no_library: str = ""
+    image_library: VerifiedFile | None = None
+    no_image_library: str = ""
     passed_on: dict[str, str] = field(default_factory=dict)  # by entry, the digest of the library it runs on
     lock: threading.Lock = field(default_factory=threading.Lock)
     moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
@@ -360,8 +365,10 @@ class Builder:
         progress = self._progress
         if self._standalone and (found := self._folder.recorded(CPU_LIBRARY)) is not None:
             progress.library = found[0]
+        if (found := self._folder.recorded(IMAGE_LIBRARY)) is not None:
+            progress.image_library = found[0]
         unchecked = [each for each in kept if self._standalone and not self._runs_on_library(each.task.entry)]
-        if missing or (unchecked and find_compiler() is not None):
+        if missing or ((unchecked or progress.image_library is None) and find_compiler() is not None):
             try:
                 self._folder.make()
             except OSError as error:
@@ -374,7 +381,16 @@ class Builder:
         needed = {task.entry for task in self._tasks if not task.on_demand}
         library = progress.library if all(map(self._runs_on_library, files)) else None
         reason = "" if library else progress.no_library
-        return Built(files, specs, dict(progress.failures), needed <= files.keys(), library, reason)
+        return Built(
+            files,
+            specs,
+            dict(progress.failures),
+            needed <= files.keys(),
+            library,
+            reason,
+            progress.image_library,
+            progress.no_image_library,
+        )
 
     def _runs_on_library(self, entry: str) -> bool:
         """Returns whether a package passed its check on the CPU library of this build."""
@@ -430,7 +446,7 @@ class Builder:
             self._workers = [*compile_workers, *check_workers, *libraries]
             pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="build")
             try:
-                library = pool.submit(self._compile_library, *libraries)
+                library = pool.submit(self._compile_libraries, *libraries)
                 checking += [pool.submit(self._check_all, each, checks, library) for each in check_workers]
                 compiling += [pool.submit(self._compile_all, each, packages, checks) for each in compile_workers]
                 self._watch([*compiling, library])
@@ -480,18 +496,25 @@ class Builder:
                         self._tell(Event("compiled", task, compiled["seconds"]))
                         checks.put(_Compiled(task, compiled["seconds"], compiled["inputs"]))
 
-    def _compile_library(self, compiler: Worker) -> None:
-        """Compile the CPU library, if the plan wants it and an earlier run has not built it. A failure is recorded
-        and not raised: packages also run on libtorch."""
-        if not self._standalone or self._progress.library is not None:
-            return
+    def _compile_libraries(self, compiler: Worker) -> None:
+        """Compile the CPU library, if the plan wants it, and the image library, unless an earlier run has built
+        them. A failure is recorded and not raised: packages also run on libtorch, and Pillow also resizes."""
+        progress = self._progress
         with compiler:
-            try:
-                compiled = compiler.ask({}, self._timeout)
-                blob = Blob(compiled["digest"], compiled["size"])
-                self._progress.library = self._folder.record(CPU_LIBRARY, [], blob)
-            except (WorkerError, OSError) as error:
-                self._progress.no_library = f"it cannot be compiled: {error}"
+            if self._standalone and progress.library is None:
+                try:
+                    progress.library = self._compiled_library(compiler, CPU_LIBRARY)
+                except (WorkerError, OSError) as error:
+                    progress.no_library = f"it cannot be compiled: {error}"
+            if progress.image_library is None:
+                try:
+                    progress.image_library = self._compiled_library(compiler, IMAGE_LIBRARY)
+                except (WorkerError, OSError) as error:
+                    progress.no_image_library = f"it cannot be compiled: {error}"
+
+    def _compiled_library(self, compiler: Worker, entry: str) -> VerifiedFile:
+        compiled = compiler.ask({"entry": entry}, self._timeout)
+        return self._folder.record(entry, [], Blob(compiled["digest"], compiled["size"]))
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
         """Check packages with a worker until no more will be compiled."""

@@ -1,6 +1,6 @@
-"""Compiles the CPU library in a worker process, which a build can end.
+"""Compiles the libraries of an artifact set in a worker process, which a build can end.
 
-stdin   the job, then {} a line
+stdin   the job, then {"entry": …} a line
 stdout  {"digest": …, "size": …} or {"error": …} a line
 """
 
@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.processing import resample
 from snapcap.warmup.artifacts.files import describe
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.worker import Task, serve_tasks
-from snapcap.warmup.plan.plan import CPU_LIBRARY
+from snapcap.warmup.plan.plan import CPU_LIBRARY, IMAGE_LIBRARY
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, SOURCES
+
+# By entry: the folder of a library's sources, and the name by which packages find it, if any.
+_LIBRARIES = {CPU_LIBRARY: (SOURCES, CPU_LIBRARY_SONAME), IMAGE_LIBRARY: (resample.SOURCES, None)}
 
 
 @dataclass(frozen=True)
@@ -27,30 +31,31 @@ class LibraryJob:
     folder: Path
 
 
-def compiler_options() -> list[str]:
-    """Returns the compiler options of the CPU library, which are part of the artifact key. They compile for this
+def compiler_options(sources: Path) -> list[str]:
+    """Returns the compiler options of a library, which are part of the artifact key. They compile for this
     machine's processor, as packages are compiled; the key's `cpu.isa` describes it."""
-    return (SOURCES / "options.txt").read_text().split()
+    return (sources / "options.txt").read_text().split()
 
 
 def start(job: LibraryJob) -> Task:
-    """Returns the task that compiles the CPU library into the job's folder. The file appears there only if the
+    """Returns the task that compiles a library into the job's folder. The file appears there only if the
     compilation succeeded."""
 
-    def compile_library(_: dict[str, Any]) -> dict[str, Any]:
-        path = job.folder / CPU_LIBRARY
+    def compile_library(asked: dict[str, Any]) -> dict[str, Any]:
+        sources, name = _LIBRARIES[asked["entry"]]
+        path = job.folder / asked["entry"]
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         command = [
             require_compiler(),
-            *compiler_options(),
-            f"-Wl,-soname,{CPU_LIBRARY_SONAME}",
+            *compiler_options(sources),
+            *([] if name is None else [f"-Wl,-soname,{name}"]),
             "-o",
             str(temporary),
         ]
         try:
             done = subprocess.run(  # noqa: S603  the compiler that compiles packages too
-                [*command, *map(str, sorted(SOURCES.glob("*.cpp")))], capture_output=True, text=True, check=False
+                [*command, *map(str, sorted(sources.glob("*.cpp")))], capture_output=True, text=True, check=False
             )
             if done.returncode != 0:
                 raise BuildError(f"the compiler ended with {done.returncode}: {done.stderr.strip()[-1000:]}")

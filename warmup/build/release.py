@@ -21,7 +21,7 @@ from snapcap.warmup.checkpoints.source import downloaded_identity, is_publishabl
 from snapcap.warmup.errors import StartError, one_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import CPU_LIBRARY, Plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, IMAGE_LIBRARY, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.version import snapcap_version
 from snapcap.warmup.weights.find import content_digest, identify, recorded_digest
@@ -92,7 +92,8 @@ def publish_built(
         StoreError: a store cannot be opened as configured.
         OSError: a built file cannot be read.
     """
-    entries = dict(built.files) if built.library is None else {**built.files, CPU_LIBRARY: built.library}
+    libraries = {CPU_LIBRARY: built.library, IMAGE_LIBRARY: built.image_library}
+    entries = {**built.files, **{entry: file for entry, file in libraries.items() if file is not None}}
     files = {name: file.path for name, file in entries.items()}
     blobs = {name: file.blob for name, file in entries.items()}  # digests of the checked files
     metadata = {"signatures": dict(built.input_specs)}

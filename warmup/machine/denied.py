@@ -61,6 +61,29 @@ def memory_file(name: str, *, runs: bool = False) -> int:
     raise OSError(f"no file in memory ({reason}), and no temporary folder can be used instead; set TMPDIR")
 
 
+@contextlib.contextmanager
+def library_file(content: bytes) -> Iterator[str]:
+    """The name under which a library can be loaded, inside the block; once loaded it stays usable.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    if not os.path.isdir("/proc/self/fd"):  # another system than Linux
+        from tempfile import NamedTemporaryFile  # noqa: PLC0415 - few starts need it
+
+        with NamedTemporaryFile(prefix="snapcap-", suffix=".so") as file:
+            file.write(content)
+            file.flush()
+            yield file.name
+        return
+    descriptor = memory_file("snapcap-library", runs=True)
+    with os.fdopen(descriptor, "wb", closefd=False) as memory:
+        memory.write(content)
+    # The descriptor stays open. The linker knows a library by its name: another library with the same descriptor
+    # number would be taken for this one.
+    yield f"/proc/self/fd/{descriptor}"
+
+
 def seal(file: int) -> None:
     """Keeps the file of `memory_file` at its size for good, so that no process that has it can cut it short under a
     mapping of another, or fill the memory with it. A file of a temporary folder cannot be sealed."""

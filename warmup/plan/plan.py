@@ -3,6 +3,7 @@
 The artifact key is made of it, so it is known while torch is still being imported.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ LONG_ENCODE = 2 * 10**9  # multiplications of an image; some 40 ms of a CPU
 INSTRUCTION_TOKENS = 64  # room for an instruction, of a model that takes them
 
 InductorOption = str | int | bool
+_logger = logging.getLogger("snapcap.start")
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,8 @@ def _cache_length(config: ModelConfig, options: StartOptions) -> int:
 
 
 CPU_LIBRARY = "aot/cpu_library.so"  # the entry that packages run on where torch's libraries are not loaded
+IMAGE_LIBRARY = "aot/image_library.so"  # the entry that resizes pictures (`models/processing/resample.py`)
+LIBRARIES = (CPU_LIBRARY, IMAGE_LIBRARY)  # all entries that are no packages
 
 
 @dataclass(frozen=True)
@@ -197,3 +201,12 @@ class Artifacts:
     @property
     def hit(self) -> bool:
         return self.fetched.result == "hit"
+
+    def image_library(self) -> bytes | None:
+        """Returns the content of the image library, or None if the artifacts lack it or it cannot be read."""
+        library = self.fetched.entries.get(IMAGE_LIBRARY)
+        try:
+            return None if library is None else library.read()
+        except OSError as error:
+            _logger.warning("no image library", extra={"fields": {"reason": str(error)}})
+            return None

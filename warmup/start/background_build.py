@@ -200,6 +200,8 @@ class BackgroundBuild:
             raise BuildError(f"{len(built.failures)} packages failed, the first is {entry}: {reason}")
         if built.no_library:
             _logger.warning("no CPU library", extra={"fields": {"reason": built.no_library}})
+        if built.no_image_library:
+            _logger.warning("no image library", extra={"fields": {"reason": built.no_image_library}})
         self._publish(built, publishing)
 
     def _memory_beside(self) -> int | None:

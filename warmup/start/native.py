@@ -14,7 +14,7 @@ from snapcap.warmup.machine.capacity import available_cpus, whole_cpus
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import CPU_LIBRARY, Artifacts, Plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, LIBRARIES, Artifacts, Plan
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, open_cpu_library, region_of
 
@@ -76,7 +76,7 @@ class NativeLoader:
         """By entry, what is being opened for every caption: the smallest buckets first, as they are run."""
         began = self._timeline.now()
         packages, device, standalone = self._entries, self._plan.device, self._standalone
-        entries = [entry for entry in packages if entry != CPU_LIBRARY and region_of(entry)[0] not in ON_DEMAND]
+        entries = [entry for entry in packages if entry not in LIBRARIES and region_of(entry)[0] not in ON_DEMAND]
         opening = {
             entry: pool.submit(Container.open, packages[entry], device, standalone)
             for entry in sorted(entries, key=lambda entry: region_of(entry)[1])

@@ -70,14 +70,16 @@ def prepare(
     pool: ThreadPoolExecutor,
     on_checkpoint: Callable[[Checkpoint], object],
     fetcher: "ModelFetcher | None" = None,
+    on_artifacts: Callable[[Artifacts | None], object] = lambda artifacts: None,
 ) -> Preparation:
     """Begin the work on ``STEPS`` threads of ``pool``.
 
     Args:
         on_checkpoint: called with the checkpoint, on one of the threads.
+        on_artifacts: called likewise with the artifacts; None if the backend uses none.
         fetcher: brings the model from the store, if it may be published there.
     """
-    work = _Work(options, timeline, status, on_checkpoint, fetcher)
+    work = _Work(options, timeline, status, on_checkpoint, fetcher, on_artifacts)
     published = pool.submit(work.ask_store)
     planned = pool.submit(work.plan, published)
     artifacts = pool.submit(work.find_artifacts, planned)
@@ -95,6 +97,7 @@ class _Work:
     status: StartupStatus
     on_checkpoint: Callable[[Checkpoint], object]
     fetcher: "ModelFetcher | None"
+    on_artifacts: Callable[[Artifacts | None], object]
 
     def ask_store(self) -> "Described | FoundWeights":
         if self.fetcher is None:
@@ -126,12 +129,14 @@ class _Work:
     def find_artifacts(self, planned: "Future[Planned]") -> Artifacts | None:
         options = self.options
         if options.compute.backend == "eager":
+            self.on_artifacts(None)
             return None
         _, config, plan = planned.result()
         with self.timeline.phase("fetch_artifacts"):
             found = find_artifacts(config, plan, options, options.kind, self.fetcher)
         if CPU_LIBRARY not in found.fetched.entries:
             begin_torch_libraries()
+        self.on_artifacts(found)
         self.status.fetched(found)
         return found
 

@@ -137,20 +137,21 @@ def load(
     status: StartupStatus,
     on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None,
     fetcher: "ModelFetcher | None" = None,
+    on_artifacts: Callable[[Artifacts | None], object] = lambda artifacts: None,
 ) -> StartedModel:
     """Run the start on the calling thread, which becomes the device thread. Another one calls ``on_checkpoint``
-    once the checkpoint is on local disk, or what a start needs of it. ``fetcher``: who was begun with for these
-    options.
+    once the checkpoint is on local disk, or what a start needs of it, and ``on_artifacts`` once they were
+    looked for. ``fetcher``: who was begun with for these options.
 
     Raises:
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
         StartError: a setting does not fit, or the start is strict and not what was asked for.
     """
     try:
-        return _load(options, timeline, status, on_checkpoint, fetcher)
+        return _load(options, timeline, status, on_checkpoint, fetcher, on_artifacts)
     except _SmallerPlanError as error:  # a smaller plan has another key, and so other artifacts
         compute = replace(options.compute, buckets=error.buckets)
-        return _load(replace(options, compute=compute), timeline, status, lambda _: None, None)
+        return _load(replace(options, compute=compute), timeline, status, lambda _: None, None, lambda _: None)
 
 
 def _load(
@@ -159,6 +160,7 @@ def _load(
     status: StartupStatus,
     on_checkpoint: Callable[[Checkpoint], object],
     fetcher: "ModelFetcher | None",
+    on_artifacts: Callable[[Artifacts | None], object],
 ) -> StartedModel:
     with contextlib.ExitStack() as scope:
         # A thread that waits for Python's lock asks for it after this interval, by default 0.005 s. Threads beside
@@ -170,7 +172,7 @@ def _load(
         fetcher = fetcher or begin_fetcher(options)
         reason = torch_is_needed(options)
         importing = None if reason is None else _begin_import(reason, pool, timeline)
-        preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
+        preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher, on_artifacts)
         close_behind(fetcher, [preparation.weights, preparation.artifacts])
         if importing is None:
             reason = wait_for_parts(preparation, options)

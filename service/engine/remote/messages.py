@@ -59,6 +59,13 @@ class CheckpointFound(NamedTuple):
     folder: Path
 
 
+class ArtifactsFound(NamedTuple):
+    """The search for artifacts has ended. ``image_library``: content of the library that resizes pictures, if the
+    artifacts have it."""
+
+    image_library: bytes | None
+
+
 class ModelLoaded(NamedTuple):
     """The model is warm, and waits for the rehearsal."""
 
@@ -119,5 +126,7 @@ class Turn(NamedTuple):
 
 
 ToEngine: TypeAlias = Submit | Cancel | Rehearsed | Beat
-ToHttp: TypeAlias = CheckpointFound | ModelLoaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn | Pulse
+ToHttp: TypeAlias = (
+    CheckpointFound | ArtifactsFound | ModelLoaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn | Pulse
+)
 Message: TypeAlias = ToEngine | ToHttp

@@ -37,12 +37,12 @@ EVERY(exp) EVERY(log) EVERY(sin) EVERY(cos) EVERY(tanh) EVERY(erf)
 def compiled_library(folder: Path, program: str = "") -> Path:
     """The library in a folder, or a ``program`` that has its functions and calls them."""
     if not program:
-        start(LibraryJob(folder))({})
+        start(LibraryJob(folder))({"entry": CPU_LIBRARY})
         return folder / CPU_LIBRARY
     source, made = folder / f"{program}.cpp", folder / f"{program}.so"
     source.write_text(_EVERY)
     sources = [str(source), str(SOURCES / "functions.cpp")]
-    command = [require_compiler(), *compiler_options(), f"-I{SOURCES}", "-o", str(made), *sources]
+    command = [require_compiler(), *compiler_options(SOURCES), f"-I{SOURCES}", "-o", str(made), *sources]
     subprocess.run(command, check=True, timeout=120)
     return made
 

@@ -18,7 +18,7 @@ from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.build.library_worker import LibraryJob
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.plan import CPU_LIBRARY, make_plan
+from snapcap.warmup.plan.plan import CPU_LIBRARY, IMAGE_LIBRARY, make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 
 
@@ -50,7 +50,7 @@ class FakeWorker:
 
     def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
         if self.module == "snapcap.warmup.build.library_worker":
-            return self._compile_library()
+            return self._compile_library(task["entry"])
         entry = f"aot/{task['region']}.b{task['size']}.pt2"
         if self.ran_out.count(entry) < self.runs_out.get(entry, 0):
             self.ran_out.append(entry)
@@ -73,10 +73,10 @@ class FakeWorker:
             path.write_bytes(entry.encode())
         return {"entry": entry, "inputs": [["float32", [1], [1]]], "seconds": 1.0}
 
-    def _compile_library(self) -> dict[str, Any]:
+    def _compile_library(self, entry: str) -> dict[str, Any]:
         if not self.library:
             raise WorkerError("the compiler ended with 1")
-        path = self.folder / CPU_LIBRARY
+        path = self.folder / entry
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.library)
         return asdict(describe(path))
@@ -135,6 +135,8 @@ def test_the_cpu_library_is_in_a_set_whose_packages_all_run_on_it(build: Any) ->
     assert built.complete
     assert built.library is not None
     assert built.library.path == folder / CPU_LIBRARY
+    assert built.image_library is not None
+    assert built.image_library.path == folder / IMAGE_LIBRARY
     assert sorted(checked) == sorted(task.entry for task in builder.tasks) == sorted(built.input_specs)
     assert built.no_library == ""
 
@@ -152,6 +154,14 @@ def test_a_set_without_the_cpu_library_is_as_complete(build: Any, behaviour: dic
     assert not built.failures
     assert built.library is None
     assert built.no_library.startswith(reason)
+    assert (built.image_library is None) == bool(built.no_image_library) == (behaviour.get("library") == "")
+
+
+def test_an_image_library_that_is_missing_is_compiled_beside_packages_of_an_earlier_run(build: Any) -> None:
+    assert build(library="")[0].run().image_library is None
+    builder, events, _ = build(device="cuda:0")
+    assert builder.run().image_library is not None
+    assert {event.kind for event in events} == {"kept"}
 
 
 @pytest.mark.parametrize("before", ["", "library"])

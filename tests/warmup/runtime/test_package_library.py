@@ -11,7 +11,8 @@ import torch
 from support.servers.server_process import python
 
 from snapcap.warmup.artifacts.files import VerifiedFile
-from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, PackageError, library_file, package_content
+from snapcap.warmup.machine.denied import library_file
+from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, PackageError, package_content
 from snapcap.warmup.runtime.aoti.torch_packages import open_package
 
 INSIDE = Path("package") / "data" / "aotinductor" / "model"
@@ -40,7 +41,7 @@ def test_a_package_is_opened_and_run_without_a_temporary_folder(
     run = open_package(VerifiedFile.of(build / "aot" / "decoder_after.b1.pt2"), CPU)
     assert run is not None
     mapped = Path("/proc/self/maps").read_text()
-    assert "/memfd:snapcap-package" in mapped
+    assert "/memfd:snapcap-library" in mapped
     assert "aotinductor_" not in mapped
 
 
@@ -67,7 +68,8 @@ def test_of_a_package_only_the_names_of_torchs_libraries_are_replaced(built_cach
 def test_two_libraries_are_never_taken_for_each_other(tmp_path: Path) -> None:
     """The dynamic linker knows a library by its name, which is that of a descriptor."""
     code = "import ctypes, sys; from pathlib import Path\n"
-    code += "from snapcap.warmup.runtime.aoti.packages import library_file, package_content\n"
+    code += "from snapcap.warmup.machine.denied import library_file\n"
+    code += "from snapcap.warmup.runtime.aoti.packages import package_content\n"
     code += "for path in map(Path, sys.argv[1:]):\n"
     code += "    with library_file(package_content(path)) as name: print(ctypes.CDLL(name).answer())\n"
     packages = []

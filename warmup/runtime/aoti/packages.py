@@ -16,22 +16,19 @@ torch/csrc/inductor/aoti_torch/c/shim.h, which libtorch exports to packages. Bot
 earlier versions of torch have to work.
 """
 
-import contextlib
 import ctypes
 import io
-import os
 import re
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.machine.cuda_driver import open_library
-from snapcap.warmup.machine.denied import memory_file
+from snapcap.warmup.machine.denied import library_file
 from snapcap.warmup.machine.torch_libraries import let_threads_sleep, open_libgomp
 from snapcap.warmup.plan.buckets import Bucket
 
@@ -148,27 +145,6 @@ def package_content(package: Path | IO[bytes], standalone: bool = False) -> byte
         ours = CPU_LIBRARY_SONAME.encode().ljust(len(name), b"\0")
         content = content.replace(b"\0" + name + b"\0", b"\0" + ours + b"\0")
     return content
-
-
-@contextlib.contextmanager
-def library_file(content: bytes) -> Iterator[str]:
-    """The name under which a library can be loaded, inside the block; once loaded it stays usable.
-
-    Raises:
-        OSError: there is no room for it.
-    """
-    if not Path("/proc/self/fd").is_dir():  # another system than Linux
-        with tempfile.NamedTemporaryFile(prefix="snapcap-", suffix=".so") as file:
-            file.write(content)
-            file.flush()
-            yield file.name
-        return
-    descriptor = memory_file("snapcap-package", runs=True)
-    with os.fdopen(descriptor, "wb", closefd=False) as memory:
-        memory.write(content)
-    # The descriptor stays open. The linker knows a library by its name: another library with the same descriptor
-    # number would be taken for this one.
-    yield f"/proc/self/fd/{descriptor}"
 
 
 def _library(package: Path | IO[bytes]) -> bytes:
