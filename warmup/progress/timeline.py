@@ -14,7 +14,8 @@ PHASES = (
     "interpreter",
     "bind",
     "import_engine",  # only on a server: this phase and all below run in the engine process
-    "load_libraries",  # only in a compiled start: libtorch without its Python module
+    "load_cpu_library",  # only in a compiled start whose packages run on the CPU library
+    "load_libraries",  # in other compiled starts: libtorch without its Python module
     "import_torch",  # in every other start
     "import_compiler",  # only with the jit backend
     "device_init",

@@ -20,7 +20,6 @@ from snapcap.warmup.runtime.aoti.packages import AotiError, Container, open_cpu_
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared import MappedWeights
-    from snapcap.warmup.artifacts.files import VerifiedFile
     from snapcap.warmup.runtime.aoti.native import NativeMemory, NativeTensor
     from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaMemory
     from snapcap.warmup.runtime.backends import Backend
@@ -54,10 +53,11 @@ class NativeLoader:
         Raises:
             AotiError: torch's libraries cannot be loaded.
         """
-        with self._timeline.phase("load_libraries"):
-            library = _cpu_library(self._entries.get(CPU_LIBRARY))
-            self._standalone = library is not None
-            library = library or load_torch_libraries()
+        library = self._cpu_library()
+        self._standalone = library is not None
+        if library is None:
+            with self._timeline.phase("load_libraries"):
+                library = load_torch_libraries()
         if library is None:
             raise AotiError("torch's libraries cannot be loaded")
         self._library = library
@@ -67,6 +67,18 @@ class NativeLoader:
         pool = ThreadPoolExecutor(openers, thread_name_prefix="snapcap-packages")
         self._scope.enter_context(pool)
         self._opening = self._open_packages(pool)
+
+    def _cpu_library(self) -> int | None:
+        """The handle of the CPU library, if the set has it and this machine can open it."""
+        library = self._entries.get(CPU_LIBRARY)
+        if library is None:
+            return None
+        try:
+            with self._timeline.phase("load_cpu_library"):
+                return open_cpu_library(library)
+        except AotiError as error:
+            _logger.warning("packages run on libtorch", extra={"fields": {"reason": str(error)}})
+            return None
 
     def __exit__(self, *error: Any) -> None:
         self._beside.__exit__(*error)
@@ -143,14 +155,3 @@ class NativeLoader:
         from snapcap.warmup.runtime.backends import AotBackend  # noqa: PLC0415  no other start needs it
 
         return AotBackend(self._entries, self._artifacts.input_specs, model, self._packages)
-
-
-def _cpu_library(library: "VerifiedFile | None") -> int | None:
-    """The handle of the CPU library, where the set has it and this machine can open it."""
-    if library is None:
-        return None
-    try:
-        return open_cpu_library(library)
-    except AotiError as error:
-        _logger.warning("packages run on libtorch", extra={"fields": {"reason": str(error)}})
-        return None

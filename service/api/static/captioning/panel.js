@@ -106,7 +106,7 @@ const panel = {
     if (timings) this.times(timings);
     const ended = reply.finish_reason === "length" ? ", cut at the limit" : "";
     const server = timings ? `${inMilliseconds(timings.total)} in the server, ` : "";
-    const by = `by ${reply.model}${reply.backend ? ` on ${reply.backend}` : ""}`;
+    const by = `model ${reply.model}${reply.backend ? `, ${served(reply.backend)}` : ""}`;
     say(byId("by"), `${server}${inMilliseconds(took)} in this browser. ${counted(reply.tokens, "token")}${ended}, ${by}.`);
   },
 

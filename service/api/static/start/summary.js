@@ -1,6 +1,5 @@
 "use strict";
 
-const FAMILIES = { blip: "BLIP", git: "GIT", "vision-encoder-decoder": "vision encoder\u2011decoder", florence2: "Florence-2", smolvlm: "SmolVLM", idefics3: "Idefics3" };
 const WORDS = { starting: "starting", ready: "ready", draining: "stopping", failed: "failed" };
 
 /** The backend in words; "" before there is one. */
@@ -44,29 +43,27 @@ function story(report) {
   const torch = report.phases.find((phase) => phase.name === "import_torch");
   const without = !torch && isCompiled(report.tier);
   if (report.error) return report.error;
-  if (ready === undefined) return "The bars grow as it starts. Those that stand above one another run at the same time.";
+  if (ready === undefined) return "The bars grow while the server starts. Bars above one another run at the same time.";
   const share = torch?.end ? Math.round((100 * (torch.end - torch.start)) / ready) : 0;
   const rest = torch?.end ? inMilliseconds((ready - torch.end) * 1000) : "";
-  if (without) return "PyTorch's Python module, which takes longer to import than all of this, was left out: compiled code was run at every batch size and tested without it.";
+  if (without) return "This start did not import PyTorch's Python module: compiled code ran at every batch size and was tested without it.";
   if (!share || report.tier === null) return "";
   const opened = isCompiled(report.tier) ? "the compiled model was opened" : "the model was loaded";
-  return `${share} % of the start is PyTorch being imported. In the ${rest} after that ${opened}, run at every batch size and tested.`;
-}
-
-/** The model as the server names it: "demo (vision encoder–decoder)". */
-function modelOf({ model, family }) {
-  if (!model) return "";
-  return family ? `${model} (${FAMILIES[family] ?? family})` : model;
+  return `The import of PyTorch took ${share} % of the start. In the ${rest} after it ${opened}, run at every batch size and tested.`;
 }
 
 function lede(report) {
-  const model = modelOf(report);
-  const what = `This server describes pictures${model && `, with the model ${model}`}.`;
-  const { ready } = report.marks;
+  const what = `This server describes pictures${report.model ? ` with the model ${report.model}` : ""}.`;
   if (report.state === "failed") return `${what} It could not start.`;
-  if (ready === undefined) return `${what} It is starting right now: watch it below.`;
-  const how = isCompiled(report.tier) ? ", compiled and warm for every batch size" : "";
-  return `${what} It was ready ${inSeconds(ready)} after its process began${how}.`;
+  if (report.marks.ready === undefined) return `${what} It is starting right now: watch it below.`;
+  return `${what} ${readyIn(report)}.`;
+}
+
+/** "Ready in 0.38 s from precompiled code". */
+function readyIn({ marks, tier, compile_events: { startup } }) {
+  const ready = `Ready in ${inSeconds(marks.ready)}`;
+  if (startup) return `${ready}, ${counted(startup, "graph")} compiled on the way`;
+  return isCompiled(tier) ? `${ready} from precompiled code` : `${ready}${tier ? `: ${served(tier)}` : ""}`;
 }
 
 /** The start in a line: [what counts, the rest]. */
@@ -74,10 +71,10 @@ function line(report) {
   const { ready } = report.marks;
   if (report.state === "failed") return ["The start failed", ""];
   if (ready === undefined) return [`Starting: ${spoken(report.phase)}`, `${inSeconds(report.now)} so far`];
-  const { startup, serving } = report.compile_events;
-  const compiled = `${startup} compiled here${serving ? `, ${serving} more since` : ""}`;
-  const where = [report.device, report.dtype].filter(Boolean).join(", ");
-  return [`Ready after ${inSeconds(ready)}: ${served(report.tier) || "no model"}, ${compiled}`, [where, underWay(report)].filter(Boolean).join("; ")];
+  const { serving } = report.compile_events;
+  const where = [report.family, report.device, report.dtype].filter(Boolean).join(", ");
+  const since = serving ? `, ${counted(serving, "graph")} compiled since` : "";
+  return [`${readyIn(report)}${since}`, [where, underWay(report)].filter(Boolean).join("; ")];
 }
 
 /** Open while there is something to watch, and one line from then on. In between it is the reader's. */
@@ -114,7 +111,6 @@ function drawStart(report) {
   byId("samples").hidden = report.model !== "demo";
 }
 
-waterfall.explain();
 say(byId("curl"), `curl --data-binary @picture.jpg ${address("/v1/caption")}`);
 start.listen(drawState);
 start.listen(drawStart);

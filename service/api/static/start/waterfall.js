@@ -10,6 +10,7 @@ const waterfall = {
       const row = rows.children[index] ?? rows.appendChild(this.row());
       this.fill(row, phase, end, report.now);
     });
+    this.explain(report);
     const marks = Object.entries(report.marks).filter(([, moment]) => moment <= end);
     byId("marks").replaceChildren(...marks.map(([name, moment]) => this.mark(name, moment, end)));
   },
@@ -41,11 +42,18 @@ const waterfall = {
     return mark;
   },
 
-  explain() {
-    byId("meanings").replaceChildren(
-      ...Object.values(PHASES).map(([name, kind, meaning]) =>
-        element("div", "", { "data-kind": kind }, element("dt", "", { text: name }), element("dd", "", { text: meaning })),
-      ),
+  /** Explains the phases that this start has. */
+  explain({ device, phases }) {
+    const names = Object.keys(PHASES).filter((name) => phases.some((phase) => phase.name === name));
+    const list = byId("meanings");
+    if (list.dataset.explained === `${device} ${names}`) return;
+    list.dataset.explained = `${device} ${names}`;
+    list.replaceChildren(
+      ...names.map((phase) => {
+        const [name, kind, onCpu, onGpu = onCpu] = PHASES[phase];
+        const text = device?.startsWith("cuda") ? onGpu : onCpu;
+        return element("div", "", { "data-kind": kind }, element("dt", "", { text: name }), element("dd", "", { text }));
+      }),
     );
   },
 };

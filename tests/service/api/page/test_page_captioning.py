@@ -58,7 +58,7 @@ def test_words_are_shown_as_they_come(begun: tuple[Page, CaptionRequest]) -> Non
     sent.future.set_result(Completion((5, 6, 7), "length", "aot", 0.001, 0.002, 0.003))
     expect(page.locator("#caption")).to_have_text("5 6 7")
     expect(page.locator("#spoken")).to_have_text("Caption: 5 6 7")
-    expect(page.locator("#by")).to_contain_text("3 tokens, cut at the limit, by fake on aot.")
+    expect(page.locator("#by")).to_contain_text("3 tokens, cut at the limit, model fake, compiled.")
     expect(page.locator("#legend")).to_contain_text("3.0\u00a0ms")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
 
@@ -184,7 +184,8 @@ def test_what_the_page_says_of_the_model_is_what_the_server_says(
     model = attached.engine, None, attached.tokenizer, "my/captioner", attached.image_decoder, defaults
     services.captioner.attach(*model)  # type: ignore[arg-type]
     page = open_page(address)
-    expect(page.locator("#lede")).to_contain_text("with the model my/captioner (GIT)")
+    expect(page.locator("#lede")).to_contain_text("with the model my/captioner.")
+    expect(page.locator("#start-line")).to_contain_text("git")
     expect(page.locator("#samples")).to_be_hidden()
     text = page.locator("body").inner_text() + json.dumps(page.evaluate("() => PHASES"))
     assert "GPT" not in text

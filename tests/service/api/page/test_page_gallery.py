@@ -123,6 +123,9 @@ def test_the_history_is_bounded(address: str, open_page: OpenPage, image) -> Non
         }"""
     )
     expect(page.locator(".card")).to_have_count(200)
+    # All rows are part of the page: a phone shows no bar where a box of its own could be scrolled.
+    assert page.evaluate("() => byId('gallery').scrollHeight <= byId('gallery').clientHeight")
+    assert page.evaluate("() => byId('gallery').clientHeight > 3 * innerHeight")
     expect(page.get_by_role("alert")).to_contain_text("The first 200 were taken")
     give(page, image(8))
     expect(page.locator(".card").first.locator(".said")).to_have_text("8 7")

@@ -32,6 +32,9 @@ def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, ope
         expect(page.locator("#lede")).to_contain_text("starting right now")
         expect(phases(page)).to_have_count(2)
         expect(phases(page).last).to_have_class(re.compile("running"))
+        expect(page.locator("#meanings dt")).to_have_text(
+            ["Python", "import PyTorch"]
+        )  # no phase that did not begin
         width = phases(page).last.locator(".fill").bounding_box()
         page.wait_for_timeout(500)
         later = phases(page).last.locator(".fill").bounding_box()
@@ -53,7 +56,7 @@ def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, ope
     services.status.started()
     expect(page.locator("#state")).to_have_text("ready: compiled")
     expect(page.locator("#buckets li[data-state=warm]")).to_have_count(4)
-    expect(page.locator("#lede")).to_contain_text("compiled and warm for every batch size")
+    expect(page.locator("#lede")).to_contain_text("s from precompiled code.")
     expect(page.locator(".running")).to_have_count(0)
     expect(page.locator("#phases")).to_be_hidden()
 
@@ -215,7 +218,7 @@ def test_a_background_build_and_its_swaps_are_followed(
     expect(page.locator("#build-text")).to_contain_text("3 of 12")
     expect(page.get_by_role("progressbar")).to_have_js_property("value", 3)
     expect(page.locator("#state")).to_have_text("ready: compiling 3 of 12")
-    expect(page.locator("#start-line")).to_contain_text("0 compiled herecpu, float32; compiling 3 of 12")
+    expect(page.locator("#start-line")).to_contain_text("cpu, float32; compiling 3 of 12")
     expect(page.locator("#phases")).to_be_hidden()  # what is ready is one line, which opens
     page.locator("#start > summary").click()
     expect(page.locator("#buckets li").last).to_contain_text("plain PyTorch, swap pending")
