@@ -115,13 +115,14 @@ class Artifacts(BaseModel):
 
 
 class Build(BaseModel):
-    """Reports the background build, if there is one. A member beside the state stays once it is known."""
+    """Reports the background build, if there is one. A member beside the state stays once it is known. `looking`:
+    the store could not be read, and is asked again."""
 
-    state: Literal["declined", "waiting", "fetched", "building", "published", "failed"]
+    state: Literal["looking", "declined", "waiting", "fetched", "building", "published", "failed"]
     done: OptionalCount = Field(description="Number of packages built.")
     of: OptionalCount = Field(description="Number of packages to build.")
     holder: OptionalText = Field(description="The process that builds while this process waits.")
-    reason: OptionalText = Field(description="The reason for which this process does not build.")
+    reason: OptionalText = Field(description="The reason for which this process does not build, or not yet.")
     command: OptionalText = Field(description="The command that builds the artifacts instead.")
     error: OptionalText
 

@@ -30,10 +30,14 @@ def start_build(
     engine: "Engine",
     after_s: float = AFTER_READY_S,
 ) -> Callable[[], object]:
-    """Schedules the build ``after_s`` seconds from now, if there is something to build. Returns a function that
-    ends it."""
-    if loaded.compiled or options.compute.backend not in ("auto", "aot") or options.store.build == "off":
+    """Schedules the build ``after_s`` seconds from now, if there is something to build, or if a store could not be
+    read and is to be asked again. Returns a function that ends it."""
+    if loaded.compiled or options.compute.backend not in ("auto", "aot"):
         return lambda: None
+    if options.store.build == "off":
+        found = loaded.artifacts
+        if options.store.remote is None or found is None or found.fetched.result != "error":
+            return lambda: None
     builds: list[BackgroundBuild] = []
 
     def on_device(function: Callable[[], None]) -> "Future[None]":

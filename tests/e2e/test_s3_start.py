@@ -39,9 +39,9 @@ class Remote:
     def at(self, address: str) -> tuple[str, ...]:
         return ("--store", address, "--s3-endpoint-url", self.endpoint, "--s3-region", "us-east-1", *BUCKETS)
 
-    def copy(self) -> "Remote":
+    def copy(self, name: str = "") -> "Remote":
         """Another bucket with the same objects."""
-        s3, other = client(S3Options(endpoint_url=self.endpoint, region="us-east-1")), f"copy-{uuid4().hex}"
+        s3, other = client(S3Options(endpoint_url=self.endpoint, region="us-east-1")), name or f"copy-{uuid4().hex}"
         s3.create_bucket(Bucket=other)
         for each in s3.list_objects_v2(Bucket=self.bucket)["Contents"]:
             s3.copy_object(Bucket=other, Key=each["Key"], CopySource={"Bucket": self.bucket, "Key": each["Key"]})
@@ -195,6 +195,28 @@ def test_an_endpoint_that_never_answers_holds_the_start_up_for_its_deadline_only
     store = Remote(black_hole, "bucket", tmp_path / "key").trusting
     options = (*store, "--build", "off", "--store-deadline", "2")
     expect_eager(options, tmp_path, samples, "error", " 2 s")  # said by the worker or its parent
+
+
+def test_a_store_that_could_not_be_read_is_asked_again_and_its_code_swapped_in(
+    remote: Remote, tmp_path: Path, samples: dict[Path, str]
+) -> None:
+    late = replace(remote, bucket=f"late-{uuid4().hex}")
+
+    def build() -> str:
+        return str((server.startup()["build"] or {}).get("state"))
+
+    with ServerProcess(*late.trusting, "--build", "off", "--cache-dir", str(tmp_path)) as server:
+        startup = server.wait_ready().startup()
+        assert (startup["tier"], startup["artifacts"]["result"]) == ("eager", "error")
+        server.wait_for(lambda: build() == "looking")
+        remote.copy(late.bucket)
+        server.wait_for(lambda: build() == "fetched")
+        assert backends(server) == {("aot", "warm")}
+        path, caption = next(iter(samples.items()))
+        reply = server.caption(path)
+        assert (reply["caption"], reply["backend"]) == (caption, "aot")
+        assert server.metrics()['snapcap_artifact_requests_total{kind="aot",result="hit"}'] == 1
+    assert "the store is asked again" in server.log()
 
 
 def expect_eager(

@@ -1,5 +1,6 @@
 """Builds behind a server that started without artifacts: once per fleet, and swapped in while it serves.
 
+store out of reach   ask again, with pauses that grow ─▶ swap, or as below
 lease held by us     build ─▶ each bucket is swapped in as it is ready ─▶ publish
 lease held by others wait for their artifacts ─▶ swap; a lease that expires is taken over
 
@@ -32,6 +33,7 @@ from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, free_here, gib
+from snapcap.warmup.plan.plan import Artifacts
 from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupStatus
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
 from snapcap.warmup.runtime.backends import Backend, EagerBackend
@@ -47,6 +49,7 @@ OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 
 LEASE_SECONDS = 60.0
 POLL_SECONDS = 5.0
+LONGEST_PAUSE_S = 300.0  # between two attempts to read a store that could not be read
 LOWEST_PRIORITY = 19
 ENDING_S = 3.0  # seconds for ending; the HTTP process gives this process ten
 
@@ -105,13 +108,32 @@ class BackgroundBuild:
 
     def _run(self) -> None:
         try:
-            self._make()
+            if self._store_answers() and self._options.store.build != "off":
+                self._make()
         except (UserError, OSError) as error:
             self._report(state="failed", error=str(error))
             _logger.error("build failed", extra={"fields": {"error": str(error), "serving": "eager"}})
         except Exception as error:
             self._report(state="failed", error=f"{type(error).__name__}: {error}")
             _logger.exception("build failed unexpectedly; eager goes on serving")
+
+    def _store_answers(self) -> bool:
+        """Waits for a store that the start could not read. Swaps in what it has then, and returns False; returns
+        True if there is something to build. A build for this server alone does not wait."""
+        store, pause = self._options.store, self._poll_seconds
+        if store.remote is None or store.build == "local":
+            return True
+        while self._artifacts.fetched.result == "error":
+            reason = self._artifacts.fetched.reason
+            self._report(state="looking", reason=reason)
+            _logger.warning("the store is asked again", extra={"fields": {"after_s": pause, "reason": reason}})
+            if self._stopped.wait(pause):
+                return False
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+            self._artifacts = self._look()
+            if self._take(self._artifacts):
+                return False
+        return True
 
     def _make(self) -> None:
         options, key = self._options, self._artifacts.key
@@ -148,7 +170,7 @@ class BackgroundBuild:
         """Build under the lease, or take what its holder publishes."""
         while not self._stopped.is_set():
             outcome = acquire(store, key, self._lease_seconds)
-            if self._take_published():
+            if self._take(self._look()):
                 if isinstance(outcome, Lease):
                     outcome.release()
                 return
@@ -160,10 +182,13 @@ class BackgroundBuild:
                 self._build(publishing)
             return
 
-    def _take_published(self) -> bool:
-        """Swap in what somebody has published since this server looked."""
+    def _look(self) -> Artifacts:
+        """Returns what the store has now."""
+        return find_artifacts(self._loaded.checkpoint.config, self._loaded.plan, self._options, "aot")
+
+    def _take(self, artifacts: Artifacts) -> bool:
+        """Swaps in what was published since this server started. Returns False if nothing was."""
         loaded = self._loaded
-        artifacts = find_artifacts(loaded.checkpoint.config, loaded.plan, self._options, "aot")
         if not artifacts.hit:
             return False
         self._status.fetched(artifacts)

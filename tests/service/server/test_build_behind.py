@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snapcap.service.server.background import start_build
-from snapcap.warmup.options import StartOptions
+from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.start import background_build as background
 
 PATIENCE = 30.0
@@ -40,9 +40,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeBuild]]:
     MADE.clear()
 
 
-def begin(after_s: float, *, compiled: bool = False, status: Any = None) -> Any:
-    loaded: Any = SimpleNamespace(compiled=compiled)
-    options = StartOptions()
+def begin(
+    after_s: float,
+    *,
+    compiled: bool = False,
+    status: Any = None,
+    store: StoreOptions | None = None,
+    found: str = "miss",
+) -> Any:
+    artifacts = SimpleNamespace(fetched=SimpleNamespace(result=found))
+    loaded: Any = SimpleNamespace(compiled=compiled, artifacts=artifacts)
+    options = StartOptions(store=store or StoreOptions())
     engine: Any = SimpleNamespace(call=None)
     return start_build(options, loaded, status, engine, after_s)
 
@@ -89,6 +97,17 @@ def test_what_is_compiled_is_not_built(made: list[FakeBuild]) -> None:
     begin(0.0, compiled=True)
     _timers_are_over()
     assert not made
+
+
+@pytest.mark.parametrize(
+    ("address", "found", "looks"), [("s3://a/b", "error", True), ("s3://a/b", "miss", False), ("", "error", False)]
+)
+def test_without_a_build_only_a_store_that_could_not_be_read_is_asked_again(
+    made: list[FakeBuild], address: str, found: str, looks: bool
+) -> None:
+    begin(0.0, store=StoreOptions(address=address, build="off"), found=found)
+    _timers_are_over()
+    assert bool(made) is looks
 
 
 def test_a_build_that_cannot_begin_is_in_the_status_and_the_log(

@@ -17,12 +17,13 @@ const RESULTS = {
   error: "out of reach",
 };
 const BUILDS = {
+  looking: "The store of compiled code is out of reach; this server asks again, and switches when it answers",
   building: "Compiling in the background, for this server and the next",
   waiting: "Another server compiles; this one waits for its result",
-  fetched: "Compiled code arrived, and each batch size was changed over",
-  published: "Compiled in the background and changed over; the next start is compiled from its first moment",
+  fetched: "Compiled code arrived, and each batch size switched to it",
+  published: "Compiled in the background, and each batch size switched; the next start is compiled from the beginning",
   failed: "The background build failed, and the plain model goes on serving",
-  declined: "No background build: where it belongs, this server may not write",
+  declined: "No background build: this server may not write to the store",
 };
 
 const grid = {
