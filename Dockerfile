@@ -104,7 +104,8 @@ CMD ["serve"]
 
 FROM runtime AS server
 COPY --from=server-packages /opt/snapcap /opt/snapcap
-# This image has no compiler: without artifacts the server stays eager, and logs `no artifacts result=miss`.
+# This image has no compiler: without artifacts the server stays eager, and the line `no artifacts` of its log names the
+# command that compiles (`remedy`).
 ENV SNAPCAP_BUILD=off
 # PID 1 is the HTTP process, which waits for its children, the engine process and the parent of those that decode:
 # no init is needed.

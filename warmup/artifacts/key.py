@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.capacity import instruction_set
-from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device
+from snapcap.warmup.machine.cuda_driver import NO_GPU, CudaDriverError, cuda_device
 from snapcap.warmup.machine.cxx import compiler_version
 from snapcap.warmup.machine.installation import (
     MachineError,
@@ -239,7 +239,7 @@ def machine_factors(device: str) -> dict[str, Factor]:
     try:
         found = cuda_device(int(index or 0))
     except CudaDriverError as error:
-        raise MachineError(f"device {device}: {error}; use --device cpu") from error
+        raise MachineError(f"device {device}: {error}; {NO_GPU}") from error
     return factors | {
         "device.type": "cuda",
         "device.name": found.name,

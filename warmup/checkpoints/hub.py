@@ -11,7 +11,7 @@ from snapcap.models.fields import ConfigError
 from snapcap.models.weights.listing import FORMATS, wanted_names, weight_files
 from snapcap.warmup.cache_folder import is_usable, user_cache
 from snapcap.warmup.checkpoints.local import METADATA, OUTAGE_S, CheckpointError, report_unasked
-from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.errors import first_line, os_error_text
 from snapcap.warmup.machine.worker import within
 
 _ADVICE = {
@@ -22,7 +22,7 @@ _ADVICE = {
 }
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _OFFLINE = "is not in the local cache and HF_HUB_OFFLINE is set; unset it, or give a folder"
-_UNREACHABLE = "is not in the local cache and the hub cannot be reached; check the network, or give a folder"
+_UNREACHABLE = "check the network and HF_ENDPOINT, or give a folder"
 
 
 def download_checkpoint(source: str) -> Path:
@@ -147,7 +147,13 @@ def _sentence(error: Exception, source: str) -> str:
     if name in _ADVICE:
         return f"{source!r}: {_ADVICE[name]}"
     if name in ("LocalEntryNotFoundError", "IncompleteSnapshotError", "ConnectError", "ConnectTimeout"):
-        return f"{source!r} {_OFFLINE if _is_offline() else _UNREACHABLE}"
+        if _is_offline():
+            return f"{source!r} {_OFFLINE}"
+        from huggingface_hub.constants import ENDPOINT  # noqa: PLC0415 - only sources on the hub need it
+
+        cause = error.__cause__ or error  # the library's own sentence leaves the HTTP client's error out
+        said = f"{type(cause).__name__}: {first_line(cause)[:200]}"
+        return f"{source!r} is not in the local cache and {ENDPOINT} cannot be reached ({said}); {_UNREACHABLE}"
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - only sources on the hub need it
 

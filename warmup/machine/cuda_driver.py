@@ -32,6 +32,13 @@ _NAME_BYTES = 256
 LIBRARY = "libcuda.so.1"
 
 
+# A container that had a GPU yesterday should get it back: a start on the CPU would hide that it is gone.
+NO_GPU = (
+    "see whether nvidia-smi shows the GPU here and whether the container was given one (docker run --gpus all; "
+    "nvidia.com/gpu in a pod); a machine without a GPU takes --device cpu"
+)
+
+
 class CudaDriverError(RuntimeError):
     """No driver, or no such device; one line."""
 

@@ -23,6 +23,7 @@ from snapcap.models.weights.load import load_weights
 from snapcap.models.weights.prepared import MappedWeights
 from snapcap.models.weights.prepared_tensors import prepared_weights
 from snapcap.warmup.errors import StartError
+from snapcap.warmup.machine.cuda_driver import NO_GPU
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.runtime.devices import Captured, CpuDevice, Device, DeviceHealth, PendingTokens, Pixels
 from snapcap.warmup.runtime.model import Model, check_weights
@@ -194,7 +195,7 @@ def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
     torch.set_float32_matmul_precision("highest")
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise StartError(f"device {plan.device}: torch has no usable CUDA device here; use --device cpu")
+            raise StartError(f"device {plan.device}: torch has no usable CUDA device here; {NO_GPU}")
         if (device.index or 0) >= torch.cuda.device_count():
             raise StartError(f"device {plan.device}: this machine has {torch.cuda.device_count()} CUDA devices")
         device = torch.device("cuda", device.index or 0)

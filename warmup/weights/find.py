@@ -189,7 +189,7 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
         return FoundWeights("miss", f"{type(error).__name__}: {error}")
     if mapped is None:
         return FoundWeights("miss", "they are not prepared for these files, this device and dtype")
-    return FoundWeights("hit", mapped.header.key, mapped)
+    return FoundWeights("hit", f"found in {store.location}", mapped)
 
 
 def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:

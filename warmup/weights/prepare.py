@@ -93,10 +93,11 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
             path = store.path(each)
             if path.is_dir() and not path.is_symlink():
                 return Prepared("skipped", f"{path} is a folder; remove it")
+        path = store.path(f"{WEIGHTS}/{name}")
         if _is_there(store, record.digest, checkpoint, plan, thorough):
-            prepared = Prepared("kept", name)
+            prepared = Prepared("kept", f"in {path.parent}")
         else:
-            prepared = _write(unfinished, store.path(f"{WEIGHTS}/{name}"), checkpoint, plan, record.files)
+            prepared = _write(unfinished, path, checkpoint, plan, record.files)
         if prepared.result == "skipped" or identify(folder) != record.files:
             return prepared
         before = _readable_record(store, record_name(folder))
@@ -178,7 +179,7 @@ def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, fil
         commit(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-    return Prepared("written", path.name)
+    return Prepared("written", f"in {path.parent}")
 
 
 def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":

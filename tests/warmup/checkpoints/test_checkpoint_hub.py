@@ -50,6 +50,8 @@ HUB: dict[str, dict[str, bytes]] = {
     "me/adapter": {"adapter_config.json": b'{"base_model_name_or_path": "me/safe"}', "adapter_model.bin": b"!"},
     "me/large": SAFE | {"model.safetensors": bytes(2 * SMALL)},
 }
+TOKENS = {"me/secret": "hf_right"}
+HUB |= dict.fromkeys(TOKENS, SAFE)
 REFUSED = {"me/gated": (403, "GatedRepo"), "me/private": (401, "RepoNotFound"), "me/broken": (418, "")}
 
 
@@ -61,8 +63,10 @@ class HubHandler(BaseHTTPRequestHandler):
         repository = f"{owner}/{name}"
         if repository in REFUSED:
             return self.reply(REFUSED[repository][0], b"", {"X-Error-Code": REFUSED[repository][1]})
-        if repository not in HUB:
-            return self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
+        wanted = TOKENS.get(repository)
+        shown = wanted is None or self.headers["Authorization"] == f"Bearer {wanted}"
+        if repository not in HUB or not shown:
+            return self.reply(404 if shown else 401, b"", {"X-Error-Code": "RepoNotFound"})
         if revision not in ("main", "v1", COMMIT):
             return self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
         files = HUB[repository]
@@ -205,6 +209,13 @@ def test_what_the_hub_refuses_is_one_line_each(hub: str, tmp_path: Path) -> None
         assert advice in line
 
 
+def test_the_token_of_the_environment_is_shown_to_the_hub(hub: str, tmp_path: Path) -> None:
+    (folder,) = resolve_from_hub(["me/secret"], tmp_path, HF_ENDPOINT=hub, HF_TOKEN="hf_right")
+    assert contents(Path(folder)) == SAFE
+    (line,) = resolve_from_hub(["me/secret"], tmp_path, HF_ENDPOINT=hub, HF_HOME=str(tmp_path / "other"))
+    assert line.endswith("or set HF_TOKEN")
+
+
 def test_a_full_disk_is_named_and_nothing_counts(hub: str, small_disk: Path) -> None:
     (line,) = resolve_from_hub(["me/large"], small_disk, HF_ENDPOINT=hub)
     for word in ("'me/large'", str(small_disk), "No space left", "choose another folder (HF_HOME)"):
@@ -215,7 +226,7 @@ def test_a_full_disk_is_named_and_nothing_counts(hub: str, small_disk: Path) -> 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    lines = resolve_from_hub(["me/safe"], tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{port}")
-    assert lines == [
-        "'me/safe' is not in the local cache and the hub cannot be reached; check the network, or give a folder"
-    ]
+    (line,) = resolve_from_hub(["me/safe"], tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{port}")
+    assert line.startswith(f"'me/safe' is not in the local cache and http://127.0.0.1:{port} cannot be reached (")
+    assert "Connection refused" in line
+    assert line.endswith("; check the network and HF_ENDPOINT, or give a folder")
