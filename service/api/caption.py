@@ -1,11 +1,12 @@
 """Serves snapcap's own API: POST /v1/caption and POST /v1/captions.
 
-Images and options are read from the raw body, from multipart/form-data, or from JSON with base64.
+Images and options are read from the raw body, from multipart/form-data, or from JSON with base64 or a URL.
 """
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from snapcap.models.dataclass import dataclass
+from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning.captioner import Captioner, CaptionResult
 from snapcap.service.captioning.options import (
     NAMES,
@@ -22,6 +24,8 @@ from snapcap.service.captioning.options import (
     options_from_text,
     sort_fields,
 )
+from snapcap.service.captioning.stream import CaptionStream, begun
+from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import (
     EngineFailed,
     MissingImage,
@@ -33,23 +37,24 @@ from snapcap.service.errors import (
 from snapcap.service.http.bodies import (
     MULTIPART,
     BodyLimits,
-    image_from_base64,
+    image_or_url,
     json_object,
     media_type,
     read_image_or_json,
     read_multipart,
 )
 from snapcap.service.http.json_text import decode_base64
-from snapcap.service.http.middleware import new_caption, request_id
+from snapcap.service.http.middleware import ProblemHandler, new_caption, request_id
 from snapcap.service.http.multipart import Part
 from snapcap.service.http.problems import as_service_error, forget_frames, problem
-from snapcap.service.http.replies import JsonReply, RawHeaders, ignored_header, unless_disconnected
+from snapcap.service.http.replies import EventStream, JsonReply, RawHeaders, ignored_header, unless_disconnected
 from snapcap.service.http.routing import Api, RouteGroup
 from snapcap.service.memory import body_account
 from snapcap.service.telemetry.metrics import Metrics
 
 MAX_IMAGES = 16  # in one request
-Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes, CaptionOptions]]]
+# Returns the image, or its URL, and the options of a request.
+Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes | str, CaptionOptions]]]
 _logger = logging.getLogger("snapcap.access")
 _IMAGE_PARTS = ("image", "images")
 _MEMBERS = ("image", *NAMES)
@@ -66,10 +71,19 @@ class NamedImage:
 class CaptionRoutes:
     """Serves the two endpoints of the API for one captioner."""
 
-    def __init__(self, captioner: Captioner, limits: BodyLimits, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        captioner: Captioner,
+        limits: BodyLimits,
+        metrics: Metrics,
+        fetcher: ImageFetcher,
+        handler: ProblemHandler,
+    ) -> None:
         self._captioner = captioner
         self._limits = limits
         self._metrics = metrics
+        self._fetcher = fetcher
+        self._handler = handler
 
     def group(self) -> RouteGroup:
         routes = [
@@ -79,10 +93,41 @@ class CaptionRoutes:
         return RouteGroup("captions", routes, Api("caption", captions=True))
 
     async def caption(self, request: Request) -> Response:
-        """The image is the body, a part of a form, or base64 in JSON. An option in the body overrides the same
-        option in the query."""
-        result, headers = await caption_of(request, self._captioner, self._limits, read_image)
+        """The image is the body, a part of a form, or base64 or a URL in JSON. An option in the body overrides the
+        same option in the query.
+
+        A request whose Accept header names `text/event-stream`, and no JSON, gets the caption while it is written:
+        events with a piece of the caption each, then the whole reply as the last event."""
+        accept = request.headers.get("accept", "").lower()
+        if EventStream.media_type in accept and "json" not in accept:
+            return await self._streamed(request)
+        result, headers = await caption_of(request, self._captioner, self._limits, self._fetcher, read_image)
         return JsonReply(result.to_dict(), headers)
+
+    async def _streamed(self, request: Request) -> Response:
+        with self._captioner.admit() as permit:
+            image, options = await read_image(request, self._limits, self._captioner.pool)
+            opening = open_stream(request, self._captioner, self._fetcher, image, options, permit)
+            stream, first = await unless_disconnected(request.receive, begun(opening))
+        return EventStream(
+            self._events(request, stream, first),
+            stream.close,
+            lambda error: self._handler.note(request, error),
+            ignored_header(options.ignored),
+        )
+
+    async def _events(
+        self, request: Request, stream: CaptionStream, piece: str | None
+    ) -> AsyncGenerator[str, None]:
+        try:
+            while piece is not None:
+                yield json.dumps({"text": piece})
+                piece = await anext(stream, None)
+            whole = self._captioner.result(stream).to_dict()
+        except Exception as error:
+            failure = self._handler.note(request, error)
+            whole = problem(failure, request.scope["path"], request_id(request.scope))
+        yield json.dumps(whole)
 
     async def captions(self, request: Request) -> Response:
         """The file parts are named image or images. The options apply to all images. The reply has, in order, a
@@ -133,21 +178,45 @@ class CaptionRoutes:
 
 
 async def caption_of(
-    request: Request, captioner: Captioner, limits: BodyLimits, read: Read
+    request: Request, captioner: Captioner, limits: BodyLimits, fetcher: ImageFetcher, read: Read
 ) -> tuple[CaptionResult, RawHeaders]:
     """Captions the image that `read` returns for the request. Returns the result and the headers of the reply."""
     with captioner.admit() as permit:
         image, options = await read(request, limits, captioner.pool)
-        permit.take()
         scope = request.scope
-        times, account = new_caption(scope), body_account(scope)
+        account = body_account(scope)
+        if isinstance(image, str):
+            image = await unless_disconnected(request.receive, fetcher.fetch(image, account))
+        permit.take()
+        times = new_caption(scope)
         work = captioner.caption(image, options, request_id(scope), permit, account, times)
         return await unless_disconnected(request.receive, work), ignored_header(options.ignored)
 
 
-async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
-    """Returns the image and the options of a /v1/caption request. Options in the body override options in the
-    query.
+async def open_stream(
+    request: Request,
+    captioner: Captioner,
+    fetcher: ImageFetcher,
+    image: bytes | str,
+    options: CaptionOptions,
+    permit: Permit,
+    stop: Sequence[str] = (),
+    *,
+    live: bool = True,
+) -> CaptionStream:
+    """Returns the stream of an image's caption. `image`: its bytes or its URL. `stop`, `live`: see
+    `Captioner.stream`."""
+    scope = request.scope
+    account = body_account(scope)
+    data = await fetcher.image(image, account)
+    permit.take()
+    times = new_caption(scope)
+    return await captioner.stream(data, options, request_id(scope), permit, stop, account, times, live=live)
+
+
+async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes | str, CaptionOptions]:
+    """Returns the image, or its URL, and the options of a /v1/caption request. Options in the body override options
+    in the query.
 
     Raises the subclasses of BadRequest that say what is wrong."""
     query = _query_options(request)
@@ -210,7 +279,8 @@ def _named_image(part: Part) -> NamedImage:
     # Some clients send no file name for bytes from memory, and web pages send a canvas as a data URI.
     image = decode_base64(part.data) if part.data.isascii() else part.data
     if not image:
-        raise MissingImage("The part named image has no file name; send a file part (`-F image=@photo.jpg`).")
+        how = "send a file part (`-F image=@photo.jpg`), or a URL in JSON to POST /v1/caption"
+        raise MissingImage(f"The part named image has no file name; {how}.")
     return NamedImage(image, "")
 
 
@@ -220,10 +290,10 @@ def _too_many(count: int, at_most: int) -> str:
     return f"The request has {count} images; send at most {at_most} in one request."
 
 
-def _from_json(body: bytes, query: CaptionOptions) -> tuple[bytes, CaptionOptions]:
+def _from_json(body: bytes, query: CaptionOptions) -> tuple[bytes | str, CaptionOptions]:
     fields = sort_fields(json_object(body, '{"image": "…base64…"}').items(), _MEMBERS, _MEMBERS)
     document = dict(fields.known)
     image = document.pop("image", None)
     if image is None or image == "":
-        raise MissingImage("The member image is missing; send the image there as base64 or as a data URI.")
-    return image_from_base64(image, "image"), options_from_json(document, query).ignoring(*fields.ignored)
+        raise MissingImage("The member image is missing; send the image there as base64, a data URI or a URL.")
+    return image_or_url(image, "image"), options_from_json(document, query).ignoring(*fields.ignored)

@@ -12,9 +12,11 @@ from snapcap.service.api.schema_parts import (
     CAPTION,
     EXAMPLE_IMAGE,
     IMAGE_BODIES,
-    IMAGE_TEXT,
+    IMAGE_OR_URL,
     JSON_BODY,
+    URLS,
     Problem,
+    Responses,
     Schema,
     caption_reply,
     form_object,
@@ -25,6 +27,7 @@ from snapcap.service.api.schema_parts import (
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.errors import ServiceError
+from snapcap.service.http.replies import EventStream
 
 _CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
     *BODY,
@@ -32,7 +35,7 @@ _CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
     errors.InvalidMultipart,
     errors.TooManyImages,
 )
-_CAPTION_PROBLEMS = (*JSON_BODY, errors.UnprocessableImage, *_CAPTIONS_PROBLEMS)
+_CAPTION_PROBLEMS = (*JSON_BODY, errors.UnprocessableImage, *_CAPTIONS_PROBLEMS, *URLS)
 
 
 def operations() -> dict[str, dict[str, Any]]:
@@ -40,7 +43,7 @@ def operations() -> dict[str, dict[str, Any]]:
     return {
         "caption": {
             "summary": "Caption an image",
-            "responses": caption_reply("The caption", "Caption") | problems(*_CAPTION_PROBLEMS),
+            "responses": _caption_reply() | problems(*_CAPTION_PROBLEMS),
             "openapi_extra": _caption_request(),
         },
         "captions": {
@@ -52,6 +55,18 @@ def operations() -> dict[str, dict[str, Any]]:
     }
 
 
+def _caption_reply() -> Responses:
+    whole = caption_reply("The caption, or its pieces as server-sent events", "Caption")
+    whole[200]["content"][EventStream.media_type] = {
+        "schema": {
+            "type": "string",
+            "description": 'Events `data: {"text": PIECE}`, then `data: CAPTION`. An error after the first event '
+            "is sent as `data: PROBLEM` and ends the stream.",
+        },
+    }
+    return whole
+
+
 def _caption_request() -> dict[str, Any]:
     options = caption_options.schema()
     members = {name: nullable(option) for name, option in options.items()}
@@ -59,7 +74,7 @@ def _caption_request() -> dict[str, Any]:
         **IMAGE_BODIES,
         "multipart/form-data": {"schema": form_object(["image"], {"image": BINARY, **options})},
         "application/json": {
-            "schema": request_object(["image"], {"image": IMAGE_TEXT, **members}),
+            "schema": request_object(["image"], {"image": IMAGE_OR_URL, **members}),
             "example": {"image": EXAMPLE_IMAGE},
         },
     }

@@ -20,9 +20,9 @@ def add_captioning_apis(app: Application, services: Services, limits: BodyLimits
     chat = OpenAIRoutes(captioner, limits, fetcher, app.handler, continue_text=exposure.continue_text)
     v2 = V2Routes(captioner, services.readiness, limits)
     app.add(
-        CaptionRoutes(captioner, limits, services.metrics).group(),
+        CaptionRoutes(captioner, limits, services.metrics, fetcher, app.handler).group(),
         chat.group(),
-        HuggingFaceRoutes(captioner, limits).group(),
+        HuggingFaceRoutes(captioner, limits, fetcher).group(),
         v2.probes(),
         v2.group(),
     )

@@ -1,6 +1,6 @@
 """Serves the API of Hugging Face's inference servers: POST / and POST /models/{name}.
 
-`huggingface_hub.InferenceClient` calls them. The image is the raw body, or base64 in JSON with parameters.
+`huggingface_hub.InferenceClient` calls them. The image is the raw body, or base64 or a URL in JSON with parameters.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from snapcap.service.api.caption import caption_of
+from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.options import NAMES, CaptionOptions, options_from_json, sort_fields
 from snapcap.service.errors import InvalidOption, MissingImage
 from snapcap.service.http.bodies import (
     BodyLimits,
-    image_from_base64,
+    image_or_url,
     json_object,
     member_object,
     read_image_or_json,
@@ -35,9 +36,10 @@ PARAMETERS = (*NAMES, "do_sample", MAX_LENGTH)
 class HuggingFaceRoutes:
     """Serves the two endpoints of the API for one captioner."""
 
-    def __init__(self, captioner: Captioner, limits: BodyLimits) -> None:
+    def __init__(self, captioner: Captioner, limits: BodyLimits, fetcher: ImageFetcher) -> None:
         self._captioner = captioner
         self._limits = limits
+        self._fetcher = fetcher
 
     def group(self) -> RouteGroup:
         routes = [
@@ -47,8 +49,8 @@ class HuggingFaceRoutes:
         return RouteGroup("Hugging Face", routes, Api("huggingface", HUGGING_FACE, captions=True))
 
     async def image_to_text(self, request: Request) -> Response:
-        """The image is the body, or base64 in JSON with parameters."""
-        result, headers = await caption_of(request, self._captioner, self._limits, read_huggingface)
+        """The image is the body, or base64 or a URL in JSON with parameters."""
+        result, headers = await caption_of(request, self._captioner, self._limits, self._fetcher, read_huggingface)
         return JsonReply([{"generated_text": result.caption}], headers)
 
     async def image_to_text_of_model(self, request: Request) -> Response:
@@ -57,24 +59,26 @@ class HuggingFaceRoutes:
         return await self.image_to_text(request)
 
 
-async def read_huggingface(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
-    """Returns the image and the options of a request. Raises the subclasses of BadRequest that say what is
-    wrong."""
+async def read_huggingface(
+    request: Request, limits: BodyLimits, pool: Executor
+) -> tuple[bytes | str, CaptionOptions]:
+    """Returns the image, or its URL, and the options of a request. Raises the subclasses of BadRequest that say
+    what is wrong."""
     found = await read_image_or_json(request, limits, pool, parse_inputs)
     return (found, CaptionOptions(clamp=True)) if isinstance(found, bytes) else found
 
 
-def parse_inputs(body: bytes) -> tuple[bytes, CaptionOptions]:
-    """Parses `{"inputs": base64, "parameters": {…}}`. Raises the subclasses of BadRequest that say what is
+def parse_inputs(body: bytes) -> tuple[bytes | str, CaptionOptions]:
+    """Parses `{"inputs": base64 or URL, "parameters": {…}}`. Raises the subclasses of BadRequest that say what is
     wrong."""
     given = json_object(body, '{"inputs": "…base64…"}')
     fields = sort_fields(given.items(), ("inputs", "parameters"), PARAMETERS, within="parameters")
     document = dict(fields.known)
     image = document.get("inputs")
     if image is None or image == "":
-        raise MissingImage("The member inputs is missing; send the image there as base64.")
+        raise MissingImage("The member inputs is missing; send the image there as base64 or a URL.")
     options = _options(document.get("parameters"))
-    return image_from_base64(image, "inputs"), options.ignoring(*fields.ignored)
+    return image_or_url(image, "inputs"), options.ignoring(*fields.ignored)
 
 
 def _options(parameters: Any) -> CaptionOptions:

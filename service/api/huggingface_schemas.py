@@ -11,8 +11,9 @@ from snapcap.service.api.schema_parts import (
     CAPTION,
     EXAMPLE_IMAGE,
     IMAGE_BODIES,
-    IMAGE_TEXT,
+    IMAGE_OR_URL,
     JSON_BODY,
+    URLS,
     ClosedReply,
     caption_reply,
     nullable,
@@ -23,7 +24,7 @@ from snapcap.service.api.schema_parts import (
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.http.problems import HUGGING_FACE
 
-_ERRORS = (*JSON_BODY, *BODY, *CAPTION)
+_ERRORS = (*JSON_BODY, *BODY, *CAPTION, *URLS)
 
 
 def _body() -> dict[str, Any]:
@@ -47,7 +48,7 @@ def _body() -> dict[str, Any]:
         }
         for name in NESTED
     }
-    members = {"inputs": IMAGE_TEXT, "parameters": nullable(request_object([], {**parameters, **nested}))}
+    members = {"inputs": IMAGE_OR_URL, "parameters": nullable(request_object([], {**parameters, **nested}))}
     json_body = {"schema": request_object(["inputs"], members), "example": {"inputs": EXAMPLE_IMAGE}}
     content = {**IMAGE_BODIES, "application/json": json_body}
     return {"requestBody": {"required": True, "content": content}}

@@ -40,7 +40,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ASCII = "".join(map(chr, range(0x21, 0x7F)))
 # Networks whose gateways translate an address into any IPv4 address, also a private one: NAT64, and 6to4 relays.
 _GATEWAYS = tuple(ipaddress.ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "192.88.99.0/24"))
-_FORBIDDEN = "This server does not fetch image URLs; send the image as a data URI."
+_FORBIDDEN = (
+    "This server does not fetch image URLs; send the image as base64. The operator allows hosts with "
+    "--allow-image-host."
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class AllowedHosts:
         if target.authority not in self._hosts:
             raise ImageUrlRefused(
                 f"The server does not fetch images from {target.authority[:200]}; the operator allows hosts with "
-                "--allow-image-host. Send the image as a data URI."
+                "--allow-image-host. Send the image as base64."
             )
         return target
 
@@ -146,6 +149,10 @@ class ImageFetcher:
         self._tls = functools.cache(tls)  # cached: reading the certificates takes 20 ms
         self._running = 0
 
+    async def image(self, image: bytes | str, account: BodyAccount | None = None) -> bytes:
+        """Returns the bytes of an image, which may be given as its URL. Raises the errors of `fetch`."""
+        return image if isinstance(image, bytes) else await self.fetch(image, account)
+
     async def fetch(self, url: str, account: BodyAccount | None = None) -> bytes:
         """Returns the bytes of the image at a URL. The bytes count against `account`.
 
@@ -165,7 +172,7 @@ class ImageFetcher:
                     redirect = _shown(url)
                     target = self._hosts.target(url)
         except TimeoutError:
-            raise ImageNotFetched("The image at the URL took too long; send it as a data URI.") from None
+            raise ImageNotFetched("The image at the URL took too long; send it as base64.") from None
         except (ImageUrlRefused, ImageNotFetched) as error:
             if not redirect:
                 raise

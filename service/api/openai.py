@@ -17,29 +17,29 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from snapcap.models.dataclass import dataclass
+from snapcap.service.api.caption import open_stream
 from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning import options
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.options import CaptionOptions, options_from_json, sort_fields
-from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import InvalidOption, MissingImage, TooManyImages, UnsupportedMediaType
 from snapcap.service.http.bodies import (
     JSON,
     UNTYPED,
     BodyLimits,
-    image_from_base64,
+    image_or_url,
     is_json,
     json_object,
     media_type,
     read_json,
 )
-from snapcap.service.http.json_text import is_data_uri
-from snapcap.service.http.middleware import ProblemHandler, new_caption, request_id
+from snapcap.service.http.json_text import is_data_uri, is_url
+from snapcap.service.http.middleware import ProblemHandler, request_id
 from snapcap.service.http.problems import OPENAI, openai_error
-from snapcap.service.http.replies import EventStream, JsonReply, ignored_header, unless_disconnected
+from snapcap.service.http.replies import EventStream, JsonReply, ignored_header, ignored_names, unless_disconnected
 from snapcap.service.http.routing import Api, RouteGroup
-from snapcap.service.memory import body_account
 
 # The model names that huggingface_hub's chat client sends if it has only an address, now and in older versions. The
 # empty name is that of other clients whose user chose none.
@@ -142,9 +142,10 @@ class OpenAIRoutes:
         """Captions the newest image in the messages, whatever the role of its message.
 
         A captioner takes no instructions: the server ignores text, system messages, replies, and fields that do not
-        change a caption. The header X-Snapcap-Ignored names the ignored parts. `prompt` is the beginning of the
-        caption, and the reply is the rest of the caption. With `--chat-text continue`, the text of the only message
-        is the beginning. For a model with a chat template, the last text of a user is the instruction.
+        change a caption. The header X-Snapcap-Ignored and `warnings` in the reply name the ignored parts. `prompt`
+        is the beginning of the caption, and the reply is the rest of the caption. With `--chat-text continue`, the
+        text of the only message is the beginning. For a model with a chat template, the last text of a user is the
+        instruction.
 
         Decoding is greedy unless the request has a temperature. A token limit above the model's maximum means the
         maximum. The server refuses a field that would change the caption and that it does not support."""
@@ -169,12 +170,9 @@ class OpenAIRoutes:
         return {"id": name, "object": "model", "created": int(created), "owned_by": "snapcap"}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
-        identity, account = request_id(request.scope), body_account(request.scope)
-        image = chat.image if isinstance(chat.image, bytes) else await self._fetcher.fetch(chat.image, account)
-        permit.take()
-        times = new_caption(request.scope)
-        return await self._captioner.stream(
-            image, chat.options, identity, permit, chat.stop, account, times, live=chat.stream
+        image, options, live = chat.image, chat.options, chat.stream
+        return await open_stream(
+            request, self._captioner, self._fetcher, image, options, permit, chat.stop, live=live
         )
 
     async def _whole(
@@ -186,37 +184,41 @@ class OpenAIRoutes:
         finally:
             stream.close()
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
-        return {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(stream)}
+        whole = {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(stream)}
+        return {**whole, **self._warnings(chat)}
 
     async def _streamed(
         self, request: Request, chat: ChatRequest, permit: Permit, head: dict[str, Any]
     ) -> Response:
         # The reply starts with the first text, so that an error before it still gets its status.
-        stream, first = await unless_disconnected(request.receive, self._begin(request, chat, permit))
+        stream, first = await unless_disconnected(request.receive, begun(self._open(request, chat, permit)))
         return EventStream(
-            self._events(request, stream, first, head, chat.include_usage),
+            self._events(request, stream, first, head, chat),
             stream.close,
             lambda error: self._handler.note(request, error),
             ignored_header(chat.ignored),
         )
 
-    async def _begin(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str | None]:
-        stream = await self._open(request, chat, permit)
-        try:
-            return stream, await anext(stream, None)
-        except BaseException:
-            stream.close()
-            raise
+    def _warnings(self, chat: ChatRequest) -> dict[str, list[str]]:
+        """Returns the member that tells the user of a chat what was ignored; {} if nothing was."""
+        if not chat.ignored:
+            return {}
+        said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
+        useless = said and not self._captioner.takes_instructions
+        why = " This model takes no instructions or questions." if useless else ""
+        return {"warnings": [f"Ignored: {ignored_names(chat.ignored)}.{why}"]}
 
     async def _events(
-        self, request: Request, stream: CaptionStream, piece: str | None, head: dict[str, Any], include_usage: bool
+        self, request: Request, stream: CaptionStream, piece: str | None, head: dict[str, Any], chat: ChatRequest
     ) -> AsyncGenerator[str, None]:
-        def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None, **more: Any) -> str:
-            body = {**head, "object": "chat.completion.chunk", "choices": choices}
-            return json.dumps({**body, "usage": usage, **more} if include_usage else body)
+        usage: dict[str, Any] = {"usage": None} if chat.include_usage else {}
 
-        def delta(content: dict[str, str], finish_reason: str | None = None) -> str:
-            return chunk([{"index": 0, "delta": content, "logprobs": None, "finish_reason": finish_reason}])
+        def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
+            return json.dumps({**head, "object": "chat.completion.chunk", "choices": choices, **usage, **more})
+
+        def delta(content: dict[str, str], finish_reason: str | None = None, **more: Any) -> str:
+            choice = {"index": 0, "delta": content, "logprobs": None, "finish_reason": finish_reason}
+            return chunk([choice], **more)
 
         yield delta({"role": "assistant", "content": ""})
         try:
@@ -226,14 +228,14 @@ class OpenAIRoutes:
         except Exception as error:
             yield json.dumps(openai_error(self._handler.note(request, error)))
             return
-        yield delta({}, stream.finish_reason)
-        if include_usage:
-            yield chunk([], _usage(stream), **_spent(stream))
+        yield delta({}, stream.finish_reason, **self._warnings(chat))
+        if chat.include_usage:
+            yield chunk([], usage=_usage(stream), **_spent(stream))
         yield "[DONE]"
 
 
 def _usage(stream: CaptionStream) -> dict[str, int]:
-    prompt, completion = stream.prompt_tokens, stream.completion_tokens
+    prompt, completion = len(stream.prompt_ids), stream.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
@@ -391,10 +393,8 @@ def _one_image(images: Sequence[tuple[Mapping[str, Any], str]]) -> bytes | str:
         url, where = url.get("url"), f"{where}.url"
     if not isinstance(url, str):
         raise InvalidOption(where, 'be an object such as {"url": "data:image/jpeg;base64,…"}')
-    if is_data_uri(url):
-        return image_from_base64(url, where)
-    if url.lstrip()[:8].lower().startswith(("http://", "https://")):
-        return url
+    if is_data_uri(url) or is_url(url):
+        return image_or_url(url, where)
     raise InvalidOption(where, "be a data URI with base64, as in data:image/jpeg;base64,…")
 
 

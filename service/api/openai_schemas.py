@@ -23,6 +23,7 @@ from snapcap.service.api.schema_parts import (
     EXAMPLE_IMAGE,
     EXAMPLE_MODEL,
     JSON_BODY,
+    URLS,
     ClosedReply,
     OptionalText,
     caption_reply,
@@ -147,8 +148,7 @@ def _chat(urls: bool, continue_text: bool) -> dict[str, Any]:
         errors.TooManyImages,
         errors.UnsupportedOption,
         errors.ModelNotFound,
-        errors.ImageUrlRefused,
-        errors.ImageNotFetched,
+        *URLS,
         shape=OPENAI,
     )
     return {
@@ -220,6 +220,17 @@ class ChatChoice(ClosedReply):
     finish_reason: Literal["stop", "length"]
 
 
+# The type of a member that only some replies have.
+_OptionalTexts = Annotated[
+    list[str] | SkipJsonSchema[None],
+    Field(
+        default=None,
+        json_schema_extra=without_default,
+        description="Names the parts of the request that were ignored. Absent if nothing was.",
+    ),
+]
+
+
 class ChatCompletion(ClosedReply):
     id: str
     object: Literal["chat.completion"]
@@ -227,6 +238,7 @@ class ChatCompletion(ClosedReply):
     model: str
     choices: list[ChatChoice] = Field(min_length=1, max_length=1)
     usage: Usage
+    warnings: _OptionalTexts
 
 
 class ChatDelta(ClosedReply):
@@ -259,6 +271,7 @@ class ChatCompletionChunk(ClosedReply):
     timings: _OptionalTimings = Field(
         description="The timings, as in a reply of /v1/caption. Present if `backend` is."
     )
+    warnings: _OptionalTexts
 
 
 ROOTS: tuple[type[BaseModel], ...] = (OpenAIError, ModelList, ChatCompletion, ChatCompletionChunk)

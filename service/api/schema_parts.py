@@ -18,7 +18,7 @@ from snapcap.service.http.replies import IGNORED
 Schema = dict[str, Any]
 # The type of FastAPI's argument `responses`.
 Responses = dict[int | str, dict[str, Any]]
-# BODY: errors of reading a body under limits. CAPTION: errors of a caption request.
+# BODY: errors of reading a body under limits. CAPTION: errors of a caption request. URLS: errors of an image's URL.
 BODY: tuple[type[ServiceError], ...] = (
     errors.InvalidEncoding,
     errors.BodyTimeout,
@@ -35,6 +35,7 @@ CAPTION: tuple[type[ServiceError], ...] = (
     errors.NotReady,
     errors.DeadlineExceeded,
 )
+URLS: tuple[type[ServiceError], ...] = (errors.ImageUrlRefused, errors.ImageNotFetched)
 JSON_BODY: tuple[type[ServiceError], ...] = (errors.EmptyBody, errors.InvalidJson)
 _IGNORED = (
     "Names the ignored parts of the request: unknown fields, and in a chat `text` of users, `system` messages, "
@@ -52,6 +53,10 @@ IMAGE_TEXT: Schema = {
     "format": "byte",
     "contentEncoding": "base64",
     "description": "Base64, or a data URI with base64.",
+}
+IMAGE_OR_URL: Schema = {
+    **IMAGE_TEXT,
+    "description": "Base64, a data URI with base64, or the http(s) URL of an image on an allowed host.",
 }
 # A small blue square. Examples contain a real image, so that they can be sent unchanged.
 EXAMPLE_IMAGE = (

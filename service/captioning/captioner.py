@@ -190,16 +190,8 @@ class Captioner:
             future: Future[Completion] = Future()
             _submit(model, encoded, decoded, resolved, permit, times, future)
             completion = await self._handoff().result(future)
-        times.completed(completion)
         self._completed()
-        return CaptionResult(
-            caption=model.tokenizer.caption(resolved.prompt_ids, completion.tokens),
-            model=model.name,
-            tokens=len(completion.tokens),
-            finish_reason=completion.finish_reason,
-            backend=completion.backend,
-            timings=times.milliseconds(time.monotonic()),
-        )
+        return _result(model, resolved.prompt_ids, completion, times)
 
     async def stream(
         self,
@@ -238,6 +230,11 @@ class Captioner:
             _submit(model, encoded, decoded, resolved, permit, times, stream.future, on_token)
         return stream
 
+    def result(self, stream: CaptionStream) -> CaptionResult:
+        """Returns the whole result of a stream that was read to its end, and that no stop sequence ended. Raises
+        NotReady if the server has failed."""
+        return _result(self._servable(), stream.prompt_ids, stream.future.result(), stream.times)
+
     def close(self) -> None:
         """Stops the decode threads when their present images are done, and ends the process that tokenizes
         prompts."""
@@ -274,7 +271,7 @@ class Captioner:
         text = model.tokenizer.stream(prompt_ids)
         continued = bool(prompt_ids) and not model.tokenizer.takes_instructions
         shown = CaptionText(stop, keep_leading_space=continued)
-        stream = CaptionStream(text.push, text.end, shown, len(prompt_ids), deadline, self._handoff(), times)
+        stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times)
         stream.future.add_done_callback(partial(self._ended, times))
         return stream
 
@@ -303,6 +300,20 @@ class Captioner:
         if self._model is None or self._readiness.state is State.FAILED:
             raise NotReady(self._readiness.phase())
         return self._model
+
+
+def _result(
+    model: _Model, prompt_ids: Sequence[int], completion: "Completion", times: CaptionTimes
+) -> CaptionResult:
+    times.completed(completion)
+    return CaptionResult(
+        caption=model.tokenizer.caption(prompt_ids, completion.tokens),
+        model=model.name,
+        tokens=len(completion.tokens),
+        finish_reason=completion.finish_reason,
+        backend=completion.backend,
+        timings=times.milliseconds(time.monotonic()),
+    )
 
 
 def _submit(

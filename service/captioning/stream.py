@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -77,12 +77,12 @@ class CaptionStream:
         push: Callable[[int], str],
         end: Callable[[], str],
         text: CaptionText,
-        prompt_tokens: int,
+        prompt_ids: Sequence[int],
         deadline: float,
         handoff: LoopHandoff,
         times: CaptionTimes,
     ) -> None:
-        self.prompt_tokens = prompt_tokens
+        self.prompt_ids = prompt_ids
         self.completion_tokens = 0
         self.finish_reason: str | None = None
         self.future: Future[Completion] = Future()
@@ -90,7 +90,7 @@ class CaptionStream:
         self._end = end
         self._text = text
         self._handoff = handoff
-        self._times = times
+        self.times = times
         self._deadline = deadline
         self._arrived: asyncio.Queue[int | None] = asyncio.Queue()
         self.future.add_done_callback(lambda _: self._hand_over(None))
@@ -109,8 +109,8 @@ class CaptionStream:
             return None
         completion = self.future.result()
         # The submitter's callback sets the same times, perhaps later.
-        self._times.completed(completion)
-        return completion.backend, self._times.milliseconds(time.monotonic())
+        self.times.completed(completion)
+        return completion.backend, self.times.milliseconds(time.monotonic())
 
     def __aiter__(self) -> "CaptionStream":
         return self
@@ -166,6 +166,17 @@ class CaptionStream:
             self.finish_reason = "stop"
             self.close()
         return piece
+
+
+async def begun(opening: Awaitable[CaptionStream]) -> tuple[CaptionStream, str | None]:
+    """Returns a stream and its first piece, or None in place of the piece if the text is empty. An error before the
+    first piece is raised here, so that a streamed reply can still have the status of the error."""
+    stream = await opening
+    try:
+        return stream, await anext(stream, None)
+    except BaseException:
+        stream.close()
+        raise
 
 
 def _wake(waiter: "asyncio.Future[None]") -> None:

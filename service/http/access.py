@@ -28,6 +28,7 @@ _logger = logging.getLogger("snapcap.server")
 _KEY = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 EVERY_ORIGIN = EVERY_HOST = "*"
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})  # a page of another origin cannot see the reply
+_PREFLIGHT = b"access-control-request-method"  # only a preflight has this header
 # IP addresses, and names that nobody can register: single labels, *.localhost, and Kubernetes Services.
 _OWN_NAME = re.compile(
     r"[0-9.]{1,15}|\[[0-9a-f:.]{2,45}\]|[a-z0-9_-]{1,63}"
@@ -127,6 +128,7 @@ class PageGuard:
 
     def _check(self, scope: Scope) -> None:
         host = forwarded = origin = site = ""
+        preflight = False
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value.decode("latin-1").lower()
@@ -137,10 +139,14 @@ class PageGuard:
                 site += ("," if site else "") + value.decode("latin-1")
             elif name == b"x-forwarded-host":
                 forwarded = value.decode("latin-1").lower().partition(",")[0].strip()
+            elif name == _PREFLIGHT:
+                preflight = scope["method"] == "OPTIONS"
         # Orchestrators and scrapers may use any name of the server, and the replies contain no data of clients.
         by_any_name = is_probe(scope["path"]) or scope["path"] == "/metrics"
         if self._hosts is not None and not by_any_name and not self._is_ours(host):
             raise HostRefused(host)
+        if preflight and origin:  # `CrossOrigin` answers all preflights if the operator allows an origin
+            raise OriginRefused(origin, "origin")
         if scope["method"] in _READS or site in ("same-origin", "none") or not (origin or site):
             return
         if EVERY_ORIGIN in self._origins or origin in self._origins:

@@ -32,7 +32,7 @@ from snapcap.service.errors import (
     UnsupportedEncoding,
     UnsupportedMediaType,
 )
-from snapcap.service.http.json_text import decode_base64, parse_json
+from snapcap.service.http.json_text import decode_base64, is_url, parse_json
 from snapcap.service.http.multipart import Part, boundary_of, parse_multipart
 from snapcap.service.limits import DECOMPRESSION_CPU_S
 from snapcap.service.memory import BodyAccount, BodyBudget, body_account, open_account
@@ -229,8 +229,16 @@ def image_from_base64(value: Any, member: str) -> bytes:
     member."""
     data = decode_base64(value) if isinstance(value, str) else b""
     if not data:
-        raise UnprocessableImage(f"The member {member} must be base64 text or a base64 data URI.", "not_base64")
+        detail = f"The member {member} must be base64 text or a base64 data URI"
+        urls = isinstance(value, str) and is_url(value)
+        elsewhere = "; POST /v1/caption and POST /v1/chat/completions take URLs" if urls else ""
+        raise UnprocessableImage(f"{detail}{elsewhere}.", "not_base64")
     return data
+
+
+def image_or_url(value: Any, member: str) -> bytes | str:
+    """Returns an http(s) URL as it is, and anything else as `image_from_base64` does. Raises UnprocessableImage."""
+    return value if isinstance(value, str) and is_url(value) else image_from_base64(value, member)
 
 
 async def _on_thread(account: BodyAccount, pool: Executor, work: Callable[[], T], done: Callable[[], object]) -> T:

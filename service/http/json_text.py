@@ -168,6 +168,11 @@ def is_data_uri(text: str) -> bool:
     return re.match(r"\s{0,1000}data(:|%3A)", text, re.IGNORECASE) is not None
 
 
+def is_url(text: str) -> bool:
+    """Tells whether the text begins like an http(s) URL. Leading whitespace is allowed."""
+    return text.lstrip()[:8].lower().startswith(("http://", "https://"))
+
+
 def decode_base64(text: str | bytes) -> bytes:
     """Returns the bytes of base64 or of a base64 data URI, or b"" if the text is neither."""
     try:

@@ -22,12 +22,17 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 T = TypeVar("T")
 
 
-def ignored_header(names: Sequence[str]) -> RawHeaders:
-    """Returns the header that names the ignored parts of a request, or () if none was ignored. The names come from
+def ignored_names(names: Sequence[str]) -> str:
+    """Returns the names of the ignored parts of a request in a line, or "" if none was ignored. The names come from
     the client, so they are cut short and characters with a meaning in headers are replaced."""
     distinct = list(dict.fromkeys(_UNSAFE.sub("?", name[:_LONGEST_NAME]) or "?" for name in names))
     more = len(distinct) - _MOST_NAMES
-    shown = ", ".join([*distinct[:_MOST_NAMES], *([f"and {more} more"] if more > 0 else [])])
+    return ", ".join([*distinct[:_MOST_NAMES], *([f"and {more} more"] if more > 0 else [])])
+
+
+def ignored_header(names: Sequence[str]) -> RawHeaders:
+    """Returns the header that names the ignored parts of a request, or () if none was ignored."""
+    shown = ignored_names(names)
     return ((IGNORED.lower().encode(), shown.encode()),) if shown else ()
 
 

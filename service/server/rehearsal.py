@@ -11,11 +11,13 @@ from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from snapcap.service.api.caption import CaptionRoutes
+from snapcap.service.api.image_fetcher import AllowedHosts, ImageFetcher
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.http.bodies import BodyLimits
-from snapcap.service.http.middleware import identify
+from snapcap.service.http.middleware import ProblemHandler, identify
+from snapcap.service.http.routing import Apis
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder
 from snapcap.service.images.parent import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
@@ -53,7 +55,8 @@ def rehearse(
         captioner.attach(
             engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, image_decoder, defaults
         )
-        run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture(), times))
+        fetcher, handler = ImageFetcher(AllowedHosts(()), _BODY), ProblemHandler(metrics, Apis())
+        run(_ask(CaptionRoutes(captioner, _BODY, metrics, fetcher, handler), picture(), times))
     finally:
         captioner.close()
 

@@ -1,12 +1,18 @@
 """POST /v1/caption and /v1/captions, good requests."""
 
 import base64
+import json
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Services
+from snapcap.service.errors import NotReady
+from snapcap.service.limits import QueueFull
 
 Png = Callable[..., bytes]
 
@@ -101,3 +107,44 @@ def test_the_first_caption_is_marked(client: TestClient, services: Services, ima
     first = services.timeline.marks()["first_caption"]
     client.post("/v1/caption", content=image())
     assert services.timeline.marks()["first_caption"] == first
+
+
+STREAMED = {"Accept": "text/event-stream"}
+
+
+def events(reply: httpx.Response) -> list[dict[str, Any]]:
+    """The data of each event."""
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return [json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if line]
+
+
+def test_a_caption_is_streamed_to_who_accepts_events(client: TestClient, image: Png) -> None:
+    *pieces, last = events(client.post("/v1/caption?prompt=so", content=image(5), headers=STREAMED))
+    whole = client.post("/v1/caption?prompt=so", content=image(5)).json()
+    assert [list(piece) for piece in pieces] == [["text"]] * len(pieces)
+    assert last["caption"].endswith("".join(piece["text"] for piece in pieces))
+    assert len(pieces) == 2
+    assert last.pop("timings").keys() == whole.pop("timings").keys()
+    assert last == whole
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "application/json, text/event-stream"])
+def test_who_accepts_json_gets_json(client: TestClient, image: Png, accept: str) -> None:
+    assert client.post("/v1/caption", content=image(5), headers={"Accept": accept}).json()["caption"] == "5 7"
+
+
+def test_a_stream_that_cannot_begin_has_the_status_of_its_error(client: TestClient, image: Png, engine) -> None:
+    assert client.post("/v1/caption", content=b"no image", headers=STREAMED).json()["code"] == "unprocessable_image"
+    beams = client.post("/v1/caption?num_beams=2", content=image(), headers=STREAMED)
+    assert (beams.status_code, beams.json()["option"]) == (422, "num_beams")
+    engine.refuse = QueueFull(9)
+    assert client.post("/v1/caption", content=image(), headers=STREAMED).status_code == 429
+
+
+def test_an_error_within_a_stream_is_its_last_event(services: Services, client: TestClient, image: Png) -> None:
+    result, services.captioner.result = services.captioner.result, Mock(side_effect=NotReady("failed"))  # type: ignore[method-assign]
+    first, *_, last = events(client.post("/v1/caption", content=image(5), headers=STREAMED))
+    assert first == {"text": "5"}
+    assert (last["status"], last["code"], last["instance"]) == (503, "not_ready", "/v1/caption")
+    services.captioner.result = result  # type: ignore[method-assign]
+    assert events(client.post("/v1/caption", content=image(5), headers=STREAMED))[-1]["caption"] == "5 7"

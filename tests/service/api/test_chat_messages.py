@@ -51,8 +51,11 @@ def test_the_newest_image_is_captioned_whoever_sent_it(ask, picture, role: str) 
     assert {"images", "replies", "text"} <= set(reply.headers["x-snapcap-ignored"].split(", "))
     assert caption(ask(newest)) == "9 7"
     assert caption(ask(newest, older)) == "5 7"
+    (warning,) = reply.json()["warnings"]
+    assert warning.startswith("Ignored: ")
+    assert warning.endswith("This model takes no instructions or questions.")
     only = ask({"role": role, "content": [picture(9)]})
-    assert (caption(only), "x-snapcap-ignored" in only.headers) == ("9 7", False)
+    assert (caption(only), "x-snapcap-ignored" in only.headers, "warnings" in only.json()) == ("9 7", False, False)
 
 
 @pytest.mark.parametrize("role", ["tool", "assistant", "user"])
@@ -143,6 +146,7 @@ def test_fields_of_a_chat(ask, picture, engine) -> None:
     ):
         reply = ask(user, **fields)
         assert (caption(reply), reply.headers.get("x-snapcap-ignored", "")) == ("9 7", ignored)
+        assert reply.json().get("warnings") == ([f"Ignored: {ignored}."] if ignored else None)
     assert caption(ask(user, max_tokens=5, max_completion_tokens=-1, timeout=9)) == "9 7"
     assert engine.requests[-1].params.max_new_tokens == 5
     for field in ("max_tokens", "max_completion_tokens", "max_new_tokens"):

@@ -83,6 +83,16 @@ def test_each_token_is_with_the_client_before_the_next_is_generated(
     assert "first_caption" in services.timeline.marks()
 
 
+def test_a_stream_names_what_was_ignored_in_its_last_chunk(client: OpenAI, engine, image) -> None:
+    engine.gate.set()
+    asked = request(image)
+    asked["messages"][0]["content"].append({"type": "text", "text": "What is this?"})
+    *before, last = client.chat.completions.create(**asked)
+    (warning,) = last.model_extra["warnings"]
+    assert warning == "Ignored: text. This model takes no instructions or questions."
+    assert not any("warnings" in (chunk.model_extra or {}) for chunk in before)
+
+
 def test_a_client_that_leaves_a_stream_frees_its_slot(client: OpenAI, services: Services, engine, image) -> None:
     stream, sent = begin(client, engine, image)
     next(stream)

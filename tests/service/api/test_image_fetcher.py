@@ -218,7 +218,7 @@ def test_urls_that_are_refused_without_asking_anybody(connected, url: str) -> No
 
 
 def test_without_a_list_nothing_is_fetched() -> None:
-    assert "data URI" in refused(fetcher(), "http://images.example/image")
+    assert "--allow-image-host" in refused(fetcher(), "http://images.example/image")
 
 
 @pytest.mark.parametrize(
@@ -343,3 +343,30 @@ def test_a_chat_completion_with_the_url_of_an_image(
     part["image_url"]["url"] = f"http://{name}/missing"  # type: ignore[index]
     missing = client.post("/v1/chat/completions", json=chat)
     assert (missing.status_code, missing.json()["error"]["code"]) == (422, "image_not_fetched")
+
+
+@pytest.mark.parametrize(("path", "member"), [("/v1/caption", "image"), ("/", "inputs")])
+def test_a_caption_of_the_url_of_an_image(
+    host, services: Services, image: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch, path: str, member: str
+) -> None:
+    name = f"localhost:{host.server_port}"
+    host.answers = {**ANSWERS, "/image": lambda asked: asked.reply(200, image(8))}
+    client = TestClient(create_app(services, BodyLimits(MAX, 10.0), Exposure(image_hosts=(name,))))
+    refused = client.post(path, json={member: f"http://{name}/image"})
+    assert (refused.status_code, "not at a public address" in refused.json()["error"]) == (422, True)
+    assert host.asked == []
+    monkeypatch.setattr("snapcap.service.api.image_fetcher.is_public", lambda _address: True)
+    assert "8 7" in client.post(path, json={member: f" HTTP://{name}/image"}).text
+    missing = client.post(path, json={member: f"http://{name}/missing"})
+    assert (missing.status_code, "answered 404" in missing.json()["error"]) == (422, True)
+    elsewhere = client.post(path, json={member: "https://images.example/image"}).json()["error"]
+    assert "--allow-image-host" in elsewhere
+    assert services.registry.get_sample_value("snapcap_requests_in_flight") == 0
+
+
+def test_an_api_that_takes_no_url_names_those_that_do(client: TestClient) -> None:
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["https://images.example/image"]}
+    refused = client.post("/v2/models/fake/infer", json={"inputs": [tensor]})
+    assert "POST /v1/caption and POST /v1/chat/completions take URLs" in refused.json()["error"]
+    refused = client.post("/v1/caption", files={"image": (None, b"https://images.example/image")})
+    assert "a URL in JSON" in refused.json()["detail"]

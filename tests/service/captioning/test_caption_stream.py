@@ -32,7 +32,7 @@ def stream(*stop: str, seconds: float = PATIENCE, end: str = "") -> CaptionStrea
     text = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
     handoff = LoopHandoff(asyncio.get_running_loop())
     deadline = time.monotonic() + seconds
-    return CaptionStream(text.push, text.end, CaptionText(stop), 3, deadline, handoff, CaptionTimes())
+    return CaptionStream(text.push, text.end, CaptionText(stop), (7, 8, 9), deadline, handoff, CaptionTimes())
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -51,7 +51,7 @@ def test_a_piece_is_there_before_the_next_token_is() -> None:
         assert not waiting.done()
         await asyncio.to_thread(caption.future.set_result, completion(11, 12, reason="length"))
         assert await waiting is None
-        assert (caption.finish_reason, caption.prompt_tokens, caption.completion_tokens) == ("length", 3, 2)
+        assert (caption.finish_reason, len(caption.prompt_ids), caption.completion_tokens) == ("length", 3, 2)
         assert await anext(caption, None) is None
 
     run(scenario())

@@ -106,7 +106,10 @@ def test_every_origin_is_without_credentials(client_of) -> None:
 
 
 def test_it_is_off_unless_an_origin_is_named(client: TestClient) -> None:
-    assert preflight(client, APP).status_code == 405
+    refused = preflight(client, APP)
+    assert (refused.status_code, refused.json()["code"]) == (403, "origin_refused")
+    assert "--allow-origin" in refused.json()["detail"]
+    assert client.options("/v1/caption").status_code == 405, "not of a page"
     reply = client.get("/livez", headers={"Origin": APP})
     assert not [name for name in reply.headers if name.startswith(("access-control", "vary"))]
 
