@@ -56,7 +56,7 @@ class ModelOptions:
     prepared_weights: bool = option(
         "prepared_weights",
         True,
-        "keep weights in the artifact folder as the device takes them, so that later starts convert nothing",
+        "keep weights in the artifact folder in the device's layout, so that later starts convert nothing",
         parse=parse_switch,
         default_text="on",
     )
@@ -64,14 +64,14 @@ class ModelOptions:
     max_new_tokens: int = option(
         "max_new_tokens",
         0,
-        "tokens of a caption at most, when the request does not say; 0: what the model says",
+        "most tokens of a caption if the request does not say; 0: the model's number",
         parse=parse_int(0, 65536),
         metavar="N",
     )
     cache_length: int = option(
         "cache_length",
         0,
-        "tokens of prompt and caption together that the KV cache holds for each row; 0: what the model says",
+        "most tokens of a prompt and its caption together, which the KV cache holds; 0: the model's number",
         parse=parse_int(0, 65536),
         metavar="N",
     )
@@ -87,14 +87,15 @@ class ComputeOptions:
     dtype: str = option(
         "dtype",
         "auto",
-        "precision of weights and activations; auto: bfloat16 on cuda; on cpu float32, or bfloat16 where the "
+        "precision of weights and activations; auto: bfloat16 on cuda; on cpu float32, or bfloat16 if the "
         "checkpoint is stored in it and the processor multiplies it (AVX512-BF16, AMX)",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     backend: BackendChoice = option(
         "backend",
         "auto",
-        "how the regions of the model run; auto: aot where there are artifacts, else eager until they are built",
+        "how the model runs; auto: compiled ahead (aot) if there are artifacts, else uncompiled (eager) until they "
+        "are built",
         choices=get_args(BackendChoice),
     )
     encoder_mode: str = option(
@@ -147,7 +148,7 @@ class S3Options:
         "s3_endpoint_url", None, "endpoint of an S3-compatible server", metavar="URL", default_text="AWS"
     )
     region: str | None = option(
-        "s3_region", None, "region", metavar="REGION", default_text="the AWS configuration's"
+        "s3_region", None, "region of the bucket", metavar="REGION", default_text="the AWS configuration's"
     )
     profile: str | None = option(
         "s3_profile", None, "profile of the AWS configuration", metavar="NAME", default_text="none"
@@ -182,7 +183,8 @@ class StoreOptions:
     trusted_keys: tuple[Path, ...] = option(
         "trusted_key",
         (),
-        "public keys, separated by commas: no artifacts are loaded but what one of them signed or was built here",
+        "public keys, separated by commas; artifacts are loaded only if one of these keys signed them, or if they "
+        "were built here",
         parse=parse_paths,
         metavar="FILE,…",
         default_text="none",
@@ -221,7 +223,7 @@ class StoreOptions:
     build: BuildChoice = option(
         "build",
         "auto",
-        "without artifacts, build them in the background; local: also where they cannot be published",
+        "without artifacts, build them in the background; local: also if they cannot be published",
         choices=get_args(BuildChoice),
     )
     build_workers: int = option(
@@ -234,8 +236,8 @@ class StoreOptions:
     build_timeout: float = option(
         "build_timeout",
         BUILD_TIMEOUT,
-        "in which a package must be compiled, checked or published, else it has failed; a build that makes none in "
-        "twice that time is given up",
+        "time limit of compiling, checking or publishing a package; a build that makes no package in twice that "
+        "time is given up",
         parse=parse_seconds(above=True),
         metavar="SECONDS",
     )
@@ -250,7 +252,7 @@ class StoreOptions:
     weights: bool = option(
         "weights",
         False,
-        "let `snapcap build` publish prepared weights too, of a model in S3 or on the hub",
+        "let `snapcap build` publish prepared weights too, for a model in S3 or on the hub",
         parse=parse_switch,
         default_text="off",
     )

@@ -170,8 +170,7 @@ class HttpSettings:
     image_hosts: tuple[str, ...] = option(
         "allow_image_host",
         (),
-        "host from which image URLs of /v1/chat/completions are fetched; repeat the option, or separate hosts by "
-        "commas",
+        "host from which image URLs are fetched; repeat the option, or separate hosts by commas",
         parse=parse_hosts,
         metavar="HOST",
         default_text="none",
