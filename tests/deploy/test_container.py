@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints.dockerfile import Dockerfile
 
+from snapcap.service.cli import main as commands
 from snapcap.service.cli.main import main
 from snapcap.service.config.reader import read_settings
 
@@ -109,6 +111,21 @@ def test_the_script_is_shell_and_names_settings_and_targets(dockerfile: Dockerfi
     assert built == served | {"builder"} == set(TARGETS)
     assert set(re.findall(r"snapcap-try:(\w+)", text)) < set(TARGETS)
     assert {"/tmp", "/var/cache/snapcap"} <= set(re.findall(r"[:\s](/[a-z/]+)(?=[:\"])", text))
+
+
+def test_the_commands_of_the_first_page_are_commands_of_the_image_that_it_builds(dockerfile: Dockerfile) -> None:
+    text = (ROOT / "README.md").read_text()
+    (build,) = re.findall(r"^docker build (.*?) *#.*--build-arg (\w+)=(\w+)$", text, re.MULTILINE)
+    assert re.findall(r"--target (\S+) -t (\S+)", build[0]) == [("builder", "snapcap")]
+    assert build[1] in {argument.split("=")[0] for argument in dockerfile.stages["packages"].values("ARG")}
+    runs = [shlex.split(run) for run in re.findall(r"^docker run (.*)$", text, re.MULTILINE)]
+    assert [run[run.index("snapcap") + 1] for run in runs] == ["caption", "serve"]
+    cache = dockerfile.environment("builder")["SNAPCAP_CACHE_DIR"]
+    for run in runs:
+        name, *arguments = run[run.index("snapcap") + 1 :]
+        assert run[run.index("-v") + 1] == f"snapcap:{cache}"
+        parser = commands._command_parser(name, commands._COMMANDS[name], shown_alone=False)
+        assert parser.parse_known_args(arguments)[1] == []
 
 
 def test_the_commands_of_the_readme_name_what_there_is(dockerfile: Dockerfile) -> None:

@@ -1,4 +1,4 @@
-"""The lines that docs/troubleshooting.md explains are lines that the program prints."""
+"""The lines that docs/troubleshooting.md and docs/hub.md explain are lines that the program prints."""
 
 import ast
 import re
@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
-LINES = re.findall(r"^\| (`[^|]*`) ?[^|]*\|", PAGE.partition("## Requests fail")[0], re.MULTILINE)
+HUB = (ROOT / "docs" / "hub.md").read_text().partition("## When a download fails")[2]
+LINES = re.findall(r"^\| (`[^|]*`) ?[^|]*\|", PAGE.partition("## Requests fail")[0] + HUB, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
