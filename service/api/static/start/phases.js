@@ -19,7 +19,7 @@ const PHASES = {
   warm_decoder: ["warm the decoder", "warm", "The part that writes words runs once for each batch size."],
   capture_graphs: ["capture CUDA graphs", "warm", "Whole steps are recorded, to be replayed with one call each."],
   self_test: ["caption a picture", "warm", "A built-in picture is captioned from end to end, as a request would be."],
-  rehearsal: ["rehearse a request", "warm", "A picture goes through the HTTP endpoint and the engine, so that a client's first request does nothing for the first time."],
+  rehearsal: ["rehearse a request", "warm", "A picture goes through the HTTP endpoint and the engine, so that the first request of a client is not slow."],
 };
 
 const spoken = (phase) => PHASES[phase]?.[0] ?? phase.replaceAll("_", " ");
