@@ -71,7 +71,8 @@ def test_what_make_installs_can_be_installed(
                 f"UV REACHES NO INDEX: NOT CHECKED WHETHER PYTHON {python} CAN INSTALL THIS: {run.stderr[-300:]}"
             )
         assert run.returncode == 0, run.stderr
-        assert f" + {triton}\n" in run.stderr, "the Makefile's TRITON is not what torch requires"
+        if arguments[-1] in (triton, ".[dev]"):
+            assert f" + {triton}\n" in run.stderr, "the Makefile's TRITON is not what torch requires"
 
 
 def program(path: Path, script: str) -> Path:
