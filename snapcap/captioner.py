@@ -1,5 +1,6 @@
 """Captions images in this process, with the engine, the artifacts and the artifact store of the server."""
 
+import io
 import os
 import queue
 import threading
@@ -12,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, Unpack
 
 from snapcap.models.errors import UserError
 from snapcap.models.processing.image_formats import ImageError
-from snapcap.service.captioning.options import CaptionOptions, options_from_json
+from snapcap.service.captioning.options import CaptionOptions, OptionValues, options_from_json
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.config.reader import settings_of
 from snapcap.service.engine.request import Completion, FinishReason
@@ -26,9 +27,12 @@ from snapcap.service.offline.discovery import reason_of
 from snapcap.service.offline.feed import Asked, Model, OfflineModel, images_ahead
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL.Image import Image as PilImage
 
-Image: TypeAlias = "str | os.PathLike[str] | bytes | PilImage"
+_File: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | io.BytesIO  # its name or content
+Image: TypeAlias = "_File | PilImage | NDArray[np.uint8]"
 
 _PATIENCE_S = 5.0
 _GROUPS = ("model", "compute", "images", "store", "s3")
@@ -55,16 +59,29 @@ class Caption:
 
 
 class Captioner:
-    """Captions images with a model that is warm when the constructor returns. Usable as a context manager, which
-    closes it.
+    """A loaded, warmed-up model; use it in a ``with`` block, which closes it.
 
-    All methods may be called from several threads; their images share batches. An image is the name of a file, the
-    bytes of a file, or a Pillow image, in any format that the server reads. The caption options are the options of
-    the HTTP API, with the same names: ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``,
-    ``timeout`` (in seconds, from the moment when the image is read) and the rest.
+        with Captioner("demo") as captioner:
+            print(captioner("photo.jpg"))
+            for caption in captioner.batch(["a.jpg", "b.jpg"], num_beams=4):
+                print(caption)
 
-    A Captioner sets torch's number of threads and its precision of matrix products for the whole process: artifacts
-    are compiled for one value of each.
+    An image is
+
+    - the name of a file, as text or ``Path``;
+    - the content of a file, as ``bytes``, ``bytearray``, ``memoryview`` or ``BytesIO``, in any format that the
+      server reads;
+    - a Pillow image;
+    - a numpy array of RGB pixels: uint8, height × width × 3.
+
+    The options of a caption are those of the HTTP API: ``prompt``, ``task``, ``max_new_tokens``,
+    ``min_new_tokens``, ``min_length``, ``temperature``, ``top_k``, ``top_p``, ``seed``, ``num_beams``,
+    ``length_penalty``, ``early_stopping``, ``no_repeat_ngram_size``, ``repetition_penalty``, and ``timeout``, in
+    seconds from the moment when the image is read.
+
+    All methods may be called from several threads; their images share batches. A Captioner sets torch's number of
+    threads and its precision of matrix products for the whole process: artifacts are compiled for one value of
+    each.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
@@ -106,8 +123,17 @@ class Captioner:
         """Returns the backend that runs the model: ``aot``, ``jit``, ``eager``, or ``mixed``."""
         return self._model.backend
 
-    def __call__(self, image: Image, **options: Any) -> Caption:
+    def __repr__(self) -> str:
+        name = self._model.checkpoint.name
+        if self._closed:
+            return f"<Captioner {name}, closed>"
+        return f"<Captioner {name} on {self.device}, {self.backend}, batches of at most {self._model.largest}>"
+
+    def __call__(self, image: Image, **options: Unpack[OptionValues]) -> Caption:
         """Returns the caption of one image.
+
+            caption = captioner("photo.jpg", num_beams=4)
+            caption.text, caption.tokens, caption.finish_reason, caption.backend, caption.seconds
 
         Raises:
             CaptionError: the image cannot be read, an option is invalid, the ``timeout`` has passed, or the engine
@@ -121,20 +147,34 @@ class Captioner:
         finally:
             future.cancel()  # after Ctrl-C nobody waits for the caption
 
-    def batch(self, images: Iterable[Image], **options: Any) -> Iterator[Caption | CaptionError]:
+    def batch(self, images: Iterable[Image], **options: Unpack[OptionValues]) -> Iterator[Caption | CaptionError]:
         """Returns an iterator over the captions, in the order of ``images``. An image that fails yields its error,
         so that one bad file does not end a folder.
 
-        The iterator reads ahead in ``images`` to keep the largest bucket full, and decodes images on threads.
+            for path, caption in zip(paths, captioner.batch(paths)):
+                if isinstance(caption, CaptionError):
+                    print(path, "failed:", caption)
+
+        The iterator reads ahead in ``images`` to keep the largest bucket full, and decodes images on threads. An
+        image may be changed when the next one is taken.
 
         Raises:
-            CaptionError: an option is invalid. The call itself raises it, before the first caption.
+            CaptionError: ``images`` is one image, or an option is invalid. The call itself raises it, before the
+                first caption.
         """
+        if _is_one_image(images) or not isinstance(images, Iterable):
+            raise CaptionError(
+                f"batch takes a list or another iterable of images, not one {type(images).__name__}; call the "
+                "Captioner itself for one image"
+            )
         return self._in_order(images, self._asked(options))
 
-    def stream(self, image: Image, **options: Any) -> Iterator[str]:
+    def stream(self, image: Image, **options: Unpack[OptionValues]) -> Iterator[str]:
         """Returns an iterator over the text after the prompt, in pieces, while its tokens are generated. Generation
         starts with the first piece that is requested, and is cancelled when the iterator is closed.
+
+            for piece in captioner.stream("photo.jpg"):
+                print(piece, end="", flush=True)
 
         Raises:
             CaptionError: an option is invalid, or ``num_beams`` is above 1: a beam search has no token before its
@@ -158,7 +198,7 @@ class Captioner:
     ) -> None:
         self.close()
 
-    def _asked(self, options: dict[str, Any], *, live: bool = False) -> Asked:
+    def _asked(self, options: OptionValues, *, live: bool = False) -> Asked:
         if self._closed:
             raise _closed()
         try:
@@ -188,15 +228,19 @@ class Captioner:
 
     def _pixels(self, image: Image) -> Any:
         transform = self._model.checkpoint.transform
-        if isinstance(image, bytes):
-            return transform.decode(image).pixels
         if isinstance(image, str | os.PathLike):
             return transform.decode(Path(image).read_bytes()).pixels
-        if hasattr(image, "getexif"):
+        if _is_of_pillow(image):
             with self._pillow:
                 return transform.convert(image)
+        image = _copied(image)
+        if isinstance(image, bytes):
+            return transform.decode(image).pixels
+        if _is_array(image):
+            return transform.convert(_from_array(image))
         raise CaptionError(
-            f"{type(image).__name__} is no image; give the name of a file, its bytes or a Pillow image"
+            f"{type(image).__name__} is no image; give the name of a file, its bytes, a Pillow image or a numpy "
+            "array"
         )
 
     def _caption(self, asked: Asked, future: "Future[Completion]") -> Caption:
@@ -240,10 +284,13 @@ class Captioner:
         future: Future[Completion] = Future()
         if self._closed:
             future.set_exception(_closed())
-        elif hasattr(image, "getexif"):  # decoded now: the caller may close it when the next image is taken
+        elif _is_of_pillow(image):  # decoded now: the caller may close it when the next image is taken
             self._begin(asked, image, future)
         else:
-            self._pool.submit(self._begin, asked, image, future)
+            try:
+                self._pool.submit(self._begin, asked, _copied(image), future)
+            except ValueError as error:  # a closed BytesIO, a released memoryview
+                future.set_exception(error)
         return future
 
     def _outcome(self, asked: Asked, future: "Future[Completion]") -> Caption | CaptionError:
@@ -269,6 +316,43 @@ class Captioner:
                 yield piece
         finally:
             future.cancel()
+
+
+def _is_of_pillow(image: object) -> "TypeGuard[PilImage]":
+    return hasattr(image, "getexif")
+
+
+def _is_array(image: object) -> "TypeGuard[NDArray[Any]]":
+    return hasattr(image, "__array_interface__")
+
+
+def _is_one_image(images: object) -> bool:
+    """Tells whether a program gave one image where images belong. An array of text, or with a fourth dimension,
+    holds images."""
+    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | io.BytesIO) or _is_of_pillow(images):
+        return True
+    return _is_array(images) and images.ndim < 4 and images.dtype.kind in "biuf"
+
+
+def _copied(image: Image) -> Image:
+    """Returns what the caller cannot change: the bytes of a buffer, or a copy of an array."""
+    if isinstance(image, io.BytesIO):
+        return image.getvalue()
+    if isinstance(image, bytearray | memoryview):
+        return bytes(image)
+    return image.copy() if _is_array(image) else image
+
+
+def _from_array(array: "NDArray[Any]") -> "PilImage":
+    """Returns the Pillow image of an array of RGB pixels. Raises CaptionError for another array."""
+    from PIL import Image as Pillow  # noqa: PLC0415  a program with arrays alone may not have imported it
+
+    if array.dtype != "uint8" or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        shape = " × ".join(map(str, array.shape))
+        raise CaptionError(
+            f"an array must be uint8, height × width × 3 (RGB), not {array.dtype}, {shape or 'a number'}"
+        )
+    return Pillow.fromarray(array)
 
 
 def _closed() -> CaptionError:

@@ -1,8 +1,8 @@
 """Declares each option of a caption once, parses options, and sorts the fields of a request.
 
-To add an option, add a line to `OPTIONS` and, if it decides how tokens are chosen, a field to `SamplingParams`.
-The APIs, `snapcap caption`, `Captioner` and the OpenAPI document then have the option. Update docs/api.md with
-`python -m snapcap.service.cli.tables docs/api.md`.
+To add an option, add a line to `OPTIONS`, its type to `OptionValues` and, if it decides how tokens are chosen, a
+field to `SamplingParams`, else to `CaptionOptions`. The APIs, `snapcap caption`, `Captioner` and the OpenAPI
+document then have the option. Update docs/api.md with `python -m snapcap.service.cli.tables docs/api.md`.
 
 An option arrives as text (query parameter, form field, argument) or as a JSON value. Text is parsed to the
 option's type; a JSON value must have that type already.
@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
@@ -253,6 +253,28 @@ OPTIONS: Mapping[str, Option] = {
     ),
 }
 NAMES: tuple[str, ...] = tuple(OPTIONS)
+
+
+class OptionValues(TypedDict, total=False):
+    """Types of the options for programs: editors and type checkers read them. None counts as an option that is not
+    given."""
+
+    prompt: str | None
+    task: str | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    min_length: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    timeout: float | None
+    num_beams: int | None
+    length_penalty: float | None
+    early_stopping: bool | Literal["never"] | None
+    no_repeat_ngram_size: int | None
+    repetition_penalty: float | None
+
 
 # Limits the time of the comparisons: comparing one name with the option names takes up to 0.1 ms.
 MAX_UNKNOWN = 64

@@ -3,7 +3,8 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -218,13 +219,13 @@ def _add_keygen(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", help="file of the private key; must not exist")
 
 
-def _add_caption(parser: argparse.ArgumentParser) -> None:
+def _add_caption(parser: argparse.ArgumentParser, shown: Container[str] | None = None) -> None:
     from snapcap.service.offline.arguments import add_job_arguments  # noqa: PLC0415 - other commands do not need it
 
-    add_job_arguments(parser)
+    add_job_arguments(parser, shown)
     # `snapcap caption` builds nothing in the background, and decodes images in threads, which cannot be killed.
     without = ("build", "build_workers", "decode_memory", "decode_timeout", *_BUILD_ALONE)
-    add_arguments(parser, ("model", "compute", "images", "store", "s3", "log"), without=without)
+    add_arguments(parser, ("model", "compute", "images", "store", "s3", "log"), without=without, shown=shown)
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
@@ -249,6 +250,8 @@ SERVE_SHOWN = (
     "trusted_key",
     "log_format",
 )
+# Names of the options that most runs of `snapcap caption` need, beside its files.
+CAPTION_SHOWN = ("prompt", "num_beams", "max_new_tokens", "model", "device", "store", "log_format")
 _TOP = """\
 examples:
   snapcap serve                                  the demo model on port 8000
@@ -297,17 +300,21 @@ examples:
   snapcap serve --store s3://bucket/snapcap --trusted-key artifacts.key.pub
 """
 _CAPTION = f"""\
+`snapcap caption --help-all` lists all options: how tokens are chosen, compiling, S3 and logs.
+
 examples:
   snapcap caption photo.jpg
   snapcap caption --prompt "a red" *.png
-  snapcap caption photos --recursive --output captions.jsonl
+  snapcap caption photos --recursive --output captions.parquet
   snapcap caption photos --sidecar --resume      write photo.txt beside each photo.jpg that has none
   find . -name '*.jpg' -newer last | snapcap caption -
 
-No file is replaced without --overwrite. An image that cannot be read is listed at the end; the
-others are captioned. Exit status 0: every image has a caption; 1: some images have none; 2: the
-command line is wrong, or the output exists already; 130: interrupted (143 by SIGTERM). After an
-interruption, --resume captions the remaining images.
+No file is replaced without --overwrite. An image that cannot be read is listed at the end and has
+an error in FILE; the others are captioned. After an interruption, --resume captions the remaining
+images.
+
+Exit status 0: every image has a caption; 1: some images have none; 2: the command line is wrong, or
+the output exists already; 130: interrupted (143 by SIGTERM).
 {_ENVIRONMENT}
 """
 _IMPORT = f"""\
@@ -343,7 +350,12 @@ _COMMANDS = {
         "Make a key pair for signing artifacts: KEY and KEY.pub.", _KEYGEN, " KEY", _add_keygen, _keygen
     ),
     "caption": _Command(
-        "Caption images and folders of images without a server.", _CAPTION, " IMAGE…", _add_caption, _caption
+        "Caption images and folders of images without a server.",
+        _CAPTION,
+        " IMAGE…",
+        _add_caption,
+        _caption,
+        partial(_add_caption, shown=CAPTION_SHOWN),
     ),
     "import": _Command(
         "Convert a checkpoint to a folder that starts fast: safetensors and tokenizer.json.",

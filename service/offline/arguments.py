@@ -1,12 +1,20 @@
 """Defines the options of `snapcap caption` and parses them into a job."""
 
 import argparse
+import importlib.util
+import os
+import re
+from collections.abc import Container
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.options import OPTIONS, CaptionOptions, options_from_text
 from snapcap.service.config.reader import SettingsError
 
 STDIN = STDOUT = "-"
+# Endings of an output, and the module that writes it if it is an extra. A path without an ending is of JSON lines.
+ENDINGS = {".jsonl": None, ".ndjson": None, ".csv": None, ".parquet": "pyarrow", "": None}
+NOT_READ = "is a URL, and only files are read: download it first, or send it to the chat API of a server"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _OFFERED = {name: option for name, option in OPTIONS.items() if option.metavar}
 
 
@@ -14,9 +22,9 @@ _OFFERED = {name: option for name, option in OPTIONS.items() if option.metavar}
 class Job:
     """Describes one run of `snapcap caption`.
 
-    ``images``: files, folders, patterns, or `-` for a list on standard input. ``output``: the path of a JSON lines
-    file, or `-` for standard output. Without ``output`` and ``sidecar``, the run prints each caption as a line of
-    text."""
+    ``images``: files, folders, patterns, or `-` for a list on standard input. ``output``: the path of a file of
+    JSON lines, CSV or Parquet, or `-` for JSON lines on standard output. Without ``output`` and ``sidecar``, the
+    run prints each caption as a line of text."""
 
     images: tuple[str, ...]
     options: CaptionOptions
@@ -32,8 +40,9 @@ class Job:
         return self.output == STDOUT or not (self.output or self.sidecar)
 
 
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the operands of `snapcap caption`, and the options that `snapcap serve` lacks, to a parser."""
+def add_job_arguments(parser: argparse.ArgumentParser, shown: Container[str] | None = None) -> None:
+    """Adds the operands of `snapcap caption`, and the options that `snapcap serve` lacks, to a parser. ``shown``
+    names the caption options that the help shows; None: all."""
     parser.add_argument(
         "images",
         nargs="+",
@@ -44,16 +53,23 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     files = parser.add_argument_group("options: files")
     files.add_argument("-r", "--recursive", action="store_true", help="search subfolders too")
     files.add_argument(
-        "-o", "--output", metavar="FILE", help="write JSON lines of file_name and caption; -: to standard output"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write file_name, caption and error to a file that ends with .jsonl, .csv or .parquet (with "
+        "snapcap[parquet]); -: JSON lines on standard output",
     )
     files.add_argument("--sidecar", action="store_true", help="write image.txt beside each image")
     files.add_argument(
-        "--resume", action="store_true", help="skip images whose caption is in FILE or in a sidecar already"
+        "--resume",
+        action="store_true",
+        help="skip images whose caption is in FILE or in a sidecar already; try failed images again",
     )
     files.add_argument("--overwrite", action="store_true", help="replace the captions in FILE and in sidecars")
     sampling = parser.add_argument_group("options: caption")
     for name, option in _OFFERED.items():
         flag, text = "--" + name.replace("_", "-"), option.help[0].lower() + option.help[1:].rstrip(".")
+        text = text if shown is None or name in shown else argparse.SUPPRESS
         sampling.add_argument(flag, dest=name, metavar=option.metavar, default=argparse.SUPPRESS, help=text)
 
 
@@ -71,9 +87,36 @@ def read_job(arguments: argparse.Namespace) -> Job:
         resume=arguments.resume,
         overwrite=arguments.overwrite,
     )
+    _check_places(job)
     if job.resume and job.overwrite:
         raise SettingsError("--resume keeps existing captions and --overwrite replaces them: give one of the two")
     for flag, is_given in (("--resume", job.resume), ("--overwrite", job.overwrite)):
         if is_given and not job.sidecar and job.output in (None, STDOUT):
             raise SettingsError(f"{flag} needs a file to write to: add --output FILE or --sidecar")
     return job
+
+
+def ending(path: str) -> str:
+    """Returns the ending of a path in lower case, such as `.csv`."""
+    return os.path.splitext(path)[1].lower()
+
+
+def is_url(path: str) -> bool:
+    """Tells whether an operand is a URL, such as `s3://bucket/photo.jpg`, which `snapcap caption` cannot read."""
+    return _URL.match(path) is not None
+
+
+def _check_places(job: Job) -> None:
+    """Raises SettingsError for an operand or an output that cannot be read or written, whatever is in it."""
+    for image in filter(is_url, job.images):
+        raise SettingsError(f"{image} {NOT_READ}")
+    if job.output is None:
+        return
+    if is_url(job.output):
+        raise SettingsError(f"--output {job.output} is a URL: give a file, and upload it when it is written")
+    if ending(job.output) not in ENDINGS:
+        endings = ", ".join(filter(None, ENDINGS))
+        raise SettingsError(f"--output {job.output} has no known format: end the name with one of {endings}")
+    module = ENDINGS[ending(job.output)]
+    if module is not None and importlib.util.find_spec(module) is None:
+        raise SettingsError(f"--output {job.output} needs {module}: pip install 'snapcap[parquet]'")

@@ -53,8 +53,14 @@ def caption(settings: Settings, job: Job) -> int:
     with closing(Outputs(job, found)) as outputs:
         # A run whose captions all exist loads no model.
         tally = _run(settings, job, outputs) if outputs.todo else Tally()
+        try:
+            if not outputs.todo:
+                outputs.begin()
+            outputs.finish()
+        except OutputError as error:
+            tally.error = tally.error or str(error)
         tally.failures[:0] = found.failures
-        own = {job.output, *map(sidecar, found.images)}
+        own = {job.output, f"{job.output}.jsonl", *map(sidecar, found.images)}
         others = [each for each in found.others if each not in own]
         _report(tally, len(outputs.todo), outputs.held, others, as_json=settings.log.format == "json")
     if tally.signal is not None:
@@ -108,14 +114,16 @@ def caption_images(
     tally = Tally()
 
     def write(outcome: FeedResult) -> str:
-        """Writes the caption of one image. Returns "", or the reason why there is no caption."""
-        if outcome.completion is None:
-            return outcome.reason
-        try:
-            outputs.write(outcome.path, tokenizer.caption(asked.prompt_ids, outcome.completion.tokens))
-        except OSError as error:
-            return f"its caption cannot be written: {reason_of(error)}"
-        return ""
+        """Writes the outcome of one image. Returns "", or the reason why there is no caption."""
+        reason = outcome.reason
+        if outcome.completion is not None:
+            try:
+                outputs.write(outcome.path, tokenizer.caption(asked.prompt_ids, outcome.completion.tokens))
+            except OSError as error:
+                reason = f"its caption cannot be written: {reason_of(error)}"
+        if reason:
+            outputs.fail(outcome.path, reason)
+        return reason
 
     began = time.monotonic()
     try:

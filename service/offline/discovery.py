@@ -9,15 +9,17 @@ from dataclasses import field
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import HEAD_BYTES, TAIL_BYTES, is_readable, kind_of, readable
 from snapcap.service.errors import ServiceError
-from snapcap.service.offline.arguments import STDIN
+from snapcap.service.offline.arguments import NOT_READ, STDIN, is_url
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Names a file, folder or pattern that gets no caption, and the reason."""
+    """Names a file, folder or pattern that gets no caption, and the reason. ``is_image``: the path names one image,
+    so that an output has a row for it."""
 
     path: str
     reason: str
+    is_image: bool = True
 
 
 class OutputError(Exception):
@@ -81,6 +83,8 @@ class _Finder:
         if not os.path.isdir(path):
             if os.path.exists(path):
                 self._add(path)
+            elif is_url(path):
+                self._fail(path, NOT_READ, is_image=False)
             else:
                 self._fail(path, "No such file or directory")
             return
@@ -88,7 +92,7 @@ class _Finder:
         self._scan(path)
         if before == (self._taken, len(self.found.failures)):
             hint = "" if self._recursive else "; --recursive searches its subfolders too"
-            self._fail(path, f"no picture in this folder{hint}")
+            self._fail(path, f"no picture in this folder{hint}", is_image=False)
 
     def take_pattern(self, pattern: str) -> None:
         before = self._taken
@@ -98,7 +102,7 @@ class _Finder:
             else:
                 self._add_by_bytes(path)
         if before == self._taken:
-            self._fail(pattern, "no picture matches")
+            self._fail(pattern, "no picture matches", is_image=False)
 
     def _scan(self, folder: str) -> None:
         folders = []
@@ -112,7 +116,7 @@ class _Finder:
                     elif self._recursive and entry.is_dir(follow_symlinks=False):
                         folders.append(os.path.join(folder, entry.name))
         except OSError as error:
-            self._fail(folder, reason_of(error))
+            self._fail(folder, reason_of(error), is_image=False)
         for each in folders:
             self._scan(each)
 
@@ -145,8 +149,8 @@ class _Finder:
         self._seen.add(key)
         return True
 
-    def _fail(self, path: str, reason: str) -> None:
-        self.found.failures.append(Failure(path, reason))
+    def _fail(self, path: str, reason: str, *, is_image: bool = True) -> None:
+        self.found.failures.append(Failure(path, reason, is_image))
 
 
 def _ends(path: str) -> bytes:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ class OfflineModel:
 
     def __init__(self, settings: Settings) -> None:
         self.error: Exception | None = None
+        # No build follows the start, so a start without artifacts names the command that builds them.
+        settings = replace(settings, store=replace(settings.store, build="off"))
         self._task = settings.model.task
         self._model: Model | None = None
         self._changed = threading.Event()

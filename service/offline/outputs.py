@@ -1,49 +1,72 @@
-"""Writes captions to the outputs of a job: printed lines, a file of JSON lines, sidecars.
+"""Writes captions to the outputs of a job: printed lines, a file of rows, sidecars.
 
-JSON lines have the format that ImageFolder of `datasets` reads: {"file_name": "a.jpg", "caption": "a red square"}.
-The sidecar of `image.jpg` is `image.txt` beside it, as training tools for image models expect.
+A file of rows has a row for each image: `file_name`, `caption`, and `error` for an image without a caption. JSON
+lines have the format that ImageFolder of `datasets` reads: {"file_name": "a.jpg", "caption": "a red square"}. The
+sidecar of `image.jpg` is `image.txt` beside it, as training tools for image models expect.
 """
 
 import contextlib
+import csv
 import errno
 import io
 import json
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from snapcap.service.config.reader import SettingsError
-from snapcap.service.offline.arguments import STDOUT, Job
+from snapcap.service.offline.arguments import STDOUT, Job, ending
 from snapcap.service.offline.discovery import Failure, Found, OutputError, reason_of
+from snapcap.warmup.machine.files import sync, take_lock
 
 # An error with one of these codes repeats for every further image: the disk is full or read-only.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_ROW_GROUP = 1 << 16  # rows of a Parquet file that are compressed together, and held in memory while it is written
 
 
-class Output(Protocol):
-    """Takes captions in the order of the images."""
+class Row(NamedTuple):
+    """Holds what a file says of one image. ``file_name`` is relative to the file's folder if the image is below
+    that folder, so that both can be moved together; otherwise it is absolute. ``error`` says why there is no
+    caption."""
+
+    file_name: str
+    caption: str | None
+    error: str | None = None
+
+
+class Output:
+    """Takes the outcomes in the order of the images."""
 
     def holds(self, image: str) -> bool:
         """Tells whether the output has the caption of an image already and keeps it."""
+        return False
 
-    def begin(self) -> None:
-        """Prepares the output. Called once, before the first caption."""
+    def begin(self, images: Collection[str]) -> None:
+        """Prepares the output for the outcomes of these images. Called once, before the first outcome."""
 
     def write(self, image: str, caption: str) -> None:
         """Writes a caption. Raises OSError if this caption cannot be written, OutputError if no caption can be."""
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def fail(self, image: str, reason: str) -> None:
+        """Writes why an image has no caption, if the output has a place for it. Raises OutputError."""
+
+    def finish(self) -> None:
+        """Completes the output after the last outcome of this run. Raises OutputError."""
+
+    def close(self) -> None:
+        """Closes the output, whether it was finished or not."""
 
 
-class PrintedLines:
+class PrintedLines(Output):
     """Prints ``path<TAB>caption`` lines on standard output."""
 
-    def holds(self, image: str) -> bool:
-        return False
-
-    def begin(self) -> None:
+    def begin(self, images: Collection[str]) -> None:
         # Bytes of a file name that are not valid text are printed unchanged.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="surrogateescape", line_buffering=True)
@@ -55,9 +78,6 @@ class PrintedLines:
             # The end of the process flushes the buffer: redirected to /dev/null, the flush does not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise OutputError(f"captions cannot be printed: {reason_of(error)}") from error
-
-    def close(self) -> None:
-        pass
 
 
 class Outputs:
@@ -74,15 +94,27 @@ class Outputs:
                 refuse_existing(images)
             self._outputs.append(Sidecars(resume=job.resume))
         if job.output is not None:
-            self._outputs.append(JsonLines(job.output, resume=job.resume, overwrite=job.overwrite))
+            table, how = TABLES.get(ending(job.output)), {"resume": job.resume, "overwrite": job.overwrite}
+            self._outputs.append(Table(job.output, table, **how) if table else JsonLines(job.output, **how))
         if not self._outputs:
             self._outputs.append(PrintedLines())
         self.todo = [image for image in images if not all(output.holds(image) for output in self._outputs)]
         self.held = len(images) - len(self.todo)
+        self._failures = [each for each in found.failures if each.is_image]
+        self._overwrites = job.overwrite
 
     def begin(self) -> None:
+        """Prepares the outputs, and writes the failures that are known before an image is decoded. Raises
+        OutputError.
+
+        A run without an image replaces nothing, as its operand may be misspelt."""
+        if not self.todo and (self._overwrites or not self._failures):
+            return
+        images = [*self.todo, *(failure.path for failure in self._failures)]
         for output in self._outputs:
-            output.begin()
+            output.begin(images)
+        for failure in self._failures:
+            self.fail(failure.path, failure.reason)
 
     def write(self, image: str, caption: str) -> None:
         """Writes a caption to each output that has none of this image. Raises OSError, OutputError."""
@@ -90,55 +122,107 @@ class Outputs:
             if not output.holds(image):
                 output.write(image, caption)
 
+    def fail(self, image: str, reason: str) -> None:
+        """Writes why an image has no caption to each output that has none of this image. Raises OutputError."""
+        for output in self._outputs:
+            if not output.holds(image):
+                output.fail(image, reason)
+
+    def finish(self) -> None:
+        """Completes each output. Raises OutputError."""
+        for output in self._outputs:
+            output.finish()
+
     def close(self) -> None:
         for output in self._outputs:
             output.close()
 
 
-class JsonLines:
-    """Appends whole lines to a file or to standard output.
-
-    ``file_name`` is relative to the output file's folder if the image is below that folder, so that both can be
-    moved together; otherwise it is absolute. Lines are not buffered: a killed process leaves all lines written so
-    far.
-    """
+class JsonLines(Output):
+    """Appends whole lines to a file or to standard output. Lines are not buffered: a killed process leaves all
+    lines written so far."""
 
     def __init__(self, path: str, *, resume: bool, overwrite: bool) -> None:
         """Opens the file without changing its content. With ``resume``, reads the lines that it has.
 
         Raises:
-            SettingsError: the file cannot be written; it has content and neither ``resume`` nor ``overwrite`` is
-                set; or a line is not a caption.
+            SettingsError: the file cannot be written; another process writes it; it has content and neither
+                ``resume`` nor ``overwrite`` is set; or a line is not a row.
         """
-        self._path = path
-        self._folder = os.path.abspath("." if path == STDOUT else os.path.dirname(path))
-        self._held: set[str] = set()
+        self.path = path
+        self._folder = "." if path == STDOUT else os.path.dirname(path)
+        self._captioned: set[str] = set()
+        self._failed: set[str] = set()
         self._keep: int | None = None  # length of the file without a partial line; None: not a regular file
         self._file = self._open()
         state = os.fstat(self._file)
         if not stat.S_ISREG(state.st_mode) or path == STDOUT:
             return
         if state.st_size and not (resume or overwrite):
-            raise SettingsError(
-                f"{path} has captions: --resume keeps them and adds the others, --overwrite replaces them"
-            )
-        self._keep = self._read() if resume else 0
+            raise _has_captions(path)
+        if take_lock(self._file) is False:
+            raise SettingsError(f"another process writes {path}: wait for its end, or give another --output")
+        self._keep = 0
+        for row, line in self.lines() if resume else ():
+            (self._captioned if row.error is None else self._failed).add(_key(self._folder, row.file_name))
+            self._keep += len(line)
 
     def holds(self, image: str) -> bool:
-        return os.path.abspath(image) in self._held
+        return _key(image) in self._captioned
 
-    def begin(self) -> None:
-        """Truncates the file: to nothing, or, if it is resumed, by a partial line that a crash left at its end."""
-        if self._keep is not None:
-            os.ftruncate(self._file, self._keep)
+    def has_row(self, key: str) -> bool:
+        """Tells whether the file has a row, of a caption or an error, of the image with this key."""
+        return key in self._captioned or key in self._failed
+
+    def lines(self) -> Iterator[tuple[Row, bytes]]:
+        """Yields each whole line of the file and its row."""
+        with open(self.path, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):  # a crash left it
+                    return
+                yield self._row(number, line), line
+
+    def begin(self, images: Collection[str]) -> None:
+        """Truncates the file: to nothing, or, if it is resumed, by a partial line that a crash left at its end.
+        Removes the errors of ``images``, which are captioned again. Raises OutputError."""
+        if self._keep is None:
+            return
+        os.ftruncate(self._file, self._keep)
+        again = self._failed.intersection(map(_key, images))
+        if not again:
+            return
+        try:
+            with _replacing(self.path) as file:
+                for row, line in self.lines():
+                    if row.error is None or _key(self._folder, row.file_name) not in again:
+                        file.write(line)
+                file.flush()
+                take_lock(file.fileno())
+                os.dup2(file.fileno(), self._file)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._keep = os.fstat(self._file).st_size
+        self._failed -= again
 
     def write(self, image: str, caption: str) -> None:
-        """Appends the line of an image.
+        """Appends the row of a caption.
 
         Raises:
-            OutputError: the line could not be written. A regular file then ends with the line before.
+            OutputError: the row cannot be written. A regular file then ends with the row before.
         """
-        line = _line(self._name(image), caption)
+        self._append(Row(self._name(image), caption))
+        self._captioned.add(_key(image))
+
+    def fail(self, image: str, reason: str) -> None:
+        """Appends the row of an error. Raises OutputError, as `write` does."""
+        self._append(Row(self._name(image), None, reason))
+        self._failed.add(_key(image))
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _append(self, row: Row) -> None:
+        line = _line(row)
         written = 0
         try:
             while written < len(line):  # a full disk may take a part of the line and fail at the next write
@@ -146,57 +230,172 @@ class JsonLines:
         except OSError as error:
             if self._keep is not None:
                 os.ftruncate(self._file, self._keep)
-            raise OutputError(f"--output {self._path} cannot be written: {reason_of(error)}") from error
+            raise self._unwritable(error) from error
         if self._keep is not None:
             self._keep += len(line)
 
-    def close(self) -> None:
-        os.close(self._file)
+    def _unwritable(self, error: OSError) -> OutputError:
+        return OutputError(f"--output {self.path} cannot be written: {reason_of(error)}")
 
     def _open(self) -> int:
-        if self._path == STDOUT:
+        if self.path == STDOUT:
             return os.dup(sys.stdout.fileno())
         try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
-            raise SettingsError(f"--output {self._path} cannot be written: {error.strerror}") from None
+            raise SettingsError(f"--output {self.path} cannot be written: {error.strerror}") from None
 
-    def _read(self) -> int:
-        """Notes the images that have a line. Returns the length in bytes of all whole lines."""
-        length = 0
-        with open(self._path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):
-                    break
-                self._held.add(os.path.normpath(os.path.join(self._folder, self._file_name(number, line))))
-                length += len(line)
-        return length
-
-    def _file_name(self, number: int, line: bytes) -> str:
+    def _row(self, number: int, line: bytes) -> Row:
         try:
             value: Any = json.loads(line)
-            name: str = os.fspath(value["file_name"])
-            return name
-        except (ValueError, KeyError, TypeError):
-            raise SettingsError(
-                f"{self._path} line {number} is not a caption; give another --output, or --overwrite it"
-            ) from None
+            return Row(os.fspath(value["file_name"]), value.get("caption"), value.get("error"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise _not_captions(f"{self.path} line {number} is not a caption") from None
 
     def _name(self, image: str) -> str:
-        path = os.path.abspath(image)
-        inside = os.path.join(self._folder, "")
-        return path.removeprefix(inside)
+        return os.path.abspath(image).removeprefix(os.path.join(os.path.abspath(self._folder), ""))
 
 
-def _line(name: str, caption: str) -> bytes:
-    value = {"file_name": name, "caption": caption}
-    try:
-        return f"{json.dumps(value, ensure_ascii=False)}\n".encode()
-    except UnicodeEncodeError:  # a file name that is not UTF-8; JSON escapes keep its bytes
-        return f"{json.dumps(value)}\n".encode()
+class Table(Output):
+    """Writes a CSV or Parquet file when the run ends, as neither can be appended to safely.
+
+    Until then the rows lie in a journal of JSON lines beside the file, `captions.parquet.jsonl`. A killed process
+    leaves the journal, and a run with ``resume`` adds the journal's rows to the file. The file is replaced as a
+    whole, and then the journal is removed.
+    """
+
+    def __init__(self, path: str, format_: "TableFormat", *, resume: bool, overwrite: bool) -> None:
+        """Opens the journal without changing its content. With ``resume``, reads the file.
+
+        Raises:
+            SettingsError: as JsonLines does; or the file is not a table of captions.
+        """
+        self._path = path
+        self._folder = os.path.dirname(path)
+        self._format = format_
+        self._captioned: set[str] = set()
+        exists = _size(path) > 0
+        if os.path.isdir(path):
+            raise SettingsError(f"--output {path} cannot be written: {os.strerror(errno.EISDIR)}")
+        if exists and not (resume or overwrite):
+            raise _has_captions(path)
+        self._adds = exists and resume  # to the rows that the file has
+        self._writes = resume  # the rows of a journal that a killed run left
+        if self._adds:
+            self._captioned.update(key for key, row in self._rows_before() if row.error is None)
+        self._journal = JsonLines(f"{path}.jsonl", resume=resume, overwrite=overwrite)
+
+    def holds(self, image: str) -> bool:
+        return _key(image) in self._captioned or self._journal.holds(image)
+
+    def begin(self, images: Collection[str]) -> None:
+        """Empties the journal, and removes the file that is overwritten, so that no later run resumes it."""
+        self._writes = True
+        self._journal.begin(images)
+        if not self._adds:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.realpath(self._path))
+
+    def write(self, image: str, caption: str) -> None:
+        self._journal.write(image, caption)
+
+    def fail(self, image: str, reason: str) -> None:
+        self._journal.fail(image, reason)
+
+    def finish(self) -> None:
+        """Writes the file: the rows that it had, each replaced by a newer row of the same image, then the others.
+
+        Raises:
+            OutputError: the file cannot be written. The journal keeps the rows.
+        """
+        if not (self._writes and _size(self._journal.path)):
+            return
+        try:
+            with _replacing(self._path) as file:
+                self._format.write(file, self._all_rows())
+        except OSError as error:
+            raise OutputError(
+                f"--output {self._path} cannot be written: {reason_of(error)}; {self._journal.path} has the "
+                "captions, and --resume writes the file"
+            ) from error
+        os.truncate(self._journal.path, 0)
+
+    def close(self) -> None:
+        if not _size(self._journal.path):
+            with contextlib.suppress(OSError):
+                os.unlink(self._journal.path)
+        self._journal.close()
+
+    def _all_rows(self) -> Iterator[Row]:
+        if self._adds:
+            yield from (row for key, row in self._rows_before() if not self._journal.has_row(key))
+        for row, _ in self._journal.lines():
+            # A name that is not UTF-8 is written with escapes, as is its key.
+            yield Row._make(None if value is None else _valid(value) for value in row)
+
+    def _rows_before(self) -> Iterator[tuple[str, Row]]:
+        try:
+            for row in self._format.read(self._path):
+                yield _key(self._folder, row.file_name), row
+        except (ValueError, TypeError, csv.Error):  # pyarrow's errors are ValueErrors
+            columns = ", ".join(Row._fields)
+            raise _not_captions(f"{self._path} is not a table of the columns {columns}") from None
 
 
-class Sidecars:
+class TableFormat(NamedTuple):
+    """Reads and writes the rows of a table.
+
+    ``read`` takes a path, and raises ValueError, TypeError or csv.Error if the file is no such table. ``write``
+    takes an open file."""
+
+    read: Callable[[str], Iterator[Row]]
+    write: Callable[[IO[bytes], Iterable[Row]], None]
+
+
+def _read_csv(path: str) -> Iterator[Row]:
+    with open(path, encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
+        rows = csv.reader(file)
+        if tuple(next(rows, ())) != Row._fields:
+            raise ValueError
+        for name, caption, error in rows:
+            yield Row(name, None, error) if error else Row(name, caption)
+
+
+def _write_csv(file: IO[bytes], rows: Iterable[Row]) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.writer(text)  # lines end with CR LF, as RFC 4180 says
+    writer.writerow(Row._fields)
+    writer.writerows(rows)
+    text.detach()
+
+
+def _read_parquet(path: str) -> Iterator[Row]:
+    from pyarrow import parquet  # noqa: PLC0415  an extra
+
+    with parquet.ParquetFile(path) as file:
+        if tuple(file.schema_arrow.names) != Row._fields:
+            raise ValueError
+        for batch in file.iter_batches():
+            for row in batch.to_pylist():
+                yield Row(**row)
+
+
+def _write_parquet(file: IO[bytes], rows: Iterable[Row]) -> None:
+    import pyarrow  # noqa: PLC0415  an extra
+    from pyarrow import parquet  # noqa: PLC0415
+
+    schema = pyarrow.schema([(name, pyarrow.string()) for name in Row._fields])
+    with parquet.ParquetWriter(file, schema) as writer:
+        rows = iter(rows)
+        while group := list(islice(rows, _ROW_GROUP)):
+            columns = [pyarrow.array(column, pyarrow.string()) for column in zip(*group, strict=True)]
+            writer.write_table(pyarrow.table(columns, schema=schema))
+
+
+TABLES = {".csv": TableFormat(_read_csv, _write_csv), ".parquet": TableFormat(_read_parquet, _write_parquet)}
+
+
+class Sidecars(Output):
     """Writes a text file beside each image. A file is either complete or absent."""
 
     def __init__(self, *, resume: bool) -> None:
@@ -207,32 +406,17 @@ class Sidecars:
         newline."""
         return self._resume and _size(sidecar(image)) > 0
 
-    def begin(self) -> None:
-        pass
-
     def write(self, image: str, caption: str) -> None:
         """Writes the sidecar of an image. Raises OSError, and OutputError if the disk is full or read-only; the
         sidecar is then unchanged."""
         path = sidecar(image)
-        folder, name = os.path.split(path)
-        # Hidden; a fixed name, so that killed runs leave one file at most.
-        part = os.path.join(folder, f".{name}.part")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
-            # "x" creates a new file: it does not follow a link that another user of the folder has put there.
-            with open(part, "x", encoding="utf-8", newline="\n") as file:
-                file.write(f"{caption}\n")
-            os.replace(part, path)
+            with _replacing(path, durable=False) as file:
+                file.write(f"{caption}\n".encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
             if error.errno in _NO_ROOM:
                 raise OutputError(f"{path} cannot be written: {error.strerror}") from error
             raise
-
-    def close(self) -> None:
-        pass
 
 
 def sidecar(image: str) -> str:
@@ -271,6 +455,58 @@ def refuse_existing(images: Iterable[str]) -> None:
     if existing:
         count = "1 sidecar exists" if len(existing) == 1 else f"{len(existing)} sidecars exist"
         raise SettingsError(f"{count} ({existing[0]}): --resume keeps existing captions, --overwrite replaces them")
+
+
+def _key(*path: str) -> str:
+    """Returns the name under which outputs remember an image: its absolute path, as valid text."""
+    return _valid(os.path.abspath(os.path.join(*path)))
+
+
+def _valid(text: str) -> str:
+    """Returns a text in which bytes that are not UTF-8, as in a file name, are escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _line(row: Row) -> bytes:
+    value = {name: value for name, value in row._asdict().items() if name != "error" or value is not None}
+    try:
+        return f"{json.dumps(value, ensure_ascii=False)}\n".encode()
+    except UnicodeEncodeError:  # a file name that is not UTF-8; JSON escapes keep its bytes
+        return f"{json.dumps(value)}\n".encode()
+
+
+def _has_captions(path: str) -> SettingsError:
+    return SettingsError(f"{path} has captions: --resume keeps them and adds the others, --overwrite replaces them")
+
+
+def _not_captions(what: str) -> SettingsError:
+    return SettingsError(f"{what}; give another --output, or --overwrite it")
+
+
+@contextlib.contextmanager
+def _replacing(path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Opens a file that takes the place of another when the block ends without an error. With ``durable``, waits
+    until it is on the disk, and replaces the target of a link. Raises OSError; the other file is then unchanged."""
+    path = os.path.realpath(path) if durable else path
+    folder, name = os.path.split(path)
+    # Hidden; a fixed name, so that killed runs leave one file at most.
+    part = os.path.join(folder, f".{name}.part")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        # O_EXCL creates a new file: it does not follow a link that another user of the folder has put there.
+        new = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        with os.fdopen(new, "wb") as file:
+            yield file
+        if durable:
+            sync(Path(part))
+        with contextlib.suppress(OSError):
+            shutil.copymode(path, part)
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def _size(path: str) -> int:

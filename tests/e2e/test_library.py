@@ -1,16 +1,23 @@
 """`from snapcap import Captioner`: the server's engine in somebody's own process."""
 
+import io
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from support.servers.server_process import python
 
 from snapcap import Caption, Captioner, CaptionError, UserError
+from snapcap.service.captioning.options import OptionValues
 from snapcap.service.config.reader import SettingsError, settings_of
 from snapcap.service.config.settings import Settings
 
@@ -29,13 +36,79 @@ def sample(samples: dict[Path, str]) -> tuple[Path, str]:
 
 def test_an_image_in_each_of_its_forms(captioner: Captioner, sample: tuple[Path, str]) -> None:
     path, text = sample
-    for image in (path, str(path), path.read_bytes(), Image.open(path), Image.open(path).convert("RGBA")):
+    data = path.read_bytes()
+    at_its_end = io.BytesIO()
+    at_its_end.write(data)
+    files = (path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), at_its_end)
+    picture = Image.open(path)
+    array = np.asarray(picture.convert("RGB"))
+    padded = np.zeros((array.shape[0], array.shape[1] + 5, 4), np.uint8)
+    padded[:, 5:, :3] = array
+    for image in (*files, picture, picture.convert("RGBA"), array, padded[:, 5:, :3]):
         caption = captioner(image)
         assert (caption.text, str(caption), caption.finish_reason) == (text, text, "stop")
         assert caption.backend == captioner.backend == "eager"
         assert caption.tokens > 1
         assert caption.seconds > 0
     assert captioner.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.zeros((8, 8, 3), np.float32), "not float32, 8 × 8 × 3"),
+        (np.zeros((8, 8, 4), np.uint8), "not uint8, 8 × 8 × 4"),
+        (np.zeros((8, 8), np.uint8), "not uint8, 8 × 8"),
+        (np.zeros((0, 8, 3), np.uint8), "not uint8, 0 × 8 × 3"),
+        (np.zeros((1, 8, 8, 3), np.uint8), "not uint8, 1 × 8 × 8 × 3"),
+        (np.uint8(3), "not uint8, a number"),
+    ],
+)
+def test_another_array_is_refused_with_a_sentence(captioner: Captioner, array: Any, said: str) -> None:
+    sentence = f"an array must be uint8, height × width × 3 (RGB), {said}"
+    with pytest.raises(CaptionError, match=re.escape(sentence)):
+        captioner(array)
+    assert [str(each) for each in captioner.batch([array])] == [sentence]
+
+
+def test_one_image_is_no_batch(captioner: Captioner, sample: tuple[Path, str]) -> None:
+    path, text = sample
+    picture = Image.open(path)
+    array = np.asarray(picture.convert("RGB"))
+    for one in ("photos", path, path.read_bytes(), io.BytesIO(), picture, array, 5):
+        with pytest.raises(CaptionError, match="batch takes a list or another iterable of images, not one"):
+            captioner.batch(one)  # type: ignore[arg-type]
+    for many in (np.stack([array, array]), np.array([str(path)] * 2), (path, path), {path: 1, str(path): 2}):
+        assert [str(each) for each in captioner.batch(many)] == [text, text]
+
+
+def test_what_a_batch_was_given_may_be_changed_when_the_next_is_taken(
+    captioner: Captioner, sample: tuple[Path, str]
+) -> None:
+    path, text = sample
+    data, array = path.read_bytes(), np.asarray(Image.open(path).convert("RGB"))
+
+    def reused() -> Iterator[Any]:
+        buffer, file, frame = bytearray(data), io.BytesIO(data), array.copy()
+        for _ in range(8):
+            buffer[:], frame[:] = data, array
+            yield buffer
+            buffer[:] = bytes(len(data))
+            yield frame
+            frame[:] = 0
+            yield file
+        file.close()
+        yield file
+
+    *captions, last = (str(each) for each in captioner.batch(reused()))
+    assert set(captions) == {text}
+    assert "closed file" in last
+
+
+def test_it_tells_what_it_is(captioner: Captioner) -> None:
+    assert repr(captioner) == "<Captioner demo on cpu, eager, batches of at most 4>"
+    for option in OptionValues.__annotations__:
+        assert f"``{option}``" in (Captioner.__doc__ or "")
 
 
 def test_an_image_of_pillows_is_turned_as_its_file_says(captioner: Captioner, sample: tuple[Path, str]) -> None:
@@ -229,6 +302,17 @@ def test_nothing_hangs_where_nobody_closes_it(sample: tuple[Path, str], tmp_path
     assert (run.returncode, run.stdout.strip(), run.stderr) == (0, "end", "")
 
 
+def test_a_start_without_artifacts_names_the_command_that_makes_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), Captioner(buckets=(1,), cache_dir=tmp_path) as one:
+        assert one.backend == "eager"
+    (record,) = [each for each in caplog.records if each.message == "no artifacts"]
+    fields = vars(record)["fields"]
+    assert (fields["backend"], "serving" in fields) == ("eager", False)
+    assert fields["remedy"] == "run `snapcap build` with the same options"
+
+
 def test_none_is_an_option_that_is_not_given(tmp_path: Path) -> None:
     chosen = settings_of(
         {"model": "demo", "buckets": (), "store": None, "trusted_key": []}, ("model", "compute", "store")
@@ -242,6 +326,7 @@ def test_what_is_closed_says_so(sample: tuple[Path, str], tmp_path: Path) -> Non
         batch = one.batch([sample[0]] * 3)
         assert str(next(batch)) == sample[1]
     one.close()
+    assert repr(one) == "<Captioner demo, closed>"
     with pytest.raises(CaptionError, match="closed"):
         one(sample[0])
     assert [str(each) for each in batch] == [sample[1]] * 2
@@ -277,6 +362,37 @@ def test_compiled_packages_are_used_as_the_server_does(built_cache: Path, sample
     run = python("-c", code, str(built_cache), str(sample[0]))
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == f"aot {sample[1]} []"
+
+
+def test_mypy_knows_the_options_of_a_caption(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import io\n"
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "from snapcap.captioner import Captioner\n"
+        "with Captioner('demo', device='cpu') as captioner:\n"
+        "    captioner(Path('a.jpg'), num_beams=4, early_stopping='never', prompt=None)\n"
+        "    captioner.batch([b'', io.BytesIO(), np.zeros((2, 2, 3), np.uint8)], top_p=0.5)\n"
+        "    captioner('a.jpg', nun_beams=4)\n"
+        "    captioner.batch(['a.jpg'], num_beams='4')\n"
+        "    captioner.stream('a.jpg', early_stopping='always')\n"
+    )
+    # Imports of other modules are skipped: mypy would read all of torch for a minute.
+    root = Path(__file__).parents[2]
+    declared = ("snapcap/captioner.py", "snapcap/service/captioning/options.py")
+    options = ("--config-file=", "--follow-imports=skip", "--ignore-missing-imports", f"--cache-dir={tmp_path}")
+    command = [sys.executable, "-m", "mypy", *options, str(program), *declared]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    errors = [line.partition("program.py:")[2] for line in run.stdout.splitlines() if "program.py:" in line]
+    assert [error for error in errors if " note: " not in error] == [
+        '8: error: Unexpected keyword argument "nun_beams" for "__call__" of "Captioner"; did you mean "num_beams"?'
+        "  [call-arg]",
+        '9: error: Argument "num_beams" to "batch" of "Captioner" has incompatible type "str"; '
+        'expected "int | None"  [arg-type]',
+        '10: error: Argument "early_stopping" to "stream" of "Captioner" has incompatible type '
+        "\"Literal['always']\"; expected \"bool | Literal['never'] | None\"  [arg-type]",
+    ], run.stdout + run.stderr
 
 
 def test_importing_it_imports_nothing() -> None:

@@ -59,7 +59,7 @@ from snapcap.warmup.machine.worker import within
 Result = Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
 Identity = Mapping[str, str]
 # Advice about results whose reasons have none.
-_BUILD = "run `snapcap build` with the options of the server"
+_BUILD = "run `snapcap build` with the same options"
 _REMEDIES: Mapping[Result, str] = {
     "miss": _BUILD,
     "stale": _BUILD,

@@ -100,7 +100,7 @@ def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
     if options.compute.strict and options.compute.backend == "aot":
         advice = f"; {fetched.remedy}" if fetched.remedy else ""
         raise StartError(f"the aot backend has no artifacts: {fetched.result}: {fetched.reason}{advice}")
-    instead = {"compiling": "now"} if options.compute.backend == "jit" else {"serving": "eager"}
+    instead = {"compiling": "now"} if options.compute.backend == "jit" else {"backend": "eager"}
     fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], **instead}
     if options.store.build == "off" and fetched.remedy:
         fields["remedy"] = fetched.remedy

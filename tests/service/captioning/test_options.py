@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import fields
+from typing import Literal, get_type_hints
 
 import pytest
 
@@ -9,7 +10,16 @@ from snapcap.service.api.huggingface import PARAMETERS as HUGGING_FACE
 from snapcap.service.api.openai import OPTIONS as OPENAI
 from snapcap.service.api.v2 import PARAMETERS as V2
 from snapcap.service.captioning.model_defaults import _DEFAULTED
-from snapcap.service.captioning.options import OPTIONS, CaptionOptions, default_of, schema
+from snapcap.service.captioning.options import (
+    OPTIONS,
+    CaptionOptions,
+    Early,
+    Number,
+    OptionValues,
+    Text,
+    default_of,
+    schema,
+)
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.offline.arguments import add_job_arguments
 from snapcap.warmup.option import options_of
@@ -37,6 +47,15 @@ def test_every_way_to_ask_has_the_option(name: str) -> None:
     servers = {option.name for group in GROUPS.values() for option in options_of(group).values()}
     # A command line has one meaning for a flag, and a run over files has no clients with time limits.
     assert (name in shown) == (name not in servers and name != "timeout")
+
+
+def test_programs_know_the_type_of_each_option() -> None:
+    types = {Text: str, Early: bool | Literal["never"]}
+    expected = {
+        name: (option.kind.kind if isinstance(option.kind, Number) else types[type(option.kind)]) | None
+        for name, option in OPTIONS.items()
+    }
+    assert get_type_hints(OptionValues) == expected
 
 
 def test_the_names_of_openai() -> None:

@@ -1,5 +1,6 @@
 """`snapcap caption` in a process of its own, over real folders."""
 
+import importlib.util
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 from support.servers.server_process import clean_environment, snapcap
 
 from snapcap.models.processing.image_formats import readable
@@ -54,14 +56,17 @@ def many(tmp_path: Path, samples: dict[Path, str]) -> tuple[Path, dict[str, str]
 
 
 def read(path: Path) -> dict[str, str]:
-    """Fails on a half line, and on an image that is there twice."""
-    found: dict[str, str] = {}
+    """Returns the captions, or errors, of a file. Fails on a half line, and on an image that is there twice."""
     data = path.read_bytes()
     assert not data or data.endswith(b"\n")
-    for line in data.splitlines():
-        value = json.loads(line)
-        assert value["file_name"] not in found
-        found[value["file_name"]] = value["caption"]
+    return outcomes([json.loads(line) for line in data.splitlines()])
+
+
+def outcomes(rows: list[dict[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for row in rows:
+        assert row["file_name"] not in found
+        found[row["file_name"]] = row["caption"] or f"error: {row['error']}"
     return found
 
 
@@ -73,7 +78,13 @@ def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -
     run = snapcap("caption", *operands, "--output", str(output), *FAST)
     assert run.returncode == 1
     assert run.stdout == ""
-    assert read(output) == expected
+    errors = {
+        "drawing.dat": f"error: SVG images are not read; convert it to {readable()}",
+        "gone.png": "error: No such file or directory",
+        "broken.png": "error: the PNG data is incomplete or damaged; send the whole file",
+        "text.jpg": f"error: the data is not an image; send {readable()}",
+    }
+    assert read(output) == expected | errors
     failed = [line for line in run.stderr.splitlines() if line.startswith("snapcap: ")]
     assert failed == [
         f"snapcap: {folder}/drawing.dat: SVG images are not read; convert it to {readable()}",
@@ -95,7 +106,24 @@ def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -
     (folder / "drawing.dat").unlink()
     resumed = snapcap("caption", str(folder), "-r", "--resume", "-o", str(output), "--model", "no-such-folder/x")
     assert resumed.returncode == 0, resumed.stderr  # all is there: no model is needed
-    assert read(output) == expected
+    assert read(output) == expected | errors
+
+
+def test_a_folder_to_parquet(photos: tuple[Path, dict[str, str]]) -> None:
+    folder, expected = photos
+    output = folder / "captions.parquet"
+    run = snapcap("caption", str(folder), "--recursive", "--output", str(output), *FAST)
+    assert run.returncode == 1, run.stderr
+    table = parquet.read_table(output)
+    assert table.schema.names == ["file_name", "caption", "error"]
+    found = outcomes(table.to_pylist())
+    assert {name for name, each in found.items() if each.startswith("error: ")} == {
+        "broken.png",
+        "text.jpg",
+        "drawing.dat",
+    }
+    assert {name: each for name, each in found.items() if name in expected} == expected
+    assert "not_pictures=1" in run.stderr, "the output is its own"
 
 
 def test_sidecars(photos: tuple[Path, dict[str, str]]) -> None:
@@ -219,9 +247,26 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
             ("--resume", "--overwrite", "--sidecar"),
             "--resume keeps existing captions and --overwrite replaces them: give one of the two",
         ),
+        (
+            ("-o", "captions.xlsx"),
+            "--output captions.xlsx has no known format: end the name with one of .jsonl, .ndjson, .csv, .parquet",
+        ),
+        (
+            ("-o", "s3://bucket/captions.csv"),
+            "--output s3://bucket/captions.csv is a URL: give a file, and upload it when it is written",
+        ),
+        (
+            ("https://example.org/a.jpg",),
+            "https://example.org/a.jpg is a URL, and only files are read: download it first, or send it to the "
+            "chat API of a server",
+        ),
+        (("-o", "c.PARQUET"), "--output c.PARQUET needs pyarrow: pip install 'snapcap[parquet]'"),
     ],
 )
-def test_options_that_do_not_fit(arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_do_not_fit(
+    arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert cli.main(["caption", "a.png", *arguments]) == 2
     assert capsys.readouterr().err == f"snapcap: {line}\n"
 

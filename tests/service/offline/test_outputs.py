@@ -1,17 +1,20 @@
 """Where captions go, what is kept of earlier runs, and what is never left half."""
 
+import csv
 import errno
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.arguments import Job
-from snapcap.service.offline.discovery import Found, OutputError
+from snapcap.service.offline.discovery import Failure, Found, OutputError
 from snapcap.service.offline.outputs import JsonLines, Outputs, Sidecars
 
 
@@ -22,11 +25,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(outputs: Outputs, *images: str) -> None:
-    outputs.begin()
-    for image in images:
-        outputs.write(image, f"caption of {image}")
-    outputs.close()
+def write(outputs: Outputs, *images: str, broken: tuple[str, ...] = (), killed: bool = False) -> None:
+    """Writes what a run writes, in which the `broken` images fail, and which may be killed before it finishes."""
+    with closing(outputs):
+        outputs.begin()
+        for image in images:
+            outputs.write(image, f"caption of {image}")
+        for image in broken:
+            outputs.fail(image, f"{image} is broken")
+        if not killed:
+            outputs.finish()
 
 
 def outputs(*images: str, found: Found | None = None, **job: Any) -> Outputs:
@@ -35,6 +43,137 @@ def outputs(*images: str, found: Found | None = None, **job: Any) -> Outputs:
 
 def lines(path: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+def rows(path: str) -> list[tuple[str, str | None, str | None]]:
+    """Reads a file as its users do."""
+    if path.endswith(".parquet"):
+        found = parquet.read_table(path).to_pylist()
+    elif path.endswith(".csv"):
+        with open(path, newline="", encoding="utf-8") as file:
+            found = [{name: value or None for name, value in row.items()} for row in csv.DictReader(file)]
+    else:
+        found = lines(path)
+    return [(row["file_name"], row["caption"], row.get("error")) for row in found]
+
+
+def captioned(*images: str) -> list[tuple[str, str, None]]:
+    return [(image, f"caption of {image}", None) for image in images]
+
+
+def failed(*images: str) -> list[tuple[str, None, str]]:
+    return [(image, None, f"{image} is broken") for image in images]
+
+
+@pytest.mark.parametrize("path", ["c.jsonl", "c.csv", "c.parquet"])
+class TestEveryFormat:
+    def test_each_image_has_a_row_and_a_failed_one_its_error(self, here: Path, path: str) -> None:
+        found = Found(["a.png", "b.png", "x.png"], [Failure("gone.png", "gone"), Failure("*.gif", "", False)])
+        write(outputs(output=path, found=found), "a.png", "b.png", broken=("x.png",))
+        assert rows(path) == [("gone.png", None, "gone"), *captioned("a.png", "b.png"), *failed("x.png")]
+        assert {each.name for each in here.iterdir()} == {path, "photos"}
+
+    def test_resume_captions_what_failed_again_and_replaces_its_row(self, here: Path, path: str) -> None:
+        write(outputs("a.png", "x.png", "y.png", output=path), "a.png", broken=("x.png", "y.png"))
+        later = outputs("a.png", "x.png", "b.png", output=path, resume=True)
+        assert (later.todo, later.held) == (["x.png", "b.png"], 1)
+        write(later, "x.png", "b.png")
+        assert sorted(rows(path)) == sorted([*captioned("a.png", "b.png", "x.png"), *failed("y.png")])
+        assert {each.name for each in here.iterdir()} == {path, "photos"}
+
+    def test_a_killed_run_loses_nothing(self, here: Path, path: str) -> None:
+        write(outputs("a.png", "b.png", output=path), "a.png")
+        for image in ("b.png", "c.png"):
+            write(outputs("a.png", image, output=path, resume=True), image, broken=("x.png",), killed=True)
+        with pytest.raises(SettingsError, match="has captions: --resume keeps them"):
+            outputs("d.png", output=path)
+        last = outputs("a.png", "b.png", "c.png", output=path, resume=True)
+        assert last.todo == []
+        last.begin()
+        last.finish()
+        last.close()
+        assert sorted(set(rows(path))) == sorted([*captioned("a.png", "b.png", "c.png"), *failed("x.png")])
+        assert {each.name for each in here.iterdir()} == {path, "photos"}
+
+    def test_a_run_that_captions_nothing_leaves_the_file(self, path: str) -> None:
+        write(outputs("a.png", output=path), "a.png")
+        for job in ({"overwrite": True}, {"resume": True}):
+            not_begun = outputs("b.png", output=path, **job)
+            not_begun.finish()  # the model cannot be started
+            not_begun.close()
+        write(outputs(output=path, overwrite=True, found=Found(failures=[Failure("fotos", "gone")])))
+        assert rows(path) == captioned("a.png")
+
+    def test_overwrite_keeps_nothing(self, path: str) -> None:
+        write(outputs("a.png", output=path), "a.png")
+        write(outputs("b.png", "c.png", output=path, overwrite=True), "b.png", killed=True)
+        write(outputs("b.png", "c.png", output=path, resume=True), "c.png")
+        assert rows(path) == captioned("b.png", "c.png")
+
+    def test_names_and_captions_of_every_kind(self, path: str) -> None:
+        images = [os.fsdecode(b"\xff.png"), "ü 名.png", 'a,"b".png', "line\nbreak.png", "return\r.png", "=1+1.png"]
+        write(outputs(*images, output=path), *images[1:], broken=(images[0],))
+        assert rows(path)[:-1] == captioned(*images[1:])
+        later = outputs(*images, output=path, resume=True)
+        assert later.todo == images[:1]
+        write(later, *images[:1])
+        assert outputs(*images, output=path, resume=True).todo == []
+
+    def test_a_link_stays_a_link(self, path: str) -> None:
+        Path(path).symlink_to(f"photos/{path}")
+        write(outputs("a.png", output=path), broken=("a.png",))
+        write(outputs("a.png", output=path, resume=True), "a.png")
+        assert Path(path).is_symlink()
+        assert rows(f"photos/{path}") == captioned("a.png")
+
+    def test_a_second_run_is_refused_while_the_first_writes(self, path: str) -> None:
+        first = outputs("a.png", output=path)
+        with pytest.raises(SettingsError, match="another process writes"):
+            outputs("a.png", output=path)
+        first.close()
+
+    def test_a_folder_of_this_name_is_refused(self, path: str) -> None:
+        Path(path).mkdir()
+        with pytest.raises(SettingsError, match="cannot be written: Is a directory"):
+            outputs("a.png", output=path, overwrite=True)
+
+
+@pytest.mark.parametrize("path", ["c.csv", "c.parquet"])
+class TestTables:
+    @pytest.mark.parametrize("data", [b"anything\n", b"file_name,caption,error\nonly two,columns\n", b"\xff\xfe\n"])
+    def test_another_file_is_not_touched(self, path: str, data: bytes) -> None:
+        Path(path).write_bytes(data)
+        with pytest.raises(SettingsError, match=f"{path} is not a table of the columns file_name, caption, error"):
+            outputs("a.png", output=path, resume=True)
+        assert Path(path).read_bytes() == data
+        assert not Path(f"{path}.jsonl").exists()
+
+    def test_a_full_disk_leaves_the_file_before_and_the_journal(
+        self, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(outputs("a.png", output=path), "a.png")
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", full)
+            with pytest.raises(OutputError, match=r"No space left on device; .*\.jsonl has the captions"):
+                write(outputs("b.png", output=path, resume=True), "b.png")
+        assert rows(path) == captioned("a.png")
+        write(outputs("c.png", output=path, resume=True), "c.png")
+        assert rows(path) == captioned("a.png", "b.png", "c.png")
+
+
+def test_a_line_that_others_have_written_stays_as_it_is() -> None:
+    Path("c.jsonl").write_text('{"file_name": "a.png", "text": "mine"}\n{"file_name": "x.png", "error": "x"}\n')
+    later = outputs("a.png", "x.png", output="c.jsonl", resume=True)
+    assert later.todo == ["x.png"]
+    write(later, "x.png")
+    assert lines("c.jsonl") == [
+        {"file_name": "a.png", "text": "mine"},
+        {"file_name": "x.png", "caption": "caption of x.png"},
+    ]
 
 
 class TestJsonLines:
@@ -91,7 +230,7 @@ class TestJsonLines:
 
     def test_a_full_disk_leaves_whole_lines(self, monkeypatch: pytest.MonkeyPatch) -> None:
         file = JsonLines("c.jsonl", resume=False, overwrite=False)
-        file.begin()
+        file.begin([])
         file.write("a.png", "x")
         real = os.write
 

@@ -336,8 +336,8 @@ def test_the_self_test_notices_damaged_weights(
 @pytest.mark.parametrize(
     ("result", "advice"),
     [
-        ("miss", "run `snapcap build` with the options of the server"),
-        ("stale", "run `snapcap build` with the options of the server"),
+        ("miss", "run `snapcap build` with the same options"),
+        ("stale", "run `snapcap build` with the same options"),
         ("corrupt", "which publishes them again"),
         ("untrusted", "name the key that signed them with --trusted-key"),
     ],
