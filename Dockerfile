@@ -66,7 +66,7 @@ FROM ${PYTHON_IMAGE} AS runtime
 LABEL org.opencontainers.image.title="snapcap" \
       org.opencontainers.image.description="Image-captioning server that starts compiled" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="0.1.0"
+      org.opencontainers.image.version="0.2.0"
 # Python's own images come without byte code, and a read-only container would compile the same modules at each start.
 RUN python -m compileall -q -j 0 --invalidation-mode unchecked-hash \
         "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" -x '/(test|site-packages|dist-packages|lib2to3)/' \

@@ -100,6 +100,21 @@ def test_labels_and_base_image(dockerfile: Dockerfile) -> None:
     assert not any("/" in image for image in arguments.values()), "from whose registry is the builder's choice"
 
 
+def test_a_version_has_a_short_section_and_its_images_have_its_name() -> None:
+    version = project()["version"]
+    sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    assert any(section.startswith(f"{version} ") for section in sections)
+    assert f"| {version} and the main branch |" in (ROOT / "SECURITY.md").read_text()
+    assert all(len(section.splitlines()) <= 22 for section in sections), "the history of each change is git's"
+    tags = [
+        line.split()[-1]
+        for path in (ROOT / "deploy" / "kubernetes").rglob("kustomization.yaml")
+        for line in path.read_text().splitlines()
+        if "newTag:" in line
+    ]
+    assert {tag.removesuffix("-cuda") for tag in tags} == {version}
+
+
 def test_the_script_is_shell_and_names_settings_and_targets(dockerfile: Dockerfile) -> None:
     assert os.access(SCRIPT, os.X_OK)
     subprocess.run(["bash", "-n", SCRIPT], check=True)
