@@ -279,6 +279,9 @@ _DEFAULTS: dict[str, dict[str, str]] = {
     },
 }
 _MOST_GROWTH = 16  # greatest growth of a decoder's text; a decoder that writes a space for "▁" shortens it
+_MOST_STEPS = 32  # greatest number of a decoder's steps, each of which reads the whole text
+# Fields of decoders with the text in whose place they put a space. An empty text is between any two characters.
+_REPLACED = {"BPEDecoder": "suffix", "CTC": "word_delimiter_token"}
 _ROBERTA_FAMILIES = ("roberta", "trocr", "florence2")
 T = TypeVar("T")
 
@@ -360,16 +363,24 @@ def _check_decoder(backend: tokenizers.Tokenizer) -> None:
     """
     if backend.decoder is None:
         return
-    growth, steps = 1.0, [json.loads(backend.decoder.__getstate__())]
+    growth, number, steps = 1.0, 0, [json.loads(backend.decoder.__getstate__())]
     while steps:
-        step = steps.pop()
+        number, step = number + 1, steps.pop()
         steps += step.get("decoders") or []
-        if step.get("type") != "Replace":
+        kind, content = step.get("type"), " "  # the two others put a space in the place of a text
+        if kind == "Replace":
+            pattern, content = step["pattern"].get("String"), step["content"]
+            if pattern is None:
+                raise ConfigError("tokenizer", "decoder", "a Replace with a regular expression is not supported")
+        elif kind in _REPLACED:
+            pattern = step[_REPLACED[kind]]
+        else:
             continue
-        pattern = step["pattern"].get("String")
-        if pattern is None:
-            raise ConfigError("tokenizer", "decoder", "a Replace with a regular expression is not supported")
-        growth *= max(1.0, len(step["content"].encode()) / max(1, len(pattern.encode())))
+        if not pattern:
+            raise ConfigError("tokenizer", "decoder", f"a {kind} of an empty text is not supported")
+        growth *= max(1.0, len(content.encode()) / len(pattern.encode()))
+    if number > _MOST_STEPS:
+        raise ConfigError("tokenizer", "decoder", f"{number} steps are too many; at most {_MOST_STEPS} are allowed")
     if growth > _MOST_GROWTH:
         raise ConfigError("tokenizer", "decoder", f"it makes texts up to {growth:.0f} times as long")
 

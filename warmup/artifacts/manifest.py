@@ -15,7 +15,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
 
 from snapcap.models import json_object
@@ -39,6 +39,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 MAX_SMALL_BYTES = 64 * 1024 * 1024  # all small files of a model together: tokenizers have up to 20 MB
 
 _MAX_SIGNATURES = 16
+_CLOCKS_DIFFER = timedelta(days=1)  # the most that a builder's clock may be ahead of a server's
 _MAX_SMALL_FILES = 32
 _MAX_OBJECTS = 1024  # objects of a source, shards included
 _MAX_NAME = 200
@@ -191,11 +192,22 @@ def open_envelope(data: bytes, trust: Trust, key: str | None = None) -> Manifest
         raise ManifestError("the manifest's content is nested too deeply") from None
     if key is not None and manifest.key != key:  # signed, but for something else
         raise ManifestError(f"the manifest under key {key[:12]} is that of key {manifest.key[:12]}")
-    if trust.min_built and datetime.fromisoformat(manifest.created) < datetime.fromisoformat(trust.min_built):
-        raise UntrustedError(
-            f"the artifacts were built at {manifest.created}, before --min-built {trust.min_built}"
-        )
+    if trust.min_built:
+        _check_age(manifest.created, trust.min_built)
     return manifest
+
+
+def _check_age(created: str, min_built: str) -> None:
+    """Raises UntrustedError for artifacts of before ``min_built``, and of the future: a builder whose clock was
+    ahead once would have signed what no later moment refuses."""
+    built = datetime.fromisoformat(created)
+    if built < datetime.fromisoformat(min_built):
+        raise UntrustedError(f"the artifacts were built at {created}, before --min-built {min_built}")
+    if built - datetime.now(UTC) > _CLOCKS_DIFFER:
+        raise UntrustedError(
+            f"the artifacts were built at {created}, which is in the future, so --min-built says nothing of them; "
+            "set the clock of the machine that built them, or of this one"
+        )
 
 
 def is_entry_name(name: object) -> bool:

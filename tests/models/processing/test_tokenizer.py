@@ -200,8 +200,12 @@ def test_special_tokens_of_another_form_are_named(demo_folder: Path, tmp_path: P
     [
         (decoders.Sequence([decoders.Replace("a", "a" * 10)] * 7), "it makes texts up to 10000000 times as long"),
         (decoders.Replace(Regex("(x+x+)+y"), ""), "a Replace with a regular expression is not supported"),
+        (decoders.Sequence([decoders.Replace("", "a")] * 30), "a Replace of an empty text is not supported"),
+        (decoders.Sequence([decoders.BPEDecoder("")] * 30), "a BPEDecoder of an empty text is not supported"),
+        (decoders.CTC("<pad>", ""), "a CTC of an empty text is not supported"),
+        (decoders.Sequence([decoders.Strip("x", 0, 0)] * 40), "41 steps are too many; at most 32 are allowed"),
     ],
-    ids=["grows", "searches"],
+    ids=["grows", "searches", "doubles", "doubles too", "and so", "many steps"],
 )
 def test_a_decoder_whose_work_is_not_bounded_is_refused(
     tmp_path: Path, decoder: decoders.Decoder, expected: str

@@ -116,6 +116,23 @@ def test_an_older_set_that_was_put_back_is_refused(
     assert get(store, local, demanding, a_set).result == "hit", "the newer one is in the cache"
 
 
+def test_a_set_of_the_future_is_refused_where_age_matters(
+    store: ArtifactStore,
+    local: FolderStore,
+    a_set: Manifest,
+    files: dict[str, Path],
+    signer: Signer,
+    trust: Trust,
+) -> None:
+    """A builder whose clock was ahead has signed it, and it would outlast each --min-built."""
+    ahead = replace(a_set, created="2199-03-01T12:00:00+00:00")
+    assert publish(store, ahead, files, signer).result == "published"
+    fetched = get(store, local, replace(trust, min_built=parse_moment("2026-03-01")), a_set)
+    assert (fetched.result, fetched.manifest) == ("untrusted", None)
+    assert "2199-03-01T12:00:00+00:00, which is in the future" in fetched.reason
+    assert get(store, local, trust, a_set).result == "hit"
+
+
 def test_what_the_owner_built_long_ago_is_refused_too(
     local: FolderStore, manifest: Manifest, files: dict[str, Path], trust: Trust
 ) -> None:
