@@ -8,7 +8,7 @@ STARTING ──► READY ──► DRAINING
 
 import threading
 from collections.abc import Callable
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 # Seconds after READY until background work begins: imports, new processes and calls between two steps would slow
 # the first request down.
@@ -26,6 +26,26 @@ class State(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     FAILED = "failed"
+
+
+class ExitStatus(IntEnum):
+    """The exit statuses of the commands, beside 0, 12 of a stuck event loop, and those of signals."""
+
+    FAILED = 1  # an image, a build or the lookup of artifacts failed, or the address is taken
+    BAD_OPTION = 2  # the command line, a variable or a file that it names
+    START_FAILED = 3  # the model, the artifacts of a strict start, or the device
+    ENGINE_LOST = 4  # the engine or its device, after the start
+
+    @classmethod
+    def of(cls, error: Exception) -> "ExitStatus":
+        """Returns the status of a command that an error ends before a start: the model cannot be read, or another
+        failure."""
+        from snapcap.models.errors import WeightsError  # noqa: PLC0415  only failures need it
+        from snapcap.models.fields import ConfigError  # noqa: PLC0415
+        from snapcap.warmup.checkpoints.local import CheckpointError  # noqa: PLC0415
+
+        is_of_model = isinstance(error, CheckpointError | ConfigError | WeightsError)
+        return cls.START_FAILED if is_of_model else cls.FAILED
 
 
 _MOVES: dict[State, frozenset[State]] = {
@@ -49,6 +69,7 @@ class Readiness:
         self._lock = threading.Lock()
         self._state = State.STARTING
         self._error: str | None = None
+        self._exit_status = 0
 
     @property
     def state(self) -> State:
@@ -63,6 +84,11 @@ class Readiness:
     def error(self) -> str | None:
         """Returns the sentence given to `fail`, or None."""
         return self._error
+
+    @property
+    def exit_status(self) -> int:
+        """Returns the exit status of the server: 0, or an `ExitStatus` after `fail`."""
+        return self._exit_status
 
     def phase(self) -> str:
         """Returns the name of the running start phase while STARTING, and later the name of the state."""
@@ -91,6 +117,8 @@ class Readiness:
                 raise IllegalTransitionError(f"cannot go from {self._state} to {to}")
             if error is not None:
                 self._error = error
+                started = self._state is not State.STARTING
+                self._exit_status = ExitStatus.ENGINE_LOST if started else ExitStatus.START_FAILED
             self._state = to
             return True
 

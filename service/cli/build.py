@@ -9,6 +9,7 @@ from rich.console import Console
 from snapcap.service.cli.interrupt import Interrupted
 from snapcap.service.config.settings import Settings
 from snapcap.service.offline.progress import open_bar
+from snapcap.service.readiness import ExitStatus
 from snapcap.service.telemetry import logs
 from snapcap.warmup.artifacts.store import StoreError
 from snapcap.warmup.artifacts.worker import publish_in_worker
@@ -28,7 +29,7 @@ from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker
 
 
 def build(settings: Settings) -> int:
-    """Builds and publishes the artifacts. Returns exit status 0 if the store then has them, else 1.
+    """Builds and publishes the artifacts. Returns exit status 0 if the store then has them, else an `ExitStatus`.
 
     An Interrupted that is raised meanwhile says how many packages are kept."""
     logs.configure(settings.log.format, settings.log.level)
@@ -36,7 +37,7 @@ def build(settings: Settings) -> int:
         return _build(settings)
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
-        return 1
+        return ExitStatus.of(error)
 
 
 def _build(options: StartOptions) -> int:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from snapcap.service.config.settings import Settings
+from snapcap.service.readiness import ExitStatus
 from snapcap.service.telemetry import logs
 from snapcap.warmup.artifacts.fetch import NotFetchedError
 from snapcap.warmup.artifacts.key import ABSENT, describe_model
@@ -18,7 +19,8 @@ from snapcap.warmup.weights.published import ModelFetcher
 
 
 def explain(settings: Settings, show_all: bool) -> int:
-    """Prints the key of a start here and the result of the lookup. Returns exit status 0 on a hit, else 1.
+    """Prints the key of a start here and the result of the lookup. Returns exit status 0 on a hit, else an
+    `ExitStatus`.
 
     ``show_all`` prints every factor of the key, and not only factors that differ."""
     logs.configure(settings.log.format, settings.log.level)
@@ -29,7 +31,7 @@ def explain(settings: Settings, show_all: bool) -> int:
         artifacts = find_artifacts(checkpoint.config, plan, settings, settings.kind)
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
-        return 1
+        return ExitStatus.of(error)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     fetched = artifacts.fetched
     differences = {difference.name: difference for difference in fetched.differences}

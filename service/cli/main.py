@@ -1,4 +1,4 @@
-"""Runs the `snapcap` command. Exit status 2: the command line or the environment is wrong."""
+"""Runs the `snapcap` command, and returns an exit status of `ExitStatus`."""
 
 import argparse
 import os
@@ -12,6 +12,7 @@ from snapcap.models.errors import suggestion
 from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, SettingsError, add_arguments, read_settings
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import ServiceError
+from snapcap.service.readiness import ExitStatus
 from snapcap.warmup.option import options_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str], engine: "ForkedEngine | None" = None) -> int:
         return 130
     except (SettingsError, ServiceError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
-        return 2
+        return ExitStatus.BAD_OPTION
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,7 +72,7 @@ class _HelpAll(argparse.Action):
 def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
     if not arguments:
         _top_parser().print_help(sys.stderr)
-        return 2
+        return ExitStatus.BAD_OPTION
     name, rest = arguments[0], arguments[1:]
     if name == _VERSION:
         # Imported here, because the import takes 10 ms of every command's start.
@@ -146,7 +147,7 @@ def _keygen(arguments: argparse.Namespace) -> int:
         public = generate_key(private)
     except KeyFileError as error:
         print(f"snapcap: {error}", file=sys.stderr)
-        return 1
+        return ExitStatus.FAILED
     print(f"{private}\tprivate: `snapcap build --sign-key {private}`; keep it where builds run")
     print(f"{public}\tpublic: `snapcap serve --trusted-key {public}`")
     return 0
@@ -178,7 +179,7 @@ def _import(arguments: argparse.Namespace) -> int:
         written = import_checkpoint(arguments.source, Path(arguments.destination), settings.s3, arguments.force)
     except (CheckpointError, ConfigError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
-        return 1
+        return ExitStatus.START_FAILED
     print(*written, sep="\n")
     return 0
 
@@ -280,7 +281,8 @@ examples:
   snapcap build --backend jit                               cache artifacts for `snapcap serve --backend jit`
 
 A second build of the same key does nothing. A build after an interrupted one reuses its packages.
-Exit status 0: the store has the artifacts; 1: the build failed; 130: interrupted (143 by SIGTERM).
+Exit status 0: the store has the artifacts; 1: the build failed; 2: the command line is wrong; 3: the
+model cannot be read; 130: interrupted (143 by SIGTERM).
 {_ENVIRONMENT}
 """
 _EXPLAIN = f"""\
@@ -289,8 +291,8 @@ examples:
   snapcap explain --all                          with every factor of the key
   snapcap explain --store s3://bucket/snapcap --trusted-key KEY.pub
 
-Exit status 0: the store has the artifacts; 1: it does not, and the factors that differ from the nearest artifacts
-are listed.
+Exit status 0: the store has the artifacts; 1: it does not, and the factors that differ from the
+nearest artifacts are listed; 2: the command line is wrong; 3: the model cannot be read.
 {_ENVIRONMENT}
 """
 _KEYGEN = """\
@@ -314,7 +316,8 @@ an error in FILE; the others are captioned. After an interruption, --resume capt
 images.
 
 Exit status 0: every image has a caption; 1: some images have none; 2: the command line is wrong, or
-the output exists already; 130: interrupted (143 by SIGTERM).
+the output exists already; 3: the model cannot be started; 4: the engine or its device was lost;
+130: interrupted (143 by SIGTERM).
 {_ENVIRONMENT}
 """
 _IMPORT = f"""\

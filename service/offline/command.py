@@ -1,8 +1,8 @@
 """Runs `snapcap caption`: finds the images, captions them, and reports the images without a caption.
 
-Exit status 0: every image has a caption. 1: an image has no caption, or the model did not start. 2: the command
-line is wrong, or captions exist that the run would replace. 130 or 143: Ctrl-C or SIGTERM ended the run; captions
-written so far are kept.
+Exit status 0: every image has a caption. 1: an image has no caption, or captions cannot be written. 2: the command
+line is wrong, or captions exist that the run would replace. 3: the model did not start. 4: the engine was lost. 130
+or 143: Ctrl-C or SIGTERM ended the run. Captions written so far are kept.
 """
 
 import logging
@@ -24,6 +24,7 @@ from snapcap.service.offline.discovery import Failure, OutputError, find_images,
 from snapcap.service.offline.feed import Asked, Feed, FeedResult, Model, OfflineModel, images_ahead
 from snapcap.service.offline.outputs import Outputs, sidecar
 from snapcap.service.offline.progress import Progress, open_progress
+from snapcap.service.readiness import ExitStatus
 from snapcap.service.telemetry import logs
 from snapcap.warmup.errors import one_line
 
@@ -33,13 +34,15 @@ _logger = logging.getLogger("snapcap.caption")
 
 @dataclass
 class Tally:
-    """Holds the counts of a run. ``signal`` or ``error`` is set if the run ended early, and says why."""
+    """Holds the counts of a run. ``signal`` or ``error`` is set if the run ended early, and says why; ``status`` is
+    the exit status of that error."""
 
     captions: int = 0
     seconds: float = 0.0
     failures: list[Failure] = field(default_factory=list)
     signal: int | None = None
     error: str = ""
+    status: ExitStatus = ExitStatus.FAILED
 
 
 def caption(settings: Settings, job: Job) -> int:
@@ -65,7 +68,9 @@ def caption(settings: Settings, job: Job) -> int:
         _report(tally, len(outputs.todo), outputs.held, others, as_json=settings.log.format == "json")
     if tally.signal is not None:
         return 128 + tally.signal
-    return 1 if tally.failures or tally.error else 0
+    if tally.error:
+        return tally.status
+    return ExitStatus.FAILED if tally.failures else 0
 
 
 def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
@@ -74,7 +79,8 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
     try:
         model = offline.start()
         if model is None:
-            return Tally(error=one_line(offline.error or RuntimeError("the start failed")))
+            error = one_line(offline.error or RuntimeError("the start failed"))
+            return Tally(error=error, status=ExitStatus.START_FAILED)
         progress.begin(len(outputs.todo), f"{model.checkpoint.name} on {model.device}, {model.backend}")
         threads = decode_threads(settings.images.decode_threads)
         tally = caption_images(model, outputs.todo, job.options, outputs, progress, threads)
@@ -85,6 +91,7 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
         progress.close()
     if not (tally.signal or tally.error) and tally.captions + len(tally.failures) < len(outputs.todo):
         tally.error = one_line(offline.error or RuntimeError("the engine has ended"))
+        tally.status = ExitStatus.ENGINE_LOST
     return tally
 
 

@@ -182,7 +182,7 @@ def run(
     timeline: Timeline,
     load_start: Callable[[], Start],
 ) -> int:
-    """Serves until a signal or a failure. Returns the exit status: 1 if the start or the engine failed, else 0.
+    """Serves until a signal or a failure. Returns the exit status of `Readiness`.
 
     `listeners` are the sockets; a second socket answers /metrics, and the first then does not. `keys`, if given,
     are the keys of which a client must send one. `load_start` imports the modules of the start, in a thread."""
@@ -239,7 +239,6 @@ def run(
         server.run(sockets=list(listeners))
     services.captioner.close()
     _logger.info("stopped")
-    if services.readiness.error is None:
-        return 0
-    print(f"snapcap: {services.readiness.error}", file=sys.stderr)
-    return 1
+    if services.readiness.error is not None:
+        print(f"snapcap: {services.readiness.error}", file=sys.stderr)
+    return services.readiness.exit_status

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.fork import ForkError
+from snapcap.service.readiness import ExitStatus
 from snapcap.service.server.processes import ForkedEngine, ServerProcesses, fork_processes
 from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline
@@ -36,8 +37,8 @@ class BindError(OSError):
 
 
 def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
-    """Serves until a signal. Returns exit status 0, or 1 with a last line that says why: the address is taken, or
-    the start failed. `engine` is the engine process, if it is forked already.
+    """Serves until a signal. Returns exit status 0, or an `ExitStatus` with a last line that says why. `engine` is
+    the engine process, if it is forked already.
 
     Raises SettingsError if the file of keys cannot be used."""
     # Garbage collection is off until READY: imported objects stay, and checking all of them again and again takes
@@ -46,7 +47,7 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
     timeline = Timeline.since_exec()
     logs.configure(settings.log.format, settings.log.level)
     if not _has_model(settings):
-        return 1
+        return ExitStatus.START_FAILED
     http = settings.http
     keys: ApiKeys | None = None
     listeners: list[socket.socket] = []
@@ -64,10 +65,10 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
         parts = fork_processes(settings, timeline, listeners, engine)
     except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
-        return 1
+        return ExitStatus.FAILED
     except OSError as error:  # too many processes, or no memory for one more
         print(f"snapcap: the server's processes cannot be started: {error}", file=sys.stderr)
-        return 1
+        return ExitStatus.FAILED
     from snapcap.service.server.http_process import run  # noqa: PLC0415
 
     return run(settings, listeners, keys, timeline, partial(_load_start, parts))

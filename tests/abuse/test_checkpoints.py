@@ -95,7 +95,7 @@ def test_an_import_runs_and_copies_no_code_and_asks_nothing(attack: str, caption
     assert "trust_remote_code" not in output
     assert "the home folder is not available" not in output, "its cache is meant to be gone afterwards"
     if attack == "the tokenizer":
-        assert status == 1, output
+        assert status == 3, output
         assert "is Python code of the checkpoint, which is never run" in output
     else:
         assert status == 0, output

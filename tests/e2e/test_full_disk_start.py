@@ -73,7 +73,7 @@ def test_a_checkpoint_that_finds_no_space_ends_the_start_with_a_line(
         "serve", "--port", "0", *BUCKETS, "--model", "s3://models/x", "--cache-dir", str(small_disk),
         "--s3-endpoint-url", s3_server, "--s3-region", "us-east-1", timeout=120,
     )  # fmt: skip
-    assert run.returncode == 1
+    assert run.returncode == 3
     logged, said = [line for line in run.stderr.splitlines() if "No space left" in line]
     assert said.startswith("snapcap: ")
     for word in ("s3://models/x", str(small_disk), "--cache-dir"):

@@ -163,5 +163,5 @@ def test_without_a_compiler_the_server_stays_eager_and_says_so(tmp_path: Path, s
         assert "no C++ compiler (no-such-compiler)" in startup["build"]["error"]
         assert server.caption(path)["caption"] == caption
     strict = snapcap("serve", *JIT, "--strict", "--port", "0", "--cache-dir", str(tmp_path), CXX="no-such-compiler")
-    assert strict.returncode == 1
+    assert strict.returncode == 3
     assert "the jit backend cannot compile: no C++ compiler (no-such-compiler)" in strict.stderr

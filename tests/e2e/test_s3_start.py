@@ -238,7 +238,7 @@ def expect_eager(
 def test_s3_without_a_trusted_key_is_refused(aws_environment: None, s3_server: str, tmp_path: Path) -> None:
     store = Remote(s3_server, "bucket", tmp_path / "none").store
     with ServerProcess(*store, "--cache-dir", str(tmp_path)) as server:
-        assert server.process.wait(timeout=60) == 1
+        assert server.process.wait(timeout=60) == 3
     (line,) = [line for line in server.log().splitlines() if " error " in line]
     assert "--trusted-key" in line
 

@@ -139,6 +139,21 @@ def test_a_bad_variable_stops_every_command(
         assert "enableServiceLinks: false" in capsys.readouterr().err
 
 
+def test_a_model_that_cannot_be_read_has_an_exit_status_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{")
+    cache = ("--cache-dir", str(tmp_path / "cache"))
+    assert cli.main(["import", str(model), str(tmp_path / "new")]) == 3
+    assert cli.main(["explain", "--model", str(model), *cache]) == 3
+    assert build.build(Settings(model=ModelOptions(source=str(model), cache_dir=tmp_path / "cache"))) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all("config.json cannot be read" in line for line in lines)
+
+
 HEAVY = ("torch", "numpy", "PIL", "transformers", "tokenizers", "boto3", "huggingface_hub")
 WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
 

@@ -1,5 +1,6 @@
 """`snapcap caption` in a process of its own, over real folders."""
 
+import csv
 import importlib.util
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from pyarrow import parquet
-from support.servers.server_process import clean_environment, snapcap
+from support.servers.server_process import clean_environment, python, snapcap
 
 from snapcap.models.processing.image_formats import readable
 from snapcap.service.cli import main as cli
@@ -299,9 +300,29 @@ def test_nothing_is_written_when_the_model_cannot_do_it(samples: dict[Path, str]
     assert "The prompt has" in run.stderr
     assert read(output) == {"a.png": "kept"}
     run = snapcap("caption", image, "-o", str(output), "--overwrite", "--model", str(tmp_path / "nowhere"))
-    assert run.returncode == 1
+    assert run.returncode == 3
     assert run.stderr.startswith("snapcap: ")
     assert read(output) == {"a.png": "kept"}
+
+
+def test_a_lost_engine_has_an_exit_status_of_its_own(samples: dict[Path, str], tmp_path: Path) -> None:
+    program = """
+import sys
+from snapcap.service.cli.main import main
+from snapcap.service.engine.engine import Engine
+def lost(*_): raise RuntimeError("the device fell off the bus")
+Engine._encode = lost
+main(["caption", *sys.argv[1:]])
+"""
+    output = tmp_path / "c.csv"
+    arguments = ("--output", str(output), "--backend", "eager", "--buckets", "1")
+    run = python("-c", program, *map(str, samples), *arguments, timeout=300)
+    assert run.returncode == 4, run.stderr
+    assert "the device failed 3 times in a row" in run.stderr.splitlines()[-1]
+    with output.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 3
+    assert all(row["error"] and not row["caption"] for row in rows)
 
 
 def wait_for(what: Callable[[], bool]) -> None:

@@ -25,19 +25,19 @@ OPTIONS = ("--port", "0", "--backend", "eager", "--cache-dir", "cache", "--decod
 )
 def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: str, tmp_path: Path) -> None:
     run = serve_with(tmp_path, module, "from snapcap.warmup import no_such_module")
-    assert run.returncode == 1, run.stderr
+    assert run.returncode == 3, run.stderr
     assert "ImportError: cannot import name 'no_such_module' from 'snapcap.warmup'" in run.stderr
     assert "Traceback" in run.stderr
 
 
 def test_a_module_that_ends_the_interpreter_fails_the_start(tmp_path: Path) -> None:
     run = serve_with(tmp_path, "service/api/v2.py", "raise SystemExit('gone')")
-    assert (run.returncode, "SystemExit: gone" in run.stderr) == (1, True), run.stderr
+    assert (run.returncode, "SystemExit: gone" in run.stderr) == (3, True), run.stderr
 
 
 def test_an_import_that_hangs_ends_the_start(tmp_path: Path) -> None:
     run = serve_with(tmp_path, "service/api/v2.py", "import time; time.sleep(3600)", "--start-timeout", "3")
-    assert run.returncode == 1, run.stderr
+    assert run.returncode == 3, run.stderr
     assert "the imports of the start have not ended after 3 s (--start-timeout)" in run.stderr
 
 

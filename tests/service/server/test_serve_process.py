@@ -170,7 +170,7 @@ def test_a_start_that_cannot_succeed_ends_with_one_line(
     tmp_path: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
     with ServerProcess("--cache-dir", str(tmp_path), *arguments) as process:
-        assert process.process.wait(timeout=60) == 1
+        assert process.process.wait(timeout=60) == 3
         lines = process.log().splitlines()
     errors = [line for line in lines if " error " in line]
     assert len(errors) == 1
@@ -201,6 +201,6 @@ from snapcap.service.cli.main import main
 main(sys.argv[1:])
 """
     run = python("-c", program, "serve", "--port", "0", "--model", model.format(**names))
-    assert run.returncode == 1
+    assert run.returncode == 3
     assert run.stderr.splitlines()[-1] == "snapcap: " + sentence.format(**names)
     assert "Traceback" not in run.stderr
