@@ -1,6 +1,7 @@
 """`from snapcap import Captioner`: the server's engine in somebody's own process."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -380,10 +381,13 @@ def test_mypy_knows_the_options_of_a_caption(tmp_path: Path) -> None:
     )
     # Imports of other modules are skipped: mypy would read all of torch for a minute.
     root = Path(__file__).parents[2]
-    declared = ("snapcap/captioner.py", "snapcap/service/captioning/options.py")
     options = ("--config-file=", "--follow-imports=skip", "--ignore-missing-imports", f"--cache-dir={tmp_path}")
-    command = [sys.executable, "-m", "mypy", *options, str(program), *declared]
-    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    modules = ("-m", "snapcap.captioner", "-m", "snapcap.service.captioning.options", "-m", "program")
+    command = [sys.executable, "-m", "mypy", *options, *modules]
+    environment = {**os.environ, "MYPYPATH": str(tmp_path)}
+    run = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     errors = [line.partition("program.py:")[2] for line in run.stdout.splitlines() if "program.py:" in line]
     assert [error for error in errors if " note: " not in error] == [
         '8: error: Unexpected keyword argument "nun_beams" for "__call__" of "Captioner"; did you mean "num_beams"?'
