@@ -112,6 +112,8 @@ def test_a_version_has_a_short_section_and_its_images_have_its_name() -> None:
         for line in path.read_text().splitlines()
         if "newTag:" in line
     ]
+    chart = (ROOT / "deploy" / "helm" / "Chart.yaml").read_text()
+    tags += re.findall(r"^(?:version|appVersion): (\S+)$", chart, re.MULTILINE)
     assert {tag.removesuffix("-cuda") for tag in tags} == {version}
 
 
