@@ -44,7 +44,7 @@ from snapcap.models.processing.image_formats import (
     unsupported,
     zero_size,
 )
-from snapcap.models.processing.resample import Resampler, resized
+from snapcap.models.processing.resample import Pixels, Resampler, resized
 
 _HEADERS: dict[str, Callable[[bytes], Header]] = {
     "jpeg": read_jpeg,
@@ -76,7 +76,7 @@ class Resize:
 
 def read_image(
     data: bytes, max_pixels: int, resize: Resize | None, room: int | None = None
-) -> tuple[Image.Image, str]:
+) -> tuple[Image.Image | Pixels, str]:
     """Decodes a picture into upright RGB, and resizes it.
 
     A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than twice the target size (Pillow's
@@ -134,11 +134,13 @@ def read_image(
         # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
         if method is None:
             return _scaled(rgb, resize, stored, final, box=box), name
-        return _scaled(_upright(_scaled(rgb, resize, stored, box=box), method), resize, final), name
+        first = _scaled(rgb, resize, stored, box=box)
+        turned = _upright(first.image() if isinstance(first, Pixels) else first, method)
+        return _scaled(turned, resize, final), name
     return _resized(_upright(rgb, method), resize), name
 
 
-def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) -> Image.Image:
+def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) -> Image.Image | Pixels:
     """Returns a picture that was decoded already, upright, in RGB and resized as by ``read_image``.
 
     Raises:
@@ -243,7 +245,7 @@ def _upright(image: Image.Image, method: Image.Transpose | None) -> Image.Image:
     return image if method is None else image.transpose(method)
 
 
-def _resized(upright: Image.Image, resize: Resize | None) -> Image.Image:
+def _resized(upright: Image.Image, resize: Resize | None) -> Image.Image | Pixels:
     return upright if resize is None else _scaled(upright, resize, resize.target(*upright.size), resize.final)
 
 
@@ -252,7 +254,7 @@ def _scaled(
     resize: Resize,
     *sizes: tuple[int, int] | None,
     box: tuple[float, float, float, float] | None = None,
-) -> Image.Image:
+) -> Image.Image | Pixels:
     """Resizes to each of the sizes that are not None in turn."""
     wanted = [size for size in sizes if size is not None]
     return resized(image, resize.filter, wanted, box, resize.resampler)

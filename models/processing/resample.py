@@ -8,7 +8,7 @@ import ctypes
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 
@@ -28,6 +28,28 @@ _COMPARED: tuple[tuple[int, Box | None, tuple[Size, ...]], ...] = (
     (3, None, ((35, 12),)),
 )
 _logger = logging.getLogger("snapcap.decode")
+
+
+class Pixels(NamedTuple):
+    """Holds a picture in RGB, row by row. size: (width, height)."""
+
+    size: Size
+    data: bytes | bytearray
+
+    @classmethod
+    def of(cls, picture: "Image.Image | Pixels") -> "Pixels":
+        return picture if isinstance(picture, Pixels) else cls(picture.size, picture.tobytes())
+
+    def image(self) -> "Image.Image":
+        from PIL import Image  # noqa: PLC0415 - a process that only passes images on does without Pillow
+
+        return Image.frombytes("RGB", self.size, self.data)
+
+    def cut(self, left: int, top: int, size: Size) -> "Pixels":
+        """Returns a part of the picture."""
+        width, height = size
+        starts = ((row * self.size[0] + left) * 3 for row in range(top, top + height))
+        return Pixels(size, b"".join([self.data[start : start + width * 3] for start in starts]))
 
 
 @dataclass(frozen=True)
@@ -65,20 +87,16 @@ class Resampler:
         noise = bytes(number * number * 7 // 3 % 251 for number in range(40 * 96 * 3))
         picture = Image.frombytes("RGB", (40, 96), noise)
         return all(
-            self.resized(picture, filter_, sizes, box).tobytes() == resized(picture, filter_, sizes, box).tobytes()
+            self.resized(picture, filter_, sizes, box) == Pixels.of(resized(picture, filter_, sizes, box))
             for filter_, box, sizes in _COMPARED
         )
 
-    def resized(
-        self, image: "Image.Image", filter_: int, sizes: Sequence[Size], box: Box | None = None
-    ) -> "Image.Image":
+    def resized(self, image: "Image.Image", filter_: int, sizes: Sequence[Size], box: Box | None = None) -> Pixels:
         """Resizes a picture in RGB to one size, or to two sizes in turn. The arguments are those of ``resized``.
 
         Raises:
             MemoryError: there is not enough memory.
         """
-        from PIL import Image  # noqa: PLC0415 - a process that only passes images on does without Pillow
-
         channels = [image.tobytes("raw", channel) for channel in "RGB"]
         (width, height), (last_width, last_height) = image.size, sizes[-1]
         both = (*sizes[0], *(sizes[1] if len(sizes) > 1 else (0, 0)))
@@ -95,7 +113,7 @@ class Resampler:
         )
         if failed:
             raise MemoryError
-        return Image.frombytes("RGB", sizes[-1], pixels, "raw", "RGB")
+        return Pixels(sizes[-1], pixels)
 
 
 def resized(
@@ -104,7 +122,7 @@ def resized(
     sizes: Sequence[Size],
     box: Box | None = None,
     resampler: Resampler | None = None,
-) -> "Image.Image":
+) -> "Image.Image | Pixels":
     """Resizes a picture in RGB to each of the sizes in turn.
 
     Args:

@@ -15,6 +15,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError
 from snapcap.models.processing import processor_config as fields
 from snapcap.models.processing.image_formats import ImageError
+from snapcap.models.processing.resample import Pixels, Resampler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from snapcap.models.processing.image import Resize
-    from snapcap.models.processing.resample import Resampler
 
 _HALF = (0.5, 0.5, 0.5)
 
@@ -31,19 +31,17 @@ _HALF = (0.5, 0.5, 0.5)
 class DecodedImage:
     """A picture ready for the encoder.
 
-    picture: RGB, of the size that the encoder takes.
+    rgb: of the size that the encoder takes.
     format: one of ``image_formats.READ``.
     """
 
-    picture: "Image.Image"
+    rgb: Pixels
     format: str
 
     @property
     def pixels(self) -> "NDArray[np.uint8]":
         """The picture's pixels, uint8 [H, W, 3]."""
-        import numpy as np  # noqa: PLC0415 - a process that only decodes does without numpy
-
-        return np.asarray(self.picture)
+        return _array(self.rgb)
 
 
 class _Pixels(TypedDict):
@@ -83,7 +81,7 @@ class ImageTransform:
     resize_to: tuple[int, int] | int | None = None
     do_center_crop: bool = False
     longest_edge: int | None = None
-    resampler: "Resampler | None" = None
+    resampler: Resampler | None = None
 
     @classmethod
     def from_folder(
@@ -142,11 +140,9 @@ class ImageTransform:
         Raises:
             ImageError: as for ``decode``.
         """
-        import numpy as np  # noqa: PLC0415
-
         from snapcap.models.processing.image import convert_image  # noqa: PLC0415
 
-        return np.asarray(self._fitted(convert_image(image, self.max_pixels, self._resize)))
+        return _array(self._fitted(convert_image(image, self.max_pixels, self._resize)))
 
     def normalise(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
         """Normalises pixels: uint8 [H, W, 3] to float32 [3, H, W].
@@ -202,20 +198,28 @@ class ImageTransform:
         target = self.resize_to or self.size
         return target[1], target[0]
 
-    def _fitted(self, image: "Image.Image") -> "Image.Image":
-        if self.do_center_crop:
-            image = self._crop(image)
-        height, width = self.size
-        if image.size != (width, height):
-            raise _wrong_size(image, f"exactly {width}×{height}")
-        return image
+    def _fitted(self, picture: "Image.Image | Pixels") -> Pixels:
+        """Returns the picture, cropped if the transform does that.
 
-    def _crop(self, image: "Image.Image") -> "Image.Image":
-        height, width = self.size
-        if image.width < width or image.height < height:
-            raise _wrong_size(image, f"at least {width}×{height}")
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        return image.crop((left, top, left + width, top + height))
+        Raises:
+            ImageError: ``wrong_size``.
+        """
+        pixels, (height, width) = Pixels.of(picture), self.size
+        has, wants = pixels.size, (width, height)
+        if self.do_center_crop:
+            if has[0] < width or has[1] < height:
+                raise _wrong_size(has, f"at least {width}×{height}")
+            return pixels.cut((has[0] - width) // 2, (has[1] - height) // 2, wants)
+        if has != wants:
+            raise _wrong_size(has, f"exactly {width}×{height}")
+        return pixels
+
+
+def _array(pixels: Pixels) -> "NDArray[np.uint8]":
+    import numpy as np  # noqa: PLC0415 - a process that only decodes does without numpy
+
+    width, height = pixels.size
+    return np.frombuffer(pixels.data, np.uint8).reshape(height, width, 3)
 
 
 def _with_longest_edge(width: int, height: int, edge: int) -> tuple[int, int]:
@@ -229,10 +233,10 @@ def _with_longest_edge(width: int, height: int, edge: int) -> tuple[int, int]:
     return max(shorter + shorter % 2, 1), edge
 
 
-def _wrong_size(image: "Image.Image", expected: str) -> ImageError:
+def _wrong_size(size: tuple[int, int], expected: str) -> ImageError:
     return ImageError(
         "wrong_size",
-        f"the image is {image.width}×{image.height} pixels and this model does not resize; send {expected}",
+        f"the image is {size[0]}×{size[1]} pixels and this model does not resize; send {expected}",
     )
 
 

@@ -154,7 +154,7 @@ def _decode(image: bytes, room: int, file: int, transform: "ImageTransform") -> 
     began = time.monotonic()
     try:
         decoded = transform.decode(image, room)
-        write_image(file, decoded.picture.tobytes())
+        write_image(file, decoded.rgb.data)
     except ImageError as error:
         return Refused(error.reason, str(error))
     except NeedsMemory as needs:

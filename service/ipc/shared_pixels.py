@@ -97,7 +97,7 @@ def image_file(size: tuple[int, int]) -> int:
     return file
 
 
-def write_image(file: int, pixels: bytes) -> None:
+def write_image(file: int, pixels: bytes | bytearray) -> None:
     """Writes the pixels of one image into its file.
 
     Raises:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snapcap.models.processing.resample import SOURCES, Resampler, resized
+from snapcap.models.processing.resample import SOURCES, Pixels, Resampler, resized
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
 from snapcap.warmup.machine.cxx import require_compiler
@@ -50,9 +50,9 @@ def check(
     *sizes: tuple[int, int],
     box: tuple[float, float, float, float] | None = None,
 ) -> None:
-    ours, pillows = (resized(image, filter_, sizes, box, each) for each in (resampler, None))
+    ours, pillows = (Pixels.of(resized(image, filter_, sizes, box, each)) for each in (resampler, None))
     assert ours.size == pillows.size == sizes[-1]
-    assert ours.tobytes() == pillows.tobytes(), (image.size, filter_, sizes, box)
+    assert ours.data == pillows.data, (image.size, filter_, sizes, box)
 
 
 @pytest.mark.parametrize("filter_", FILTERS)

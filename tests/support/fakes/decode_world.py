@@ -116,8 +116,8 @@ class World:
 
     async def begin(self, count: int = PROCESSES) -> None:
         starting = asyncio.create_task(asyncio.to_thread(self.decoder.begin, ImageTransform(SIZE)))
-        setups = Unpacker[Setup]().feed(await asyncio.to_thread(self.control.recv, 1 << 16))
-        assert [type(each) for each in setups] == [Setup]
+        setups = Unpacker[tuple[Setup, bytes | None]]().feed(await asyncio.to_thread(self.control.recv, 1 << 16))
+        assert [(type(setup), library) for setup, library in setups] == [(Setup, None)]
         for _ in range(count):
             self.add()
         await starting
