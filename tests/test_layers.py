@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "waterfall",
         "peers",
         "contenders",
-        ("engine", "soak", "autoscaling"),
+        ("engine", "pictures", "soak", "autoscaling"),
         ("comparison", "latency", "modes", "startup"),
         "figures",
         "command",

@@ -1,4 +1,4 @@
-"""Resizes pictures as Pillow does, with a compiled library if there is one, which takes a tenth of the time.
+"""Resizes pictures as Pillow does, with a compiled library if there is one, which takes a fraction of the time.
 
 The library's C++ sources are in `cpp` beside this file. A build compiles it into the artifact set. Its results
 equal Pillow's in every bit, and `Resampler.open` checks that.

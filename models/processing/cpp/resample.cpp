@@ -235,20 +235,26 @@ class Scratch {
 typedef uint8_t Sixteen __attribute__((vector_size(16)));
 typedef uint16_t Eight __attribute__((vector_size(16)));
 
+#if defined(__clang__)
+#define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else  // g++ has the other name since version 12
+#define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype(a){__VA_ARGS__})
+#endif
+
 template <class Vector>
 Vector first_halves(Vector a, Vector b) {
   if constexpr (sizeof(a[0]) == 1)
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return SNAPCAP_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   else
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    return SNAPCAP_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
 }
 
 template <class Vector>
 Vector second_halves(Vector a, Vector b) {
   if constexpr (sizeof(a[0]) == 1)
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return SNAPCAP_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
   else
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+    return SNAPCAP_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 
 // Turns rows into columns, as many as a vector has elements.
@@ -286,7 +292,6 @@ void scatter_block(const uint8_t (*block)[16], uint8_t* target, int64_t step, in
   transpose(rows);
   for (int line = 0; line < count; ++line) std::memcpy(target + line * step, &rows[line], 16);
 }
-
 
 typedef int32_t Sums __attribute__((vector_size(4 * kLanes)));
 

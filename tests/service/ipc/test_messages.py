@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapcap.service.engine.remote.messages import (
+    ArtifactsFound,
     Beat,
     Cancel,
     CheckpointFound,
@@ -58,6 +59,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Cancel, numbers),
     st.builds(Rehearsed),
     st.builds(CheckpointFound, st.text(min_size=1).map(Path)),
+    st.builds(ArtifactsFound, st.none() | st.binary()),
     st.builds(ModelLoaded, st.builds(Limits, small, small, st.frozensets(small), small)),
     st.builds(PhaseSeen, st.builds(Phase, st.text(), seconds, st.none() | seconds)),
     st.builds(Usage, numbers, st.builds(CompilerCounts, small, st.builds(CacheCounts, small, small, small))),
