@@ -6,6 +6,11 @@ On a device that works while the host goes on, the next step is launched before 
     device            [ step 1 ][ step 2 ]                   [ step 3 ]
 
 A row that ended with step 1 is in step 2 as well; its result there is discarded.
+
+On CPUs, images that arrive while rows run are encoded on a second thread, beside the steps of these rows:
+
+    device thread    step ─ step ─ step ─ step ─ admit the encoded rows ─ step ─ …
+    encode thread    [ images 2 and 3         ]                         [ image 4 …
 """
 
 import logging
@@ -13,7 +18,7 @@ import queue
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from snapcap.models.dataclass import dataclass
@@ -125,6 +130,15 @@ class _Step:
     encoded: list[_Encoded]
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """Images that are encoded while decode steps go on, into the slots from ``first`` on."""
+
+    rows: list[RunningRequest]
+    first: int
+    encode: "Future[Timer]"
+
+
 class Engine:
     """Batches requests continuously over a runner's slots.
 
@@ -144,6 +158,7 @@ class Engine:
         self._turns = self._work = 0
         self._doing = ""
         self._step: _Step | None = None  # launched, but not yet read
+        self._beside: _Beside | None = None
 
     @property
     def limits(self) -> Limits:
@@ -201,14 +216,16 @@ class Engine:
             DeviceFailedError: the device was given up; every request that ran or waited has failed.
         """
         scheduler = self._scheduler
-        while not (self._stopping and not scheduler.running and not scheduler.depth):
-            scheduler.wait()
+        while not (self._stopping and not scheduler.running and not scheduler.depth and self._beside is None):
+            if self._beside is None:
+                scheduler.wait()
             try:
                 self._call_next(runner)
                 if self._serve_once(runner, backend_of):
                     self._failures.none()
             except Exception as error:
                 self._step = None
+                self._rejoin(runner)
                 self._work += 1
                 log.exception("device step failed (%d in a row)", self._failures.count + 1)
                 try:
@@ -227,6 +244,8 @@ class Engine:
         An exception of the call goes to the caller's future, and is raised here too if the device is lost."""
         if self._calls.empty():
             return
+        if self._beside is not None:
+            wait([self._beside.encode])
         error = self._calls.get()()
         if not self._calls.empty():
             self._scheduler.wake()
@@ -237,19 +256,53 @@ class Engine:
         """Runs one turn of the engine. Returns whether tokens were read, which shows that the device works."""
         scheduler = self._scheduler
         runner.move(scheduler.drop_lost())
-        admitted = scheduler.admit()
-        encoded = self._encode_admitted(runner, admitted) if admitted else []
+        encoded = self._encode_next(runner)
         step = self._launch(runner, encoded) if scheduler.needs_step() else None
         if runner.runs_ahead:
             step, self._step = self._step, step
-        self._work += bool(admitted or step or self._step)
+        self._work += bool(encoded or step or self._step)
         if step is not None:
             tokens, hypotheses = self._read(step)
             runner.move(scheduler.advance(step.rows, tokens, backend_of(step.bucket), hypotheses))
         return step is not None
 
-    def _encode_admitted(self, runner: "Runner[Any]", admitted: list[RunningRequest]) -> list[_Encoded]:
-        """Encodes the images of requests that have just got their slots.
+    def _encode_next(self, runner: "Runner[Any]") -> list[_Encoded]:
+        """Admits waiting requests and encodes their images: beside the steps of running rows, where the runner can,
+        and otherwise before the next step."""
+        scheduler = self._scheduler
+        encoded: list[_Encoded] = []
+        if self._beside is not None:
+            if scheduler.running and not self._beside.encode.done():
+                return []
+            back, encode = self._rejoin(runner)
+            encoded = self._encode_admitted(runner, back, encode) if back else []
+        others = len(scheduler.running)
+        admitted = scheduler.admit()
+        if runner.lanes is not None:
+            runner.lanes.serve(alone=scheduler.is_lone)
+        if admitted and others and runner.encodes_beside:
+            bucket, first = scheduler.table.fit(len(admitted)), scheduler.set_aside(admitted)
+            images, rows = [row.request.array for row in admitted], [self._row(row) for row in admitted]
+            self._beside = _Beside(admitted, first, runner.encode_beside(bucket, images, first, rows))
+        elif admitted:
+            encoded += self._encode_admitted(runner, admitted)
+        return encoded
+
+    def _rejoin(self, runner: "Runner[Any]") -> "tuple[list[RunningRequest], Future[Timer] | None]":
+        """Waits for the encode beside steps, if there is one, and gives its requests their slots. Returns them in
+        the order of their slots, and the encode."""
+        if self._beside is None:
+            return [], None
+        beside, self._beside = self._beside, None
+        wait([beside.encode])
+        rows, moves = self._scheduler.put_back(beside.rows, beside.first)
+        runner.move(moves)
+        return rows, beside.encode
+
+    def _encode_admitted(
+        self, runner: "Runner[Any]", admitted: list[RunningRequest], beside: "Future[Timer] | None" = None
+    ) -> list[_Encoded]:
+        """Encodes the images of requests that have just got their slots, unless ``beside`` has done so.
 
         If that raises, each image is encoded alone, because one request may be at fault. A request that fails alone
         loses its slots. The other rows go on, because an encode writes to its own slots only.
@@ -262,7 +315,7 @@ class Engine:
         groups = [admitted]
         for group in groups:
             try:
-                encoded.append(self._encode(runner, group))
+                encoded.append(self._encode(runner, group, beside if group is admitted else None))
             except Exception as error:
                 if runner.health(error) == "lost":
                     raise
@@ -276,18 +329,23 @@ class Engine:
         runner.move(self._scheduler.fail([*failed], EngineFailed()))
         return encoded
 
-    def _encode(self, runner: "Runner[Any]", admitted: list[RunningRequest]) -> _Encoded:
+    def _encode(
+        self, runner: "Runner[Any]", admitted: list[RunningRequest], beside: "Future[Timer] | None"
+    ) -> _Encoded:
         scheduler = self._scheduler
         bucket = scheduler.table.fit(len(admitted))
         first = scheduler.running.index(admitted[0])
         rows = [self._row(row) for row in admitted]
-        timer = runner.timer()
-        runner.encode(bucket, [row.request.array for row in admitted], first, rows)
+        if beside is None:
+            timer = runner.timer()
+            runner.encode(bucket, [row.request.array for row in admitted], first, rows)
+            timer.stop()
+        else:
+            timer = beside.result()
         runner.admit(first, rows)
         for row, content in zip(admitted, rows, strict=True):
             if row.searches:
                 runner.group(scheduler.slots_of(row), content)
-        timer.stop()
         for row in admitted:
             self._observer.queue_waited(row.admitted - row.submitted)
             row.request.admitted()

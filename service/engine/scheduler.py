@@ -192,6 +192,11 @@ class Scheduler:
         """Number of requests that wait."""
         return len(self._waiting)
 
+    @property
+    def is_lone(self) -> bool:
+        """Returns whether one request runs and none waits."""
+        return not self.depth and len({*self.running}) == 1
+
     def submit(self, request: CaptionRequest) -> None:
         """Queues a request.
 
@@ -276,9 +281,38 @@ class Scheduler:
             entries = self._waiting.take(self.table.admit(fitting) if fitting else 0)
         now = self._clock()
         admitted = [row for entry in entries if (row := self._admitted(entry, now)) is not None]
-        self.running += admitted
-        self.running += [row for row in admitted for _ in range(row.slots - 1)]
+        self._place(admitted)
         return admitted
+
+    def set_aside(self, admitted: list[RunningRequest]) -> int:
+        """Takes the requests that were just admitted out of the running rows until `put_back`. Nobody may be
+        admitted meanwhile. Returns the first of their slots."""
+        del self.running[len(self.running) - sum(row.slots for row in admitted) :]
+        return len(self.running)
+
+    def put_back(
+        self, rows: list[RunningRequest], first: int
+    ) -> tuple[list[RunningRequest], list[tuple[int, int]]]:
+        """Gives requests that were set aside the next slots, and drops the lost ones. ``first`` is the slot with
+        the first one's image, and the other images follow.
+
+        Returns the requests in the order of their new slots, and the moves (source slot, target slot) that bring
+        their images there."""
+        now, begin = self._clock(), len(self.running)
+        images = {first + place: row for place, row in enumerate(rows) if not self._is_lost(row.request, now)}
+        slots = range(begin, begin + len(images))
+        away = [slot for slot in images if slot not in slots]
+        moves = list(zip(away, [slot for slot in slots if slot not in images], strict=True))
+        for source, target in moves:
+            images[target] = images.pop(source)
+        ordered = [images[slot] for slot in slots]
+        self._place(ordered)
+        self._look_at = min([self._look_at, *(row.request.deadline for row in ordered)])
+        return ordered, moves
+
+    def _place(self, rows: list[RunningRequest]) -> None:
+        self.running += rows
+        self.running += [row for row in rows for _ in range(row.slots - 1)]
 
     def _admitted(self, entry: Waiting, now: float) -> RunningRequest | None:
         """Returns a request with its bounds; None if they cannot be told, which fails this request alone."""

@@ -182,10 +182,11 @@ def image() -> Callable[..., bytes]:
     return png
 
 
-@pytest.fixture(params=[False, True], ids=["in_step", "ahead"])
+@pytest.fixture(params=["in_step", "ahead", "beside"])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A real engine over a runner of lists, which waits for the host or runs ahead of it as a GPU does."""
-    served = Served(runs_ahead=request.param)
+    """A real engine over a runner of lists, which waits for the host, runs ahead of it as a GPU does, or encodes
+    beside decode steps as the CPU library does."""
+    served = Served(runs_ahead=request.param == "ahead", encodes_beside=request.param == "beside")
     yield served
     served.engine.stop()
     served.thread.join(PATIENCE)

@@ -2,8 +2,11 @@
 
 The work of a CPU ends when a call returns, and its memory is the host's."""
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -14,6 +17,7 @@ from snapcap.models.memory.memory import B, Memory
 
 B_co = TypeVar("B_co", covariant=True)
 B_contra = TypeVar("B_contra", contravariant=True)
+T = TypeVar("T")
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 # "failed": it answers, so what failed was the work. "lost": every later call fails too (a CUDA error that sticks:
 # a kernel's assertion, an illegal address, a GPU that has fallen off its bus); only a new process can go on.
@@ -83,8 +87,56 @@ class Captured(Protocol[B_co]):
     def replay(self) -> B_co: ...
 
 
+class CpuLanes:
+    """Decides how the CPUs are shared between encodes and decode steps. Only the device thread calls it.
+
+    A single request gets all CPUs for each operation. With more requests, each operation has the usual number of
+    threads, and an image is encoded on a thread of its own while decode steps go on: two operations on two CPUs
+    lose nothing by waiting for each other, as the threads of one operation do."""
+
+    def __init__(self, set_threads: Callable[[int], None], usual: int, alone: int) -> None:
+        """``set_threads`` sets the threads of an operation, for all threads that run one: ``usual`` with several
+        requests, ``alone`` with one."""
+        self._set_threads = set_threads
+        self._counts = {False: usual, True: alone}
+        self._alone: bool | None = None
+        self._works: queue.SimpleQueue[Callable[[], None]] | None = None
+
+    def serve(self, alone: bool) -> None:
+        """Sets the threads of the operations from now on. ``alone``: there is only one request."""
+        if alone is not self._alone:
+            self._alone = alone
+            self._set_threads(self._counts[alone])
+
+    def beside(self, work: Callable[[], T]) -> "Future[T]":
+        """Runs ``work`` on the thread for encodes, after the work that it was given before."""
+        if self._works is None:
+            self._works = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._works,), name="encodes", daemon=True).start()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._works.put(run)
+        return future
+
+
+def _work(works: "queue.SimpleQueue[Callable[[], None]]") -> None:
+    while True:
+        works.get()()
+
+
 class Device(Protocol[B]):
     """Protocol of the device that a runner works on. Only the device thread calls its methods."""
+
+    @property
+    def lanes(self) -> CpuLanes | None:
+        """How CPUs are shared, if an encode may run beside decode steps."""
+        ...
 
     @property
     def memory(self) -> Memory[B]: ...
@@ -135,8 +187,9 @@ class CpuDevice(Generic[B]):
 
     runs_ahead = False
 
-    def __init__(self, memory: HostMemory[B]) -> None:
+    def __init__(self, memory: HostMemory[B], lanes: CpuLanes | None = None) -> None:
         self.memory = memory
+        self.lanes = lanes
 
     def staging(self, pixels: B, slots: B) -> "_Staging":
         return _Staging(self.memory.array(pixels), self.memory.array(slots))

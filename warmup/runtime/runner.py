@@ -6,6 +6,7 @@ nothing to copy when the engine moves between buckets. No torch: what tensors ar
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Generic, NamedTuple
@@ -20,6 +21,7 @@ from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends import Backend
 from snapcap.warmup.runtime.devices import (
     Captured,
+    CpuLanes,
     Device,
     DeviceHealth,
     NoRoomError,
@@ -198,6 +200,21 @@ class Runner(Generic[B]):
         self.state.write_texts(slots[:count], [row.read(self.config.generation.start_id) for row in rows])
         return plan.captured.replay() if plan.captured else self._run_encoder(plan)
 
+    def encode_beside(
+        self, bucket: Bucket, images: Sequence[Pixels], first_slot: int, rows: Sequence[SlotRequest]
+    ) -> "Future[Timer]":
+        """Does what ``encode`` does, while decode steps of other rows go on. No other encode may run meanwhile.
+        Only for a runner that ``encodes_beside``."""
+        if self.lanes is None:
+            raise ValueError("this device has no lanes")
+
+        def encode() -> Timer:
+            timer = self.timer()
+            self.encode(bucket, images, first_slot, rows)
+            return timer.stop()
+
+        return self.lanes.beside(encode)
+
     def admit(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
         """Put requests at the first token that their encode has not read, and their prompts as forced tokens."""
         state, count = self.state, len(rows)
@@ -279,6 +296,17 @@ class Runner(Generic[B]):
     def runs_ahead(self) -> bool:
         """True if a step may be launched before the last step's tokens are read."""
         return self.device.runs_ahead
+
+    @property
+    def lanes(self) -> CpuLanes | None:
+        """Returns what shares CPUs between operations, if the device has it."""
+        return self.device.lanes
+
+    @property
+    def encodes_beside(self) -> bool:
+        """True if an encode may run beside decode steps. Then it writes to the caches of cross-attention alone:
+        steps write to the other caches of every slot of their bucket."""
+        return self.lanes is not None and not self.config.decoder.reads_prompt
 
     def timer(self) -> Timer:
         """Times what the device is given from now on, until it is stopped."""

@@ -35,6 +35,7 @@ class CudaDevice:
     """A `Device` that works while the host goes on."""
 
     runs_ahead = True
+    lanes = None
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

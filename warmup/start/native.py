@@ -107,16 +107,18 @@ class NativeLoader:
 
         plan, library, standalone = self._plan, self._library, self._standalone
         if plan.device_type == "cpu":
-            from snapcap.warmup.runtime.devices import CpuDevice  # noqa: PLC0415  likewise
+            from snapcap.warmup.runtime.devices import CpuDevice, CpuLanes  # noqa: PLC0415  likewise
 
-            # The CPU library's helpers hold nobody up. But a batch comes of several clients, whose next images are
-            # decoded meanwhile.
-            alone = (self._options.compute.threads or whole_cpus()) if standalone else plan.threads
             libtorch = Libtorch(library)
-            libtorch.set_num_threads(plan.threads)
             self._memory = host = NativeMemory(libtorch)
-            self._packages = NativePackages(libtorch, "cpu", None, self._opening, standalone, plan.threads, alone)
-            return CpuDevice(host)
+            self._packages = NativePackages(libtorch, "cpu", None, self._opening, standalone, plan.threads)
+            if not standalone:  # libtorch has a number of threads for each thread that calls it
+                libtorch.set_num_threads(plan.threads)
+                return CpuDevice(host)
+            alone = self._options.compute.threads or whole_cpus()
+            lanes = CpuLanes(libtorch.set_num_threads, plan.threads, alone)
+            lanes.serve(alone=True)
+            return CpuDevice(host, lanes)
         from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415  likewise
         from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice, loading_cublas  # noqa: PLC0415  likewise
 

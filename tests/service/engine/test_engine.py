@@ -3,12 +3,13 @@
 import random
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 from support.fakes.list_engine import LIMITS, PATIENCE, Served, result
 
-from snapcap.service.errors import BeamsNotReady, NotReady
+from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, EngineFailed, NotReady
 from snapcap.warmup.runtime.slot_request import GREEDY, Needs
 
 
@@ -191,3 +192,110 @@ def test_stop_waits_for_who_waits_for_a_bucket() -> None:
     assert result(search).tokens[0] == 100
     assert isinstance(lost.future.exception(PATIENCE), BeamsNotReady)
     served.outcome.result(PATIENCE)
+
+
+class Beside:
+    """An engine with a running request, and with one whose image is encoded beside its steps until `release`."""
+
+    def __init__(self, deadline: float = 1e12) -> None:
+        """``deadline`` is the second request's."""
+        self.served = Served(encodes_beside=True)
+        self.encoding, self.release = threading.Event(), threading.Event()
+        self.before_step: Callable[[], object] = lambda: None  # before each step that is beside the encode
+        stepping, go_on = threading.Event(), threading.Event()
+        runner = self.served.runner
+
+        def hold_step() -> None:
+            stepping.set()
+            assert go_on.wait(PATIENCE)
+            if len(runner.steps) > 1:
+                assert self.encoding.wait(PATIENCE)
+                self.before_step()
+
+        def hold_encode() -> None:
+            self.encoding.set()
+            assert self.release.wait(PATIENCE)
+
+        runner.before_step = hold_step
+        self.first = self.served.send(1, max_new_tokens=20)
+        assert stepping.wait(PATIENCE)
+        runner.before_encode = hold_encode
+        self.second = self.served.send(2, max_new_tokens=20, deadline=deadline)
+        self.go_on = go_on.set
+
+    def end(self) -> None:
+        self.release.set()
+        self.served.engine.stop()
+        self.served.outcome.result(PATIENCE)
+
+
+def test_rows_end_while_an_image_is_encoded_beside_their_steps() -> None:
+    beside = Beside()
+    third = beside.served.send(3, max_new_tokens=3)
+    beside.go_on()
+    assert result(beside.first).tokens == tuple(range(100, 120))
+    assert not beside.second.future.done()
+    beside.release.set()
+    assert result(beside.second).tokens == tuple(range(200, 220))
+    assert result(third).tokens == (300, 301, 302)
+    assert beside.served.observer.encodes == [(1, 1)] * 3
+    beside.end()
+
+
+def test_a_lone_request_has_all_cpus_and_others_share_them() -> None:
+    beside = Beside()
+    assert beside.served.runner.threads == [2]
+    beside.go_on()
+    result(beside.first)
+    assert beside.served.runner.threads == [2, 1]
+    beside.release.set()
+    result(beside.second)
+    assert beside.served.runner.threads == [2, 1, 2]
+    beside.end()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_a_request_that_is_lost_while_its_image_is_encoded_costs_no_step(how: str) -> None:
+    beside = Beside(deadline=time.monotonic() + 0.2 if how == "late" else 1e12)
+    beside.go_on()
+    assert beside.encoding.wait(PATIENCE)
+    result(beside.first)
+    if how == "late":
+        time.sleep(0.2)
+    else:
+        beside.second.future.cancel()
+    steps = len(beside.served.runner.steps)
+    beside.release.set()
+    assert result(beside.served.send(3, max_new_tokens=2)).tokens == (300, 301)
+    assert len(beside.served.runner.steps) == steps + 2
+    if how == "late":
+        assert isinstance(beside.second.future.exception(), DeadlineExceeded)
+    beside.end()
+
+
+def test_a_call_and_an_end_wait_for_the_encode_beside_steps() -> None:
+    beside = Beside()
+    beside.go_on()
+    assert beside.encoding.wait(PATIENCE)
+    called = beside.served.engine.call(lambda: len(beside.served.runner.encoded))
+    beside.served.engine.stop()
+    beside.release.set()
+    assert called.result(PATIENCE) == 2
+    assert result(beside.second).tokens == tuple(range(200, 220))
+    beside.end()
+
+
+def test_a_step_that_fails_beside_an_encode_fails_both_and_the_next_request_is_served() -> None:
+    beside = Beside()
+
+    def fail() -> None:
+        beside.before_step = lambda: None
+        beside.release.set()
+        raise RuntimeError("this step")
+
+    beside.before_step = fail
+    beside.go_on()
+    errors = [each.future.exception(PATIENCE) for each in (beside.first, beside.second)]
+    assert [type(error) for error in errors] == [EngineFailed] * 2
+    assert result(beside.served.send(3)).tokens == (300, 301, 302, 303, 304)
+    beside.end()

@@ -1,4 +1,5 @@
-"""The demo model on a real device thread: requests together give what each gives alone."""
+"""The demo model on a real device thread, eager and on the CPU library: requests together give what each gives
+alone."""
 
 import json
 import threading
@@ -43,8 +44,8 @@ class Observer:
 class Demo:
     """The demo model behind an engine."""
 
-    def __init__(self, loaded: StartedModel, engine: Engine, observer: Observer) -> None:
-        self.loaded, self.engine, self.observer = loaded, engine, observer
+    def __init__(self, backend: str, loaded: StartedModel, engine: Engine, observer: Observer) -> None:
+        self.backend, self.loaded, self.engine, self.observer = backend, loaded, engine, observer
         self.tokenizer, self.transform = loaded.checkpoint.tokenizer, loaded.checkpoint.transform
 
     def request(self, image: Path, prompt: str = "", **params: Any) -> CaptionRequest:
@@ -64,10 +65,14 @@ class Demo:
         return release
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+@pytest.fixture(scope="module", params=["eager", "aot"])
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    compute = ComputeOptions("cpu", backend="eager", threads=1)
     folder = tmp_path_factory.mktemp("cache")
-    options = StartOptions(ModelOptions(cache_dir=folder), ComputeOptions("cpu", backend="eager", threads=1))
+    if request.param == "aot":
+        compute = ComputeOptions("cpu", backend="aot", buckets=(1, 4), strict=True)
+        folder = request.getfixturevalue("built_cache")
+    options = StartOptions(ModelOptions(cache_dir=folder), compute)
     started: Future[tuple[StartedModel, Engine]] = Future()
     observer = Observer()
     thread = DeviceThread(
@@ -80,7 +85,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     )
     thread.start()
     loaded, engine = started.result(PATIENCE)
-    yield Demo(loaded, engine, observer)
+    assert loaded.runner.encodes_beside is (request.param == "aot")
+    yield Demo(request.param, loaded, engine, observer)
     engine.stop()
     thread.join()
 
@@ -95,7 +101,7 @@ def test_every_sample_is_captioned_right_alone(demo: Demo, samples: dict[Path, s
     for image, caption in samples.items():
         completion = demo.run(demo.request(image))
         assert demo.tokenizer.decode(completion.tokens) == caption
-        assert (completion.finish_reason, completion.backend) == ("stop", "eager")
+        assert (completion.finish_reason, completion.backend) == ("stop", demo.backend)
         assert min(completion.encode_s, completion.decode_s) > 0
     assert {bucket for bucket, _ in demo.observer.encodes} == {1}
 

@@ -210,10 +210,8 @@ def test_a_client_that_leaves_a_running_row_frees_its_slot(served: Served) -> No
     assert served.observer.steps == [(4, 4)] * 2 + [(4, 3)] * 3
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_an_image_that_fails_alone_fails_no_other_request(runs_ahead: bool) -> None:
+def test_an_image_that_fails_alone_fails_no_other_request(served: Served) -> None:
     """The others of its batch, those that run and those that wait get their tokens, with beams and without."""
-    served = Served(runs_ahead)
     encode = served.runner.encode
 
     def fail(bucket: Bucket, images: list[int], first_slot: int, rows: Sequence[SlotRequest] = ()) -> None:

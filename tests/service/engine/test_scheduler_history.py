@@ -33,6 +33,7 @@ class ListDevice:
 
     def __init__(self, slots: int) -> None:
         self.slots: list[tuple[CaptionRequest, int, int] | None] = [None] * slots
+        self.images: list[CaptionRequest | None] = [None] * slots
 
     def put(self, slots: list[int], sent: CaptionRequest) -> None:
         assert len(slots) == sent.params.num_beams
@@ -42,7 +43,7 @@ class ListDevice:
     def move(self, moves: list[tuple[int, int]]) -> None:
         for source, target in moves:
             assert source > target
-            self.slots[target] = self.slots[source]
+            self.slots[target], self.images[target] = self.slots[source], self.images[source]
 
     def step(self, rows: int) -> tuple[list[int], dict[int, list[int]]]:
         tokens, hypotheses = [], {}
@@ -60,14 +61,37 @@ class ListDevice:
         return tokens, hypotheses
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["in_step", "ahead"])
+Aside = tuple[list[RunningRequest], int]  # requests set aside, and the first slot of their images
+
+
+def admit(
+    scheduler: Scheduler, device: ListDevice, luck: random.Random | None, aside: Aside | None
+) -> tuple[list[RunningRequest], Aside | None]:
+    """Admits requests, whose images then are in their slots. With ``luck``, after some steps of the other rows."""
+    if aside is not None:
+        if luck is not None and scheduler.running and luck.random() < 0.7:
+            return [], aside
+        admitted, moves = scheduler.put_back(*aside)
+        device.move(moves)
+        return admitted, None
+    admitted = scheduler.admit()
+    first = len(scheduler.running) - sum(row.slots for row in admitted)
+    for slot, row in enumerate(admitted, start=first):
+        device.images[slot] = row.request
+    if luck is None or not admitted:
+        return admitted, None
+    return [], (admitted, scheduler.set_aside(admitted))
+
+
+@pytest.mark.parametrize("mode", ["in_step", "ahead", "beside"])
 @pytest.mark.parametrize("seed", range(20))
-def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int, ahead: bool) -> None:
+def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int, mode: str) -> None:
     luck, clock = random.Random(seed), Clock()
     table = BucketTable.of((1, 3, 7))
     scheduler = Scheduler(table, LIMITS, clock=clock)
     device = ListDevice(table.largest.size)
     sent: list[CaptionRequest] = []
+    aside: Aside | None = None
     step: tuple[list[RunningRequest], list[int], dict[int, list[int]]] | None = None  # launched, but not yet read
     for event in range(500):
         clock.now += 1.0
@@ -87,9 +111,10 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
         if luck.random() < 0.1 and sent:
             luck.choice(sent[-8:]).future.cancel()
         device.move(scheduler.drop_lost())
-        admitted = scheduler.admit()
+        admitted, aside = admit(scheduler, device, luck if mode == "beside" else None, aside)
         first = len(scheduler.running) - sum(row.slots for row in admitted)
         for slot, row in enumerate(admitted, start=first):
+            assert device.images[slot] is row.request
             slots = scheduler.slots_of(row)
             assert slots[0] == slot
             device.put(slots, row.request)
@@ -98,7 +123,7 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
         held = [device.slots[slot] for slot in range(rows)]
         assert [each and each[0] for each in held] == [row.request for row in scheduler.running]
         launched = (scheduler.launched(), *device.step(rows)) if scheduler.needs_step() else None
-        read, step = (step, launched) if ahead else (launched, None)
+        read, step = (step, launched) if mode == "ahead" else (launched, None)
         if read is not None:
             running, tokens, hypotheses = read
             device.move(scheduler.advance(running, tokens, "eager", hypotheses))

@@ -9,6 +9,7 @@ from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.runtime.devices import CpuLanes
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 
 if TYPE_CHECKING:
@@ -25,8 +26,12 @@ class ListRunner:
     A beam search does so too, but keeps it until the end; its beams must run in step, each in a slot of its own.
     """
 
-    def __init__(self, slots: int, runs_ahead: bool = False) -> None:
+    def __init__(self, slots: int, runs_ahead: bool = False, encodes_beside: bool = False) -> None:
         self.runs_ahead = runs_ahead
+        self.encodes_beside = encodes_beside
+        self.threads: list[int] = []
+        self.lanes = CpuLanes(self.threads.append, usual=1, alone=2) if encodes_beside else None
+        self.beside: set[int] = set()  # the slots of an encode beside steps, until its rows are admitted
         self.unread = 0
         self.images = [-1] * slots
         self.rows: list[SlotRequest] = [SlotRequest()] * slots
@@ -48,7 +53,21 @@ class ListRunner:
         self.encoded.append((bucket.size, len(images)))
         self.images[first_slot : first_slot + len(images)] = images
 
+    def encode_beside(
+        self, bucket: Bucket, images: list[int], first_slot: int, rows: Sequence[SlotRequest]
+    ) -> "Future[Timer]":
+        assert self.lanes is not None
+        assert not self.beside
+        self.beside = set(range(first_slot, first_slot + len(images)))
+
+        def encode() -> Timer:
+            self.encode(bucket, images, first_slot, rows)
+            return Timer()
+
+        return self.lanes.beside(encode)
+
     def admit(self, first_slot: int, rows: list[SlotRequest]) -> None:
+        self.beside = set()
         for slot, row in enumerate(rows, start=first_slot):
             self.rows[slot], self.counts[slot], self.beams[slot] = row, 0, None
 
@@ -74,6 +93,7 @@ class ListRunner:
 
     def move(self, moves: list[tuple[int, int]]) -> None:
         for source, target in moves:
+            assert target not in self.beside
             for held in (self.images, self.rows, self.counts, self.beams):
                 held[target] = held[source]  # type: ignore[index]
 
@@ -148,10 +168,10 @@ class Observer:
 class Served:
     """An engine on a thread of its own. ``held`` keeps it between two steps while requests are sent."""
 
-    def __init__(self, runs_ahead: bool = False, cold: tuple[int, ...] = ()) -> None:
+    def __init__(self, runs_ahead: bool = False, cold: tuple[int, ...] = (), encodes_beside: bool = False) -> None:
         """``cold``: those of the buckets 1, 4, 8 that are not ready yet."""
         sizes = (1, 4, 8)
-        self.runner = ListRunner(max(sizes), runs_ahead)
+        self.runner = ListRunner(max(sizes), runs_ahead, encodes_beside)
         self.observer = Observer()
         table = BucketTable.of(size for size in sizes if size not in cold)
         self.scheduler = Scheduler(table, LIMITS, cold=cold)

@@ -18,7 +18,7 @@ from snapcap.models.regions.table import Region, RegionCall, Weights
 from snapcap.models.weights.prepared import MappedWeights, PreparedTensor
 from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError, region_of
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError
 
 _ALIGNMENT = 64  # bytes, as torch's own allocator has it
 _DTYPES: dict[str, Any] = {
@@ -139,7 +139,7 @@ class NativePackages:
 
     ``device``: "cpu", or as "cuda:0". ``stream``: of a GPU, that of the device thread. ``opening``: by entry, what
     another thread opens meanwhile. ``standalone``: ``libtorch`` is the CPU library in its place. ``threads``: of
-    an operation on a CPU; ``lone_threads``: of one at a bucket of one row.
+    an eager operation on a CPU.
     """
 
     libtorch: Libtorch
@@ -148,7 +148,6 @@ class NativePackages:
     opening: "Mapping[str, Future[Container]]" = field(default_factory=dict)
     standalone: bool = False
     threads: int | None = None
-    lone_threads: int | None = None
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         try:
@@ -156,13 +155,11 @@ class NativePackages:
             container = self._opened(package) if future is None else future.result()
         except AotiError as error:
             raise PackageError(f"{entry} cannot be opened: {error}") from error
-        if self.lone_threads == self.threads:  # the number is set already
-            return self.function(container)
-        return self.function(container, self.lone_threads if region_of(entry)[1] == 1 else self.threads)
+        return self.function(container)
 
-    def function(self, container: Container, threads: int | None = None) -> RegionCall:
+    def function(self, container: Container) -> RegionCall:
         """Wraps a container as a function of its inputs. The inputs stay the caller's, while a container's ``run``
-        takes them over. ``threads``: number of threads to set before a call; None leaves the number as it is.
+        takes them over.
 
         Raises:
             AotiError: it fails when it is called.
@@ -170,8 +167,6 @@ class NativePackages:
         libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
 
         def call(*inputs: NativeTensor) -> NativeTensor:
-            if threads is not None:
-                libtorch.set_num_threads(threads)
             given = (ctypes.c_void_p * len(inputs))()
             place = ctypes.addressof(given)
             for tensor in inputs:

@@ -239,6 +239,7 @@ class NativeCudaDevice:
     """A `Device` that works while the host goes on."""
 
     runs_ahead = True
+    lanes = None
 
     def __init__(self, libtorch: Libtorch, cuda: CudaRuntime) -> None:
         self._cuda = cuda
