@@ -1,9 +1,9 @@
 """Holds what is used of other projects' private parts: it is as it was tried, and no untried version is let in.
 
 A release that moves such a part fails here. Raise the upper bound in pyproject.toml when all tests have passed with
-that release. What other tests hold: Inductor's list of vector instructions (warmup/build/test_environment.py),
-Dynamo's and Inductor's counters (e2e/test_jit_start.py), the library names in a package
-(warmup/runtime/test_package_library.py).
+that release. What other tests hold: Inductor's list of vector instructions (warmup/build/test_environment.py), its
+class that calls the compiler (warmup/build/test_interface.py), Dynamo's and Inductor's counters
+(e2e/test_jit_start.py), the library names in a package (warmup/runtime/test_package_library.py).
 """
 
 import asyncio

@@ -157,6 +157,28 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
                 worker.ask({"region": region, "size": 1}, 120)
 
 
+def test_a_compiler_of_many_packages_compiles_what_they_have_in_common_once(tmp_path: Path) -> None:
+    from snapcap.warmup.build.builder import BuildJob
+    from snapcap.warmup.build.environment import compiler_environment
+    from snapcap.warmup.machine.worker import Worker
+    from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.start.preparation import read_checkpoint
+
+    options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1, 4)))
+    checkpoint = read_checkpoint(options)
+    job = BuildJob(checkpoint.folder, make_plan(checkpoint.config, options), tmp_path / "packages")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    task = {"region": "decoder_before", "size": 4}
+    environment = compiler_environment(scratch, "cpu", PACKAGES, {})
+    with Worker("snapcap.warmup.build.compile_worker", job, environment) as compiler:
+        compiler.ask(task, 200)
+    assert len([*scratch.glob("interface-*.o")]) == 1
+    with Worker("snapcap.warmup.build.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"}) as checker:
+        assert checker.ask(task, 120)["difference"] < 1e-4
+
+
 def test_without_a_compiler_the_server_stays_eager_and_says_so(tmp_path: Path, samples: dict[Path, str]) -> None:
     with ServerProcess("--cache-dir", str(tmp_path), *BUCKETS, CXX="no-such-compiler") as server:
         server.wait_ready()

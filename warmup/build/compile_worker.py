@@ -33,6 +33,7 @@ from snapcap.models.regions.table import Region, Weights
 from snapcap.models.weights.load import load_weights
 from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
+from snapcap.warmup.build.interface import share_interface
 from snapcap.warmup.machine.worker import Task, serve_tasks
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.memory import MemoryPlan
@@ -175,4 +176,5 @@ def build(bench: Workbench, region: Region, bucket: Bucket, path: Path) -> dict[
 
 if __name__ == "__main__":
     skip_denied_locks(Path(gettempdir()))
+    share_interface()
     sys.exit(serve_regions(build))

@@ -33,6 +33,10 @@ _COMPILER = {
 }
 # Packages from which a precompiled header saves time: compiling the header takes as long as two or three packages.
 _WORTH_A_HEADER = 8
+# Packages from which an interface of its own saves time: without a precompiled header, compiling the interface
+# takes as long as what two packages save. Packages for a GPU have not been tried with it.
+_WORTH_AN_INTERFACE = 4
+INTERFACE_FOLDER = "SNAPCAP_INTERFACE_FOLDER"  # variable of a compiler: where `build.interface` keeps objects
 
 
 def compiler_environment(scratch: Path, device_type: str, packages: int, more: Mapping[str, str]) -> dict[str, str]:
@@ -52,7 +56,9 @@ def compiler_environment(scratch: Path, device_type: str, packages: int, more: M
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
     header = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": str(int(packages >= _WORTH_A_HEADER))}
-    return {**_COMPILER, **header, **more, **folders}
+    apart = device_type == "cpu" and packages >= _WORTH_AN_INTERFACE
+    interface = {INTERFACE_FOLDER: str(scratch) if apart else ""}
+    return {**_COMPILER, **header, **more, **folders, **interface}
 
 
 def checker_environment(scratch: Path) -> dict[str, str]:

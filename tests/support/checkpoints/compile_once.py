@@ -95,7 +95,7 @@ def with_header(compiler: str, folder: Path, arguments: Sequence[str]) -> tuple[
     plain = _without_header(arguments)
     output = plain.index("-o")
     flags = [flag for flag in plain[1:output] + plain[output + 2 :] if not flag.startswith(_NOT_OF_HEADERS)]
-    name = hashlib.sha256(b"\0".join([included[0], *map(str.encode, flags)])).hexdigest()
+    name = hashlib.sha256(b"\0".join([*included[0].split(), *map(str.encode, flags)])).hexdigest()
     place = folder / "headers" / name
     place.mkdir(parents=True, exist_ok=True)
     header, made = place / "first.h", place / "first.h.gch"
