@@ -29,6 +29,7 @@ SLOW := $(patsubst %,--ignore-glob='*/test_%.py',admission body_garbage chat che
 ARGS ?=
 # auto: a process for each CPU; more than 8 would take more memory than a machine of that size usually spares.
 WORKERS ?= auto
+SPREAD = -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 # Which build of torch, in the words of Dockerfile's argument: cpu, cu130, …, or "index": whatever pip's index has,
 # which brings gigabytes of CUDA's libraries.
 TORCH_BACKEND ?= $(if $(wildcard /dev/nvidiactl /dev/dxg),index,cpu)
@@ -83,7 +84,7 @@ serve: $(VENV)/.serve  ## run the server with the demo model (ARGS="--port 8001"
 	@exec $(BIN)/snapcap serve $(ARGS)
 
 test: $(VENV)/.dev  ## run all tests on all CPUs (ARGS="-k parity" passes options on, WORKERS=1 uses one process)
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 quick: $(VENV)/.dev  ## run two thousand tests in less than a minute
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile $(QUICK) $(SLOW) $(ARGS)
@@ -97,7 +98,7 @@ $(LOWEST)/.dev: $(VENV)/.dev tests/support/lowest.py
 	@touch $@
 
 test-lowest: $(LOWEST)/.dev  ## run a selection of the tests with the lowest version of each dependency
-	$(LOWEST)/bin/python -m pytest $(ARGS) $(SMOKE)
+	$(LOWEST)/bin/python -m pytest $(SPREAD) $(ARGS) $(SMOKE)
 
 check: $(VENV)/.dev  ## lint, format and type checks
 	$(BIN)/ruff check .
