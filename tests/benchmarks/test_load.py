@@ -71,8 +71,8 @@ def test_right_captions_are_counted_with_their_latencies(images: Path) -> None:
     with answering(right) as port:
         result = load(port, images, "--clients", "3", "--seconds", "0.5")
     assert (result["wrong"], result["errors"]) == (0, 0)
-    assert len(result["latencies"]) > 3
-    assert all(0 < latency < 0.5 for latency in result["latencies"])
+    assert len(result["latencies"]) >= 3
+    assert all(0 < latency <= result["elapsed"] for latency in result["latencies"])
     assert result["elapsed"] > 0.4
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from support.servers.server_process import wait_until
 
 from snapcap.benchmarks.harness.processes import (
     children,
@@ -56,11 +57,10 @@ def test_a_grandchild_that_has_ended_unseen_is_counted() -> None:
 
 
 def test_a_living_child_is_named_and_its_children_are() -> None:
-    with child("p = subprocess.Popen(['sh', '-c', 'sleep 60; true'])\nimport time; time.sleep(0.3)") as process:
-        found = descendants(process.pid)
-        for pid, _ in found:
+    with child("p = subprocess.Popen(['sh', '-c', 'sleep 60; true'])") as process:
+        wait_until(lambda: sorted(name for _, name in descendants(process.pid)) == ["sh", "sleep"])
+        for pid, _ in descendants(process.pid):
             os.kill(pid, 9)
-    assert sorted(name for _, name in found) == ["sh", "sleep"]
 
 
 def test_where_the_kernel_does_not_count_nothing_is_claimed() -> None:
@@ -79,20 +79,22 @@ def test_the_peak_of_memory_does_not_fall() -> None:
 
 FORK = """
 import os
+reads, writes = os.pipe()
 if os.fork() == 0:
     {}
+    os.write(writes, b".")
     sys.stdin.read()
     os._exit(0)
-import time; time.sleep(0.3)"""
+os.read(reads, 1)"""
 
 
 @needs_accounting
 def test_the_parts_of_a_server_are_none_of_its_children() -> None:
     decoding = "import os\nif os.fork() == 0:\n    os.fork() and os.fork()\n    sys.stdin.read()\n    os._exit(0)\n"
-    for script, count in ((FORK.format("pass"), 1), (FORK.format("pass") + "\n" + decoding + "time.sleep(0.3)", 4)):
+    for script, count in ((FORK.format("pass"), 1), (FORK.format("pass") + "\n" + decoding, 4)):
         with child(script) as process:
+            wait_until(lambda process=process, count=count: len(own_parts(process.pid)) == count)
             parts = own_parts(process.pid)
-            assert len(parts) == count
             assert {pid for pid, _ in descendants(process.pid)} == set(parts)
             assert children(process.pid, True, parts).none
             assert not children(process.pid, True).none

@@ -81,10 +81,18 @@ def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+def reserved_port() -> socket.socket:
+    """Returns a socket that is bound to a port of 127.0.0.1. The socket keeps the port from programs that ask for
+    any port, and lets a server listen on it."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with reserved_port() as probe:
         port: int = probe.getsockname()[1]
     return port
 
@@ -103,7 +111,8 @@ class ServerProcess:
     program: tuple[str, ...] = ("-m", "snapcap")
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        self.port = free_port()
+        self._reserved = reserved_port()
+        self.port: int = self._reserved.getsockname()[1]
         self._arguments = arguments
         self._environment = {**_prepared(arguments), **environment}
         # A file: a pipe that nobody reads fills up, and then the server stands still in the middle of a log line.
