@@ -1,6 +1,6 @@
 """Simulates the worth of a fast start: replicas follow their load, and differ in how fast they are ready.
 
-    python -m snapcap.benchmarks.autoscaling [--servers FILE] [--pod 1] [--seed 1] [--json FILE]
+    python -m snapcap.benchmarks.autoscaling [--servers FILE] [--pod 1] [--json FILE]
 
 Every server gets the same arrivals. Requests wait in one queue until a replica has room, as in a balancer. The
 servers' numbers are those of `snapcap bench peers`, except for the start of vLLM, which is a published number.
@@ -10,15 +10,16 @@ import json
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from snapcap.benchmarks.harness.arguments import make_parser, seconds
-from snapcap.benchmarks.harness.report import Report, number, percentile
+from snapcap.benchmarks.harness.report import Report, percentile
 from snapcap.benchmarks.harness.workload import ROOT
 
 Rate = Callable[[float], float]  # Maps seconds since the beginning to requests a second.
@@ -26,8 +27,7 @@ LATE_S = 5.0
 SERVERS = ROOT / "benchmarks" / "results" / "peers-cpu-demo.json"
 FORMATS = ("{:.0f}", "{:.3f}", "{:.3f}", "{:.1%}", "{:.2f}", "{:.0f}")
 CLIENTS = 16  # number of clients in the throughput measurements; each server reaches its best rate with it
-# Published start of vLLM, 0.5 B parameters on a GPU, with a warm compile cache (vllm-project/vllm#40323). The
-# simulation gives it snapcap's rate.
+# Published start of vLLM, 0.5 B parameters on a GPU, with a warm compile cache (vllm-project/vllm#40323).
 VLLM_START_S = 39.5
 
 
@@ -50,16 +50,12 @@ class Load:
 
 
 def on_off(per_second: float, on: float = math.inf, off: float = 0.0) -> Rate:
-    """Returns a rate of ``on`` seconds of load and ``off`` seconds of none, in turn. The load is steady by
-    default."""
+    """Returns a rate of ``on`` seconds of load and ``off`` seconds of none, in turn, by default a steady load."""
     return lambda moment: per_second if moment % (on + off) < on else 0.0
 
 
 def day(low: float, high: float, length: float, spike: float, every: float, lasting: float) -> Rate:
-    """Returns a rate that is a sine of ``length`` seconds, with spikes.
-
-    Every ``every`` seconds, the rate is multiplied by ``spike`` for ``lasting`` seconds.
-    """
+    """Returns a sine of ``length`` seconds. Every ``every`` seconds, ``spike`` multiplies it for ``lasting``."""
 
     def rate(moment: float) -> float:
         base = low + (high - low) * (1 - math.cos(2 * math.pi * moment / length)) / 2
@@ -94,13 +90,9 @@ class Replica:
     places: int
 
 
-def measured(file: Path = SERVERS) -> list[Replica]:
-    """Returns the servers of the comparison, with the numbers of one run of `snapcap bench peers`.
-
-    Raises:
-        FileNotFoundError: the run was not made.
-    """
-    figures = json.loads(file.read_text())["figures"]
+def measured(run: Mapping[str, Any]) -> list[Replica]:
+    """Returns the servers of the comparison, with the numbers of one run of `snapcap bench peers`."""
+    figures = run["figures"]
 
     def replica(title: str, case: str) -> Replica:
         start, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
@@ -236,22 +228,22 @@ class Fleet:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--pod", type=seconds, default=1.0, help="seconds until a replica's process is executed")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals (default: %(default)s)")
     parser.add_argument("--servers", type=Path, default=SERVERS, help="result of a run of snapcap bench peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     options = parser.parse_args()
-    report, results, replicas = Report(), {}, measured(options.servers)
-    rows = [[each.title, number(each.start), number(each.lone * 1000), number(each.rate, 0)] for each in replicas]
-    report.add("The servers", ["", "start s", "a lone caption ms", "captions/s"], rows)
-    columns = ["", "requests", "p50 s", "p99 s", f"past {LATE_S:g} s", "replica hours", "starts"]
+    run = json.loads(options.servers.read_text())
+    replicas, scaler = measured(run), Autoscaler(pod=options.pod)
+    report, rows, results = Report(), [], {}
     for load in LOADS:
-        moments, scaler = list(load.moments(options.seed)), Autoscaler(pod=options.pod)
+        moments = list(load.moments(seed=1))
         cases = {each.title: Fleet(each, scaler, load.replicas).run(moments).figures() for each in replicas}
-        rows = [[title, *map(str.format, FORMATS, each.values())] for title, each in cases.items()]
+        rows += [[load.title, title, *map(str.format, FORMATS, each.values())] for title, each in cases.items()]
         results[load.title] = cases
-        report.add(load.title, columns, rows)
+    columns = ["load", "server", "requests", "p50 s", "p99 s", f"past {LATE_S:g} s", "replica hours", "starts"]
+    report.add("What a fast start is worth", columns, rows)
     servers = {each.title: {"start": each.start, "lone": each.lone, "rate": each.rate} for each in replicas}
-    report.write(options.json, {}, benchmark="autoscaling", pod_s=options.pod, servers=servers, loads=results)
+    further = {"servers": servers, "servers_from": f"`{run['command']}` at {run['commit']}", "loads": results}
+    report.write(options.json, {}, benchmark="autoscaling", pod_s=options.pod, **further)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ known. Artifact sets and exports are made before, within the time limit.
 """
 
 import argparse
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-
-from rich.console import Console
 
 from snapcap.benchmarks import contenders as contending
 from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders
@@ -58,26 +55,14 @@ def measure(contenders: Contenders, name: str, load: HttpLoad) -> dict[str, floa
 
 def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every server that is installed gave results."""
-    console, report = Console(stderr=True, highlight=False), Report()
-    results: dict[str, Samples] = {}
-    took: dict[str, float] = {}
+    report = Report()
     with ExitStack() as stack:
         contenders = contending.open_contenders(stack, options, device)
         load = HttpLoad(contenders.images, options.clients, options.seconds, options.processes)
-        for turn in range(options.rounds):
-            for name in [case for case in options.cases if case not in contenders.problems]:
-                began = time.monotonic()
-                with contenders.attempt(name), console.status(f"{name}, round {turn + 1} of {options.rounds}"):
-                    contenders.check_time(took.get(name, 0.0))
-                    results.setdefault(name, Samples()).add(measure(contenders, name, load))
-                took[name] = time.monotonic() - began
-                console.print(f"{name}: {contenders.problems.get(name, f'{took[name]:.0f} s')}")
-    results = {name: samples for name, samples in results.items() if samples.values}
-    for name in results.keys() & contenders.problems.keys():
-        if "time limit" in contenders.problems[name]:
-            del contenders.problems[name]  # the table has its number of rounds
+        found = contenders.rounds(options.cases, options.rounds, lambda name: measure(contenders, name, load))
+    results = {name: Samples.of(rounds) for name, rounds in found.items()}
     _table(report, results, options.clients)
-    status = contenders.add_problems(report)
+    status = report.add_problems(contenders.problems, TITLES)
     report.write(
         options.json,
         figures_of(results),

@@ -9,15 +9,17 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
 
 from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
-from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, serving
 from snapcap.benchmarks.harness.workload import (
     ROOT,
@@ -133,7 +135,15 @@ PEERS = {
     ),
 }
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
+# Cases that start without an artifact set or an export.
+BARE = ("jit", "eager", "cold", "floor", "import-torch")
+_TIME_OVER = "not measured in full: the time limit"
+Result = TypeVar("Result")
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
+
+
+class UnavailableError(RuntimeError):
+    """A server that cannot be measured on this machine. The message is one line that says why."""
 
 
 class TimeOverError(RuntimeError):
@@ -161,28 +171,67 @@ class Contenders:
 
     def options(self, backend: str) -> tuple[str, ...]:
         """Returns the options of `snapcap serve` for a backend."""
-        model = ("--model", str(self.workload.folder), "--device", self.device, "--cache-dir", str(self.sets))
         strict = UNPREPARED if backend == "eager" else ("--strict",)
-        return (*model, "--log-level", "warning", "--backend", backend, *strict, *self.serve)
+        cache = ("--cache-dir", str(self.sets), "--log-level", "warning")
+        return (*self.model_options, *cache, "--backend", backend, *strict)
+
+    @property
+    def model_options(self) -> tuple[str, ...]:
+        """The options of `snapcap` that every backend has."""
+        return ("--model", str(self.workload.folder), "--device", self.device, *self.serve)
+
+    def command(self, name: str) -> tuple[tuple[str, ...], Endpoint]:
+        """Returns the command that starts a contender, and its paths."""
+        peer = PEERS.get(name)
+        if peer is None:
+            return serve_command(*self.options(name)), SNAPCAP_API
+        return peer.command(self.workload, self.device, self.sets), peer.api
+
+    def prepare(self, name: str) -> None:
+        """Makes the files that a start needs, an artifact set or an export, unless they exist.
+
+        Raises:
+            UnavailableError: the contender cannot be measured here.
+        """
+        peer = PEERS.get(name)
+        if peer is None:
+            build_store(self.sets, *self.model_options)
+            return
+        reason = peer.unavailable(self.workload, self.device)
+        if reason:
+            raise UnavailableError(reason)
+        peer.prepare(self.workload, self.sets)
 
     @contextlib.contextmanager
     def serving(self, name: str, extra: Mapping[str, str] | None = None) -> Iterator[Server]:
         """Yields a server as soon as it is ready to caption. ``extra`` are further environment variables."""
-        peer = PEERS.get(name)
-        if peer is not None:
-            command, api = peer.command(self.workload, self.device, self.sets), peer.api
-        else:
-            command, api = serve_command(*self.options(name)), SNAPCAP_API
-        with serving(command, api, extra) as server:
+        with serving(*self.command(name), extra) as server:
             connection = server.connect()
             server.wait_ready(connection)
             connection.close()
             yield server
 
-    def check_time(self, seconds: float = 0.0) -> None:
-        """Raises `TimeOverError` if a measurement that takes ``seconds`` would not end in time."""
-        if time.monotonic() + seconds > self.end:
-            raise TimeOverError
+    def rounds(self, names: Iterable[str], count: int, measure: Callable[[str], Result]) -> dict[str, list[Result]]:
+        """Measures every case once, and then all again, so that disturbances of the machine affect all alike.
+
+        No measurement begins that would end after the time limit. A case that fails is left out and recorded.
+        """
+        console, found = Console(stderr=True, highlight=False), dict[str, list[Result]]()
+        took: dict[str, float] = {}
+        for turn in range(count):
+            for name in [name for name in names if name not in self.problems]:
+                began = time.monotonic()
+                with self.attempt(name), console.status(f"{name}, round {turn + 1} of {count}"):
+                    if began + took.get(name, 0.0) > self.end:
+                        raise TimeOverError
+                    result = measure(name)
+                    found.setdefault(name, []).append(result)
+                took[name] = time.monotonic() - began
+                console.print(f"{name}: {self.problems.get(name, f'{took[name]:.1f} s')}")
+        for name in found.keys() & self.problems.keys():
+            if self.problems[name] == _TIME_OVER:
+                del self.problems[name]  # the table has its number of rounds
+        return found
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Iterator[None]:
@@ -190,18 +239,16 @@ class Contenders:
         try:
             yield
         except TimeOverError:
-            self.problems.setdefault(name, "not measured in full: the time limit")
+            self.problems[name] = _TIME_OVER
+        except UnavailableError as error:
+            self.problems[name] = str(error)
         except KeyboardInterrupt:
             self.end = 0.0
             self.problems[name] = "not measured in full: interrupted"
         except Exception as error:
             lines = (str(error).strip() or type(error).__name__).splitlines()
-            self.problems[name] = f"failed: {lines[0][:200]}"
+            self.problems[name] = f"failed: {lines[0][:300]}"
             print(f"{name}: {error}", file=sys.stderr)
-
-    def add_problems(self, report: Report) -> int:
-        """Adds the contenders that were not measured, with the reasons. Returns the exit status."""
-        return report.add_problems({TITLES[name]: problem for name, problem in self.problems.items()})
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
@@ -226,13 +273,7 @@ def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) 
     images = workload.write_images(work / "images")
     serve = tuple(shlex.split(options.serve))
     contenders = Contenders(workload, device, cache / "sets" / workload.name, images, serve, end)
-    if "aot" in options.cases:
-        build_store(contenders.sets, "--model", str(workload.folder), "--device", device, *serve)
-    for name in [case for case in options.cases if case in PEERS]:
-        reason = PEERS[name].unavailable(workload, device)
-        if reason:
-            contenders.problems[name] = reason
-            continue
+    for name in [name for name in options.cases if name not in BARE]:
         with contenders.attempt(name):
-            PEERS[name].prepare(workload, contenders.sets)
+            contenders.prepare(name)
     return contenders

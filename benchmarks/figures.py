@@ -31,6 +31,12 @@ _TABLE = re.compile(
     r"(?P<end><!-- end of (?P=name) -->)",
     re.DOTALL,
 )
+# The servers of a headline, in this order.
+_SHOWN = ("aot", "transformers-eager", "transformers-batched", "litserve", "onnxruntime")
+_HEADLINE = (
+    "Time until a server is ready, a lone caption, and captions/s with 16 clients. The captioners have random "
+    "weights in the shapes of the real ones, and each of their captions is 20 tokens:"
+)
 _MODELS = {
     "demo": "the demo model: 2.95 M parameters, 96 × 96",
     "blip-base": "BLIP base: 224 M parameters, 384 × 384",
@@ -85,7 +91,8 @@ def with_figures(page: Path) -> str:
     def tabled(match: re.Match[str]) -> str:
         if match["name"] not in TABLES:
             raise FiguresError(f"{page}: there is no table {match['name']}")
-        return f"{match['begin']}\n{TABLES[match['name']](match['files'].split(), folder)}\n\n{match['end']}"
+        table = TABLES[match["name"]](match["files"].split(), folder)
+        return match["begin"] + (f"\n{table}\n\n" if table else "") + match["end"]
 
     folder = "../" * (len(page.resolve().relative_to(ROOT).parts) - 1) + "benchmarks/results"
     try:
@@ -105,8 +112,7 @@ def peers(files: Sequence[str], folder: str) -> str:
     rows = []
     for found in map(result, files):
         figures: Mapping[str, float] = found["figures"]
-        machine = found["machine"].split(", Linux")[0]
-        rows.append([f"*{_MODELS.get(found['model'], found['model'])}, on {machine}*", "", "", ""])
+        rows.append([f"*{_MODELS.get(found['model'], found['model'])}; {_machine(found)}*", "", "", ""])
         for case in (case for case in TITLES if f"{case}.ready" in figures):
             ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
             cells = [TITLES[case], f"{ready:.2f} s", f"{lone:,.0f} ms", per_second(rate)]
@@ -115,12 +121,40 @@ def peers(files: Sequence[str], folder: str) -> str:
     return "\n".join([*lines, *(_source(name, folder) for name in files)])
 
 
+def headline(files: Sequence[str], folder: str) -> str:
+    """Returns a table with a row for each run of `snapcap bench peers`, and the main servers side by side.
+
+    Runs that were not made are left out, and a table of none.
+    """
+    runs = [result(name) for name in files if (RESULTS / f"{name}.json").exists()]
+    cases = [name for name in _SHOWN if any(f"{name}.ready" in run["figures"] for run in runs)]
+    rows = []
+    for run in runs:
+        cells = [_three(run["figures"], case) for case in cases]
+        rows.append([f"{_MODELS.get(run['model'], run['model'])}; {_machine(run)}", f"**{cells[0]}**", *cells[1:]])
+    return f"{_HEADLINE}\n\n{_rows(['', *(TITLES[name] for name in cases)], rows)}" if rows else ""
+
+
+def _three(figures: Mapping[str, float], case: str) -> str:
+    """Returns a server's time to ready, its lone caption and its captions/s, or an empty text if it has none."""
+    if f"{case}.ready" not in figures:
+        return ""
+    ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
+    return f"{ready:.2f} s, {lone:,.0f} ms, {per_second(rate)}/s"
+
+
+def _machine(found: Mapping[str, Any]) -> str:
+    """Returns the GPU or the CPU of a run, and the number of CPUs."""
+    parts = found["machine"].split(", ")
+    return f"{parts[0]}, {next(part for part in parts if part.endswith(' CPUs'))}"
+
+
 def modes(files: Sequence[str], folder: str) -> str:
     """Returns a table with a row for each way to compile of each run of `snapcap bench modes`, and the runs."""
     rows = []
     for found in map(result, files):
         figures: Mapping[str, float] = found["figures"]
-        rows.append([f"*{found['model']}, on {found['machine'].split(', Linux')[0]}*", *[""] * 6])
+        rows.append([f"*{found['model']}; {_machine(found)}*", *[""] * 6])
         for name, case in CASES.items():
             if f"{name}.until_first_step" not in figures:
                 continue
@@ -156,10 +190,15 @@ def fleets(files: Sequence[str], folder: str) -> str:
     ]
     columns = ["load", "server", "p50", "p99", "past 5 s", "replica hours", "starts"]
     tables = [_rows(["server", "start", "a lone caption", "captions/s"], servers), _rows(columns, rows)]
-    return "\n\n".join([*tables, _source(name, folder)])
+    return "\n\n".join([*tables, f"{_source(name, folder)}. The servers' numbers are of {found['servers_from']}."])
 
 
-TABLES: dict[str, Callable[[Sequence[str], str], str]] = {"peers": peers, "modes": modes, "fleets": fleets}
+TABLES: dict[str, Callable[[Sequence[str], str], str]] = {
+    "headline": headline,
+    "peers": peers,
+    "modes": modes,
+    "fleets": fleets,
+}
 
 
 def _rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

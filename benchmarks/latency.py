@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-
 from snapcap.benchmarks import contenders as contending
 from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders
 from snapcap.benchmarks.harness.arguments import counts, seconds
@@ -72,25 +70,27 @@ def engine(contenders: Contenders, name: str, concurrency: Sequence[int], second
 def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every server that is installed gave results."""
     concurrency = options.concurrency or list(DEFAULT_CONCURRENCY[device])
-    console, report = Console(stderr=True, highlight=False), Report()
-    engines: dict[str, Any] = {}
-    servers: dict[str, Any] = {}
+    report = Report()
     with ExitStack() as stack:
         contenders = contending.open_contenders(stack, options, device)
         load = HttpLoad(contenders.images, 1, options.seconds, options.processes)
-        for name in [case for case in options.cases if case not in contenders.problems]:
-            with contenders.attempt(name), console.status(name):
-                contenders.check_time()
-                if name in BACKENDS and not options.no_engine:
-                    engines[name] = engine(contenders, name, concurrency, options.seconds)
-                if not options.no_http:
-                    servers[name] = over_http(contenders, name, concurrency, load)
-            console.print(f"{name}: {contenders.problems.get(name, 'done')}")
+
+        def measure(name: str) -> dict[str, Any]:
+            found = {}
+            if name in BACKENDS and not options.no_engine:
+                found["engine"] = engine(contenders, name, concurrency, options.seconds)
+            if not options.no_http:
+                found["http"] = over_http(contenders, name, concurrency, load)
+            return found
+
+        results = contenders.rounds(options.cases, 1, measure)
+    engines = {name: found["engine"] for name, (found,) in results.items() if "engine" in found}
+    servers = {name: found["http"] for name, (found,) in results.items() if "http" in found}
     _load_table(report, "Without HTTP", {name: case["concurrency"] for name, case in engines.items()})
     _steps_table(report, {name: case["steps"] for name, case in engines.items()})
     _load_table(report, "Over HTTP", {name: case["load"] for name, case in servers.items()})
     _facts_table(report, servers)
-    status = contenders.add_problems(report)
+    status = report.add_problems(contenders.problems, TITLES)
     figures = {**flat("engine", engines), **flat("http", servers)}
     about = {"benchmark": "latency", "model": options.model, "device": device, "problems": contenders.problems}
     report.write(options.json, figures, **about)

@@ -167,7 +167,7 @@ def run(options: argparse.Namespace, device: str) -> int:
         end = time.monotonic() + options.time_limit
         results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
     fill(report, results.samples, results.tokens, options.buckets, options.runs)
-    status = report.add_problems({CASES[name].title: why for name, why in results.problems.items()})
+    status = report.add_problems(results.problems, {name: case.title for name, case in CASES.items()})
     report.write(
         options.json,
         figures_of(results.samples),

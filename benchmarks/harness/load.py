@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -32,10 +33,12 @@ import uvloop
 from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.processes import tree_cpu_seconds
 from snapcap.benchmarks.harness.report import percentiles_ms
-from snapcap.benchmarks.harness.server import Endpoint, Server, content_length, request_bytes
+from snapcap.benchmarks.harness.server import Endpoint, Server, request_bytes
 from snapcap.benchmarks.harness.workload import ROOT, environment, read_images
 
 GRACE_S = 120.0  # time for the last replies after the load has ended
+# Every reply measured here has its length.
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 COMPONENTS = ("encoder", "decoder")
 SERVING_COMPILES = 'snapcap_compile_events_total{when="serving"}'
 Request = tuple[bytes, bytes]  # a whole request, and the text that its reply must contain
@@ -91,7 +94,10 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         head, separator, body = self._buffer.partition(b"\r\n\r\n")
-        if not separator or len(body) < content_length(head) or self._reply is None:
+        if not separator or self._reply is None:
+            return
+        length = _LENGTH.search(head)
+        if length is None or len(body) < int(length[1]):
             return
         self._buffer = b""
         tally, status = self._tally, head[9:12]

@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ _CREDENTIALS = {
     "NO_PROXY": "127.0.0.1,localhost",
 }
 _BUCKET = "bench"
-_DOWNLOADS = 3
 # S3 is another process too. A server inside the measuring process would share its interpreter lock.
 _MOTO = """
 import sys, time
@@ -39,14 +37,10 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class S3Artifacts:
-    """The options and environment with which a server finds the set.
-
-    link_s: seconds in which a plain client downloads the published weights; 0 if none were published.
-    """
+    """The options and environment with which a server finds the set."""
 
     options: tuple[str, ...]
     environment: dict[str, str]
-    link_s: float = 0.0
 
 
 def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
@@ -55,20 +49,6 @@ def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
     for name in checkpoint_names(names, lambda index: (checkpoint / index).read_bytes()):
         s3.upload_file(str(checkpoint / name), _BUCKET, f"model/{name}")
     return f"s3://{_BUCKET}/model"
-
-
-def _plain_download_s(s3: "S3Client") -> float:
-    """Returns the seconds to download the largest blob, the weights, over one connection: the fastest of some
-    downloads."""
-    blobs = s3.list_objects_v2(Bucket=_BUCKET, Prefix="snapcap/blobs/")["Contents"]
-    key = max(blobs, key=lambda blob: blob["Size"])["Key"]
-    seconds = []
-    for _ in range(_DOWNLOADS):
-        began = time.monotonic()
-        for _piece in s3.get_object(Bucket=_BUCKET, Key=key)["Body"].iter_chunks(1 << 20):
-            pass
-        seconds.append(time.monotonic() - began)
-    return min(seconds)
 
 
 @contextlib.contextmanager
@@ -100,8 +80,8 @@ def s3_artifacts(
             "s3",
             endpoint_url=endpoint,
             region_name="us-east-1",
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
+            aws_access_key_id=_CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
         )
         s3.create_bucket(Bucket=_BUCKET)
         if not key.exists():
@@ -113,8 +93,7 @@ def s3_artifacts(
             trusted += ("--model", _uploaded(s3, checkpoint))
             signing += ("--weights",)
         build_store(cache, *options, *store, *signing, *trusted, extra=_CREDENTIALS)
-        link = 0.0 if checkpoint is None else _plain_download_s(s3)
-        yield S3Artifacts((*store, *trusted), _CREDENTIALS, link)
+        yield S3Artifacts((*store, *trusted), _CREDENTIALS)
     finally:
         process.terminate()
         process.wait()

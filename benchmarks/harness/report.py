@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,6 +35,14 @@ class Samples:
     """The values of a case, by the name of the measurement."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rounds: Iterable[Mapping[str, float]]) -> "Samples":
+        """Returns the values of several rounds."""
+        samples = cls()
+        for measured in rounds:
+            samples.add(measured)
+        return samples
 
     def add(self, measured: Mapping[str, float]) -> None:
         for name, value in measured.items():
@@ -87,12 +95,13 @@ class Report:
             {"title": title, "columns": list(columns), "rows": [list(row) for row in rows], "note": note}
         )
 
-    def add_problems(self, problems: Mapping[str, str]) -> int:
+    def add_problems(self, problems: Mapping[str, str], titles: Mapping[str, str]) -> int:
         """Adds the cases that were not measured, with the reasons.
 
         Returns the exit status, which is 1 if a case failed that could have been measured here.
         """
-        self.add("Not measured, or not to be trusted", ["", "because"], [list(each) for each in problems.items()])
+        rows = [[titles[name], why] for name, why in problems.items()]
+        self.add("Not measured, or not to be trusted", ["", "because"], rows)
         return int(any(why.startswith("failed") for why in problems.values()))
 
     def write(self, file: Path | None, figures: Mapping[str, float | None], **further: Any) -> None:
@@ -130,7 +139,7 @@ def setting() -> dict[str, str]:
     """Returns where and how the measurement was made."""
     module = sys.modules["__main__"].__spec__
     name = (module.name if module is not None else Path(sys.argv[0]).stem).removesuffix(".__main__")
-    command = ["snapcap"] if name == "snapcap" else ["python", "-m", name]
+    command = "snapcap" if name == "snapcap" else f"python -m {name}"
     parts = [cpu_model(), f"{len(os.sched_getaffinity(0))} CPUs", f"{platform.system()} {platform.release()}"]
     gpu = gpu_name()
     return {
@@ -138,7 +147,8 @@ def setting() -> dict[str, str]:
         "versions": ", ".join([f"Python {platform.python_version()}", *_versions()]),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
-        "command": shlex.join([*command, *sys.argv[1:]]),
+        # Without the places of files, which are this machine's.
+        "command": re.sub(r" --(?:cache|json|png)[= ]\S+", "", f"{command} {shlex.join(sys.argv[1:])}"),
     }
 
 

@@ -1,15 +1,11 @@
-"""Runs measured processes and servers, with a clock that starts just before they are spawned.
-
-Requests are sent over a keep-alive HTTP/1.1 connection without a library, whose import and overhead would be part
-of the measurement.
-"""
+"""Runs measured processes and servers, with a clock that starts just before they are spawned."""
 
 import base64
 import contextlib
+import http.client
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -37,33 +33,23 @@ class Reply(NamedTuple):
 
 
 class Connection:
-    """A connection to a port of this machine. Raises `OSError` if it is refused or lost."""
+    """A keep-alive connection to a port of this machine. Raises `OSError` if it is refused or lost."""
 
     def __init__(self, port: int, timeout: float = 120.0) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = b""
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+        self._http.connect()
 
     def request(self, path: str, body: bytes | None = None, content_type: str = BINARY) -> Reply:
         """Sends a GET, or a POST if there is a body, and waits for the reply."""
-        self._socket.sendall(request_bytes(path, body, content_type))
-        while b"\r\n\r\n" not in self._buffer:
-            self._receive()
-        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
-        length = content_length(head)
-        while len(self._buffer) < length:
-            self._receive()
-        content, self._buffer = self._buffer[:length], self._buffer[length:]
-        return Reply(int(head[9:12]), content)
+        if body is None:
+            self._http.request("GET", path)
+        else:
+            self._http.request("POST", path, body, {"Content-Type": content_type})
+        reply = self._http.getresponse()
+        return Reply(reply.status, reply.read())
 
     def close(self) -> None:
-        self._socket.close()
-
-    def _receive(self) -> None:
-        chunk = self._socket.recv(65536)
-        if not chunk:
-            raise ConnectionResetError("the server closed the connection")
-        self._buffer += chunk
+        self._http.close()
 
 
 def request_bytes(
@@ -75,21 +61,6 @@ def request_bytes(
     if body is None:
         return f"{head}\r\n".encode()
     return f"{head}Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def content_length(head: bytes, default: int | None = None) -> int:
-    """Returns the Content-Length of a head.
-
-    Raises:
-        ValueError: there is no Content-Length and no default. Every reply measured here has one.
-    """
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            return int(value)
-    if default is None:
-        raise ValueError(f"a reply without Content-Length: {head!r}")
-    return default
 
 
 @dataclass(frozen=True)

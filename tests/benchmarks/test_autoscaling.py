@@ -108,12 +108,14 @@ def servers(tmp_path: Path) -> Path:
     figures = {}
     for case, start, rate in (("aot", 0.3, 180.0), ("onnxruntime", 0.4, 200.0), ("transformers-eager", 3.4, 18.0)):
         figures |= {f"{case}.ready": start, f"{case}.lone_ms": 10.0, f"{case}.captions_per_s": rate}
-    (tmp_path / "servers.json").write_text(json.dumps({"figures": figures}))
+    (tmp_path / "servers.json").write_text(
+        json.dumps({"command": "snapcap bench peers", "commit": "c", "figures": figures})
+    )
     return tmp_path / "servers.json"
 
 
 def test_the_servers_are_those_of_one_run(servers: Path) -> None:
-    found = {each.title: each for each in measured(servers)}
+    found = {each.title: each for each in measured(json.loads(servers.read_text()))}
     assert found["snapcap"] == Replica("snapcap", 0.3, 0.01, 180.0, CLIENTS)
     (published,) = (each for each in found.values() if "published" in each.title)
     assert (published.start, published.rate) == (VLLM_START_S, found["snapcap"].rate)
@@ -127,6 +129,7 @@ def test_the_command_prints_every_load(tmp_path: Path, servers: Path) -> None:
     assert list(result["loads"]) == [load.title for load in LOADS]
     assert all(list(cases) == list(result["servers"]) for cases in result["loads"].values())
     assert all(load.title in run.stdout for load in LOADS)
+    assert result["servers_from"] == "`snapcap bench peers` at c"
     assert result["command"].startswith("python -m snapcap.benchmarks.autoscaling --servers")
 
 

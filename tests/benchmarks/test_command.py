@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapcap.benchmarks.command import make_parser
-from snapcap.benchmarks.contenders import PEERS
+from snapcap.benchmarks.contenders import PEERS, Contenders
 from snapcap.benchmarks.harness import arguments
 from snapcap.benchmarks.harness.arguments import PageCacheError, some_of
 from snapcap.benchmarks.harness.workload import open_workload
@@ -133,7 +133,8 @@ def test_a_cold_start_drops_the_page_cache_first(
     monkeypatch.setattr("snapcap.benchmarks.startup.start_script", lambda *_: events.append("start"))
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
-        Bench(workload, False, "cpu", tmp_path, tmp_path, (), stack, float("inf"), cold).start("floor")
+        contenders = Contenders(workload, "cpu", tmp_path, tmp_path, (), float("inf"))
+        Bench(contenders, False, tmp_path, stack, cold).start("floor")
     assert events == ["drop"] * cold + ["start"]
 
 

@@ -2,15 +2,20 @@
 
 import argparse
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from snapcap.benchmarks import comparison, contenders
-from snapcap.benchmarks.contenders import PEERS, Contenders
+from snapcap.benchmarks.contenders import PEERS, TITLES, Contenders
+from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import Endpoint
-from snapcap.benchmarks.harness.workload import Workload
+from snapcap.benchmarks.harness.workload import Workload, open_workload
+from snapcap.benchmarks.startup import Start, judge
+from snapcap.benchmarks.waterfall import Segment
 
 
 class Rounds:
@@ -71,6 +76,28 @@ def test_an_interrupted_run_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, t
     _, written = rounds.run("aot", "eager", "litserve", rounds=1)
     assert list(written["samples"]) == ["aot"]
     assert set(written["problems"]) == {"eager", "litserve"}
+
+
+def test_a_server_that_cannot_be_measured_here_is_no_failure(tmp_path: Path) -> None:
+    workload = replace(open_workload("demo", tmp_path), folder=tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["BlipForConditionalGeneration"]}')
+    options = argparse.Namespace(
+        cases=["onnxruntime", "eager"], model="demo", cache=None, serve="", time_limit=60.0
+    )
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(contenders, "open_workload", lambda *_: workload)
+        found = contenders.open_contenders(stack, options, "cpu")
+        assert found.rounds(options.cases, 2, lambda name: name) == {"eager": ["eager", "eager"]}
+    assert "gpt2" in found.problems["onnxruntime"]
+    assert Report().add_problems(found.problems, TITLES) == 0
+
+
+def test_a_start_that_compiles_after_ready_has_failed() -> None:
+    starts = [Start(1.0, [Segment("all", 0.0, 1.0)], {"compiles_serving": graphs}) for graphs in (0.0, 2.0)]
+    problems: dict[str, str] = {}
+    judge({"eager": starts[:1], "aot": starts}, problems)
+    assert problems == {"aot": "failed: it compiled 2 graphs after READY"}
+    assert Report().add_problems(problems, TITLES) == 1
 
 
 def test_an_image_comes_as_the_server_takes_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from snapcap.benchmarks import startup
+from snapcap.benchmarks.contenders import Contenders
 from snapcap.benchmarks.harness.moto_store import S3Artifacts
 from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.startup import (
@@ -21,16 +22,14 @@ from snapcap.benchmarks.startup import (
 HIT = {"result": "hit", "bytes_fetched": 3 << 20}
 
 
-def begin(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, Any], case: str = PUBLISHED
-) -> tuple[Start, list[Any]]:
+def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, Any]) -> tuple[Start, list[Any]]:
     """A start of a server that says so of its weights, and how its store was made and it was asked for."""
     seen: list[Any] = []
 
     @contextmanager
     def artifacts(*given: Any) -> Iterator[S3Artifacts]:
         seen.append(given[2:])
-        yield S3Artifacts(("--store", "s3://x"), {"KEY": "x"}, link_s=0.25)
+        yield S3Artifacts(("--store", "s3://x"), {"KEY": "x"})
 
     def run(self: ServerStart) -> Start:
         seen.append(self.command)
@@ -40,8 +39,8 @@ def begin(
     monkeypatch.setattr(ServerStart, "run", run)
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
-        bench = Bench(workload, False, "cpu", tmp_path, tmp_path, ("--buckets=1",), stack, float("inf"))
-        return bench.start(case), seen
+        contenders = Contenders(workload, "cpu", tmp_path, tmp_path, ("--buckets=1",), float("inf"))
+        return Bench(contenders, False, tmp_path, stack).start(PUBLISHED), seen
 
 
 def test_the_checkpoint_is_in_s3_and_the_bytes_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,10 +49,7 @@ def test_the_checkpoint_is_in_s3_and_the_bytes_are_noted(monkeypatch: pytest.Mon
     assert "--model" not in options
     assert (checkpoint / "config.json").is_file()
     assert "--strict" in command
-    assert (start.values["weights_mib"], start.values["link_s"]) == (3.0, 0.25)
-    start, (given, _) = begin(monkeypatch, tmp_path, {}, "aot-s3")
-    assert "--model" in given[0]
-    assert "link_s" not in start.values
+    assert start.values["weights_mib"] == 3.0
 
 
 @pytest.mark.parametrize("weights", [{"result": "miss", "bytes_fetched": 0}, {"result": "hit", "bytes_fetched": 0}])

@@ -72,7 +72,7 @@ def test_ratios_are_to_eager_and_failures_are_named() -> None:
     full.add({"encoder_1": 4, "encoder_2": 8, "decoder_1": 2, "decoder_2": 3, "hits": 0, "misses": 8})
     out = Report()
     modes.fill(out, {"eager": eager, "full": full}, {"eager": [1, 2], "full": [1, 3]}, (1, 2), 1)
-    out.add_problems({CASES["regional"].title: "failed: no compiler"})
+    out.add_problems({"regional": "failed: no compiler"}, {name: case.title for name, case in CASES.items()})
     first, later, failed = out.tables
     row = first["rows"][1]
     assert row[:5] == [CASES["full"].title, "30.0", "15.00 ×", "50.0", "25.00 ×"]

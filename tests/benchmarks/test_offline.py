@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from snapcap.benchmarks.contenders import Contenders
 from snapcap.benchmarks.harness.workload import fresh_caches, open_workload
 from snapcap.benchmarks.startup import LIBRARY, Bench, caption_once
 
@@ -14,8 +15,9 @@ def test_the_library_captions_in_a_process_of_its_own(tmp_path: Path) -> None:
     """In a process of its own, on whatever backend there is."""
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
-        bench = Bench(workload, False, "cpu", tmp_path / "sets", tmp_path, (), stack, float("inf"))
-        start = bench.start(LIBRARY)
+        images = workload.write_images(tmp_path / "images")
+        contenders = Contenders(workload, "cpu", tmp_path / "sets", images, (), float("inf"))
+        start = Bench(contenders, False, tmp_path, stack).start(LIBRARY)
     assert start.total > 0
     assert sum(segment.seconds for segment in start.segments) == pytest.approx(start.total)
 

@@ -74,5 +74,14 @@ def test_a_table_has_a_row_for_each_server_and_names_those_left_out(page: Path) 
     assert "not installed: litserve" in text
     assert "[samples](../benchmarks/results/servers.json)" in text
     assert "old" not in text
+    assert "| *the demo model: 2.95 M parameters, 96 × 96; a machine, 2 CPUs* |" in text
     page.write_text(text)
     assert with_figures(page) == text
+
+
+def test_a_headline_has_a_row_for_each_run_that_was_made(page: Path) -> None:
+    page.write_text("<!-- headline unmeasured: written by x -->\n<!-- end of headline -->\n")
+    assert "|" not in with_figures(page)
+    page.write_text("<!-- headline servers unmeasured: written by x -->\n<!-- end of headline -->\n")
+    row = "| the demo model: 2.95 M parameters, 96 × 96; a machine, 2 CPUs | **0.25 s, 9 ms, 191/s** |"
+    assert row in with_figures(page)
