@@ -19,6 +19,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from snapcap.models.dataclass import dataclass
@@ -274,16 +275,17 @@ class Engine:
         if self._beside is not None:
             if scheduler.running and not self._beside.encode.done():
                 return []
-            back, encode = self._rejoin(runner)
-            encoded = self._encode_admitted(runner, back, encode) if back else []
-        others = len(scheduler.running)
+            rows, done = self._rejoin(runner)
+            encoded = self._encode_admitted(runner, rows, done) if rows else []
+        others, lanes = len(scheduler.running), runner.lanes
         admitted = scheduler.admit()
-        if runner.lanes is not None:
-            runner.lanes.serve(alone=scheduler.is_lone)
-        if admitted and others and runner.encodes_beside:
-            bucket, first = scheduler.table.fit(len(admitted)), scheduler.set_aside(admitted)
-            images, rows = [row.request.array for row in admitted], [self._row(row) for row in admitted]
-            self._beside = _Beside(admitted, first, runner.encode_beside(bucket, images, first, rows))
+        if lanes is not None:
+            lanes.serve(alone=scheduler.is_lone)
+        if admitted and others and lanes is not None and runner.encodes_beside:
+            first = scheduler.running.index(admitted[0])
+            encode = lanes.beside(partial(self._encode_images, runner, admitted, first))
+            scheduler.set_aside(admitted)
+            self._beside = _Beside(admitted, first, encode)
         elif admitted:
             encoded += self._encode_admitted(runner, admitted)
         return encoded
@@ -336,12 +338,7 @@ class Engine:
         bucket = scheduler.table.fit(len(admitted))
         first = scheduler.running.index(admitted[0])
         rows = [self._row(row) for row in admitted]
-        if beside is None:
-            timer = runner.timer()
-            runner.encode(bucket, [row.request.array for row in admitted], first, rows)
-            timer.stop()
-        else:
-            timer = beside.result()
+        timer = beside.result() if beside is not None else self._encode_images(runner, admitted, first)
         runner.admit(first, rows)
         for row, content in zip(admitted, rows, strict=True):
             if row.searches:
@@ -350,6 +347,13 @@ class Engine:
             self._observer.queue_waited(row.admitted - row.submitted)
             row.request.admitted()
         return _Encoded(admitted, bucket.size, timer)
+
+    def _encode_images(self, runner: "Runner[Any]", admitted: list[RunningRequest], first: int) -> "Timer":
+        """Encodes images into the slots from ``first`` on; on the thread for encodes if that is beside steps."""
+        timer = runner.timer()
+        rows = [self._row(row) for row in admitted]
+        runner.encode(self._scheduler.table.fit(len(rows)), [row.request.array for row in admitted], first, rows)
+        return timer.stop()
 
     def _launch(self, runner: "Runner[Any]", encoded: list[_Encoded]) -> _Step:
         rows = self._scheduler.launched()

@@ -284,11 +284,10 @@ class Scheduler:
         self._place(admitted)
         return admitted
 
-    def set_aside(self, admitted: list[RunningRequest]) -> int:
+    def set_aside(self, admitted: list[RunningRequest]) -> None:
         """Takes the requests that were just admitted out of the running rows until `put_back`. Nobody may be
-        admitted meanwhile. Returns the first of their slots."""
+        admitted meanwhile."""
         del self.running[len(self.running) - sum(row.slots for row in admitted) :]
-        return len(self.running)
 
     def put_back(
         self, rows: list[RunningRequest], first: int

@@ -6,7 +6,6 @@ nothing to copy when the engine moves between buckets. No torch: what tensors ar
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Generic, NamedTuple
@@ -200,21 +199,6 @@ class Runner(Generic[B]):
         self.state.write_texts(slots[:count], [row.read(self.config.generation.start_id) for row in rows])
         return plan.captured.replay() if plan.captured else self._run_encoder(plan)
 
-    def encode_beside(
-        self, bucket: Bucket, images: Sequence[Pixels], first_slot: int, rows: Sequence[SlotRequest]
-    ) -> "Future[Timer]":
-        """Does what ``encode`` does, while decode steps of other rows go on. No other encode may run meanwhile.
-        Only for a runner that ``encodes_beside``."""
-        if self.lanes is None:
-            raise ValueError("this device has no lanes")
-
-        def encode() -> Timer:
-            timer = self.timer()
-            self.encode(bucket, images, first_slot, rows)
-            return timer.stop()
-
-        return self.lanes.beside(encode)
-
     def admit(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
         """Put requests at the first token that their encode has not read, and their prompts as forced tokens."""
         state, count = self.state, len(rows)
@@ -304,8 +288,8 @@ class Runner(Generic[B]):
 
     @property
     def encodes_beside(self) -> bool:
-        """True if an encode may run beside decode steps. Then it writes to the caches of cross-attention alone:
-        steps write to the other caches of every slot of their bucket."""
+        """True if ``encode`` may run in ``lanes.beside`` while decode steps of other rows go on. Then it writes to
+        the caches of cross-attention alone: steps write to the other caches of every slot of their bucket."""
         return self.lanes is not None and not self.config.decoder.reads_prompt
 
     def timer(self) -> Timer:

@@ -4,13 +4,16 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
 from support.fakes.list_engine import LIMITS, PATIENCE, Served, result
 
+from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, EngineFailed, NotReady
-from snapcap.warmup.runtime.slot_request import GREEDY, Needs
+from snapcap.service.ipc.shared_pixels import FilledSlot
+from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SamplingParams
 
 
 def test_a_request_gets_its_tokens_from_the_smallest_bucket(served: Served) -> None:
@@ -298,4 +301,17 @@ def test_a_step_that_fails_beside_an_encode_fails_both_and_the_next_request_is_s
     errors = [each.future.exception(PATIENCE) for each in (beside.first, beside.second)]
     assert [type(error) for error in errors] == [EngineFailed] * 2
     assert result(beside.served.send(3)).tokens == (300, 301, 302, 303, 304)
+    beside.end()
+
+
+def test_an_image_that_cannot_be_read_beside_steps_fails_its_request_alone() -> None:
+    beside = Beside()
+    beside.release.set()
+    pixels = FilledSlot(0)  # of another process
+    odd = CaptionRequest("odd", pixels, (), SamplingParams(), 1e12, Future())
+    beside.served.engine.submit(odd)
+    beside.go_on()
+    assert isinstance(odd.future.exception(PATIENCE), EngineFailed)
+    assert result(beside.first).tokens == tuple(range(100, 120))
+    assert result(beside.second).tokens == tuple(range(200, 220))
     beside.end()

@@ -80,7 +80,8 @@ def admit(
         device.images[slot] = row.request
     if luck is None or not admitted:
         return admitted, None
-    return [], (admitted, scheduler.set_aside(admitted))
+    scheduler.set_aside(admitted)
+    return [], (admitted, first)
 
 
 @pytest.mark.parametrize("mode", ["in_step", "ahead", "beside"])

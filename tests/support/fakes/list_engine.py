@@ -48,23 +48,13 @@ class ListRunner:
         return self.condition
 
     def encode(self, bucket: Bucket, images: list[int], first_slot: int, rows: Sequence[SlotRequest] = ()) -> None:
+        if threading.current_thread().name == "encodes":
+            assert not self.beside
+            self.beside = set(range(first_slot, first_slot + len(images)))
         self.before_encode()
         assert len(images) <= bucket.size
         self.encoded.append((bucket.size, len(images)))
         self.images[first_slot : first_slot + len(images)] = images
-
-    def encode_beside(
-        self, bucket: Bucket, images: list[int], first_slot: int, rows: Sequence[SlotRequest]
-    ) -> "Future[Timer]":
-        assert self.lanes is not None
-        assert not self.beside
-        self.beside = set(range(first_slot, first_slot + len(images)))
-
-        def encode() -> Timer:
-            self.encode(bucket, images, first_slot, rows)
-            return Timer()
-
-        return self.lanes.beside(encode)
 
     def admit(self, first_slot: int, rows: list[SlotRequest]) -> None:
         self.beside = set()
