@@ -72,10 +72,10 @@ def test_what_a_page_names_is_there(page: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in pages() if page.startswith(("README", "docs/", "deploy/"))])
 def test_the_options_that_a_page_names_are_there(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    known = {"--help", "--no-prepared-weights"}
+    known = {"--help", "--no-prepared-weights", "--gpus"}  # the last one is Docker's
     for command in ("serve", "build", "explain", "caption", "import"):
         with pytest.raises(SystemExit):
-            main([command, "--help-all" if command == "serve" else "--help"])
+            main([command, "--help-all" if command in ("serve", "caption") else "--help"])
         known |= set(re.findall(r"--[a-z0-9-]*[a-z0-9]", capsys.readouterr().out))
     spans = re.findall(r"`((?:--|snapcap (?!bench))[^`\n]+)`", (ROOT / page).read_text())
     named = {flag for span in spans for flag in re.findall(r"--[a-z0-9_-]*[a-z0-9]", span)}
