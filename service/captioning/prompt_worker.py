@@ -27,6 +27,9 @@ from snapcap.warmup.machine.worker import Task, serve_tasks
 # CPU seconds of a prompt. The kernel counts whole seconds, so a prompt gets between this number and one second
 # more.
 CPU_SECONDS = 1
+# CPU seconds after which the process is renewed. A few seconds later the kernel ends it, because code of a prompt
+# could go on for ever after its answer.
+RENEWED_CPU_SECONDS = 60
 # Bytes of address space for prompts, beyond what the process has after it has loaded the tokenizer.
 MEMORY = 256 << 20
 
@@ -49,11 +52,13 @@ def _start(job: PromptJob) -> Task:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with contextlib.suppress(ValueError, OSError):  # likewise
+        most = _used() + RENEWED_CPU_SECONDS + 2 * (CPU_SECONDS + 1)
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
     confine()
 
     def answer(task: dict[str, Any]) -> dict[str, Any]:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _bound(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + CPU_SECONDS + 1)
+        _bound(resource.RLIMIT_CPU, _used() + CPU_SECONDS + 1)
         try:
             ids = tokenizer.prompt_ids(task["prompt"])
         except PromptError as error:
@@ -61,6 +66,12 @@ def _start(job: PromptJob) -> Task:
         return {"ids": ids} if len(ids) <= task["most"] else {"count": len(ids)}
 
     return answer
+
+
+def _used() -> int:
+    """Returns the whole CPU seconds of this process so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return int(used.ru_utime + used.ru_stime)
 
 
 def _bound(limit: int, most: int) -> None:

@@ -61,6 +61,8 @@ class PromptReader:
 
     def _ask(self, prompt: str, most: int, request_id: str, deadline: float) -> dict[str, Any]:
         # Imported for the first prompt only.
+        from snapcap.service.captioning.prompt_worker import RENEWED_CPU_SECONDS  # noqa: PLC0415
+        from snapcap.service.images.processes import cpu_seconds  # noqa: PLC0415
         from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError  # noqa: PLC0415
 
         worker = self._worker = self._worker or self._new_worker()
@@ -69,13 +71,18 @@ class PromptReader:
         except WorkerError as error:
             raise EngineFailed from error
         try:
-            return worker.ask({"prompt": prompt, "most": most}, min(max(deadline - time.monotonic(), 0.1), MOST_S))
+            reply = worker.ask({"prompt": prompt, "most": most}, min(max(deadline - time.monotonic(), 0.1), MOST_S))
         except WorkerTimeoutError as error:
             raise DeadlineExceeded from error
         except WorkerError as error:
             _log(request_id, str(error))
             must = "take less time and memory to be read; the process that made tokens of it was ended"
             raise InvalidOption("prompt", must) from None
+        used = None if worker.pid is None else cpu_seconds(worker.pid)
+        if used is not None and used > RENEWED_CPU_SECONDS:
+            worker.stop()
+            self._worker = None
+        return reply
 
     def _new_worker(self) -> "Worker":
         # Imported for the first prompt only.

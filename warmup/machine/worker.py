@@ -161,6 +161,12 @@ class Worker:
         """True if there is a process, which gets the next task."""
         return self._process is not None
 
+    @property
+    def pid(self) -> int | None:
+        """The number of the process; None if there is none."""
+        process = self._process  # another thread may set it to None by ``stop``
+        return None if process is None else process.pid
+
     def _variables(self) -> dict[str, str]:
         if self._trusted:
             return child_environment(self._environment)

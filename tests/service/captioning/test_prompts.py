@@ -12,6 +12,7 @@ from support.checkpoints.chat_files import write_chat_files
 from snapcap.models.processing.chat import read_chat
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.text import ImageMarkup
+from snapcap.service.captioning import prompt_worker
 from snapcap.service.captioning.prompts import PromptReader
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
 
@@ -86,6 +87,29 @@ def test_a_prompt_whose_time_is_over_is_not_begun_and_does_not_hold_up_the_next(
     slow = hostile.reader.read(SLOW, 30, "slow", time.monotonic() + 0.2)
     assert len(hostile.ids(GOOD)) == 2
     assert isinstance(slow.exception(0), DeadlineExceeded)
+
+
+def test_a_process_is_renewed_after_so_much_cpu_time_and_cannot_outlast_it(
+    demo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = PromptReader(demo_folder, None)
+    soon = time.monotonic() + 60
+
+    def read() -> int | None:
+        assert reader.read("a red", 50, "id", soon).result(60)
+        return None if reader._worker is None else reader._worker.pid
+
+    try:
+        pid = read()
+        assert pid is not None
+        assert read() == pid
+        (line,) = [each for each in Path(f"/proc/{pid}/limits").read_text().splitlines() if "cpu time" in each]
+        assert 60 < int(line.split()[-2]) < 120, "the hard limit, which code of a prompt cannot raise"
+        monkeypatch.setattr(prompt_worker, "RENEWED_CPU_SECONDS", 0)
+        assert read() is None
+        assert read() is None, "the next one is new too, and answers"
+    finally:
+        reader.close()
 
 
 def test_a_tokenizer_that_is_gone_is_the_servers_fault(tmp_path: Path) -> None:
