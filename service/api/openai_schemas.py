@@ -103,7 +103,8 @@ def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
     stop = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
     options = caption_options.schema()
     switch = {"type": ["boolean", "null"]}
-    usage = _object([], include_usage=switch, include_obfuscation=switch)
+    unread = {"description": "The server does not read the field."}
+    usage = _object([], include_usage=switch, include_obfuscation=unread)
     request = _object(
         ["messages"],
         model={
@@ -120,7 +121,7 @@ def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
             for field, values in NEUTRAL.items()
             if field not in (*OPTIONS, "stop")
         },
-        **{field: {"description": "The server does not read the field."} for field in LABELS},
+        **dict.fromkeys(LABELS, unread),
     )
     url = {"url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
     message = {"role": USER, "content": [{"type": "image_url", "image_url": url}]}
