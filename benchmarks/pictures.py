@@ -22,8 +22,8 @@ from snapcap.benchmarks.harness.arguments import count, make_parser
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, open_workload
 from snapcap.models.processing.resample import Resampler
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.warmup.artifacts.manifest import IMAGE_LIBRARY
 from snapcap.warmup.build.library_worker import LibraryJob, start
-from snapcap.warmup.plan.plan import IMAGE_LIBRARY
 
 FAMILIES = {
     "smolvlm": ImageTransform((512, 512), resample=1, longest_edge=2048),

@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 from snapcap.service.http.protocol import BoundedHttpProtocol, Flow
 from snapcap.service.server.uvicorn_server import Server
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.runtime.aoti import cuda_runtime, libtorch
+from snapcap.warmup.runtime.aoti import native, native_cuda
 from snapcap.warmup.s3.client import client
 
 ROOT = Path(__file__).parent.parent
@@ -145,8 +145,8 @@ def exported(library: str, names: set[str]) -> set[str]:
 
 
 def test_libtorch_has_the_functions_that_are_called() -> None:
-    names = mangled(libtorch) | libtorch._SIGNATURES.keys() | {"aoti_torch_empty_strided"}
-    assert mangled(libtorch)
+    names = mangled(native) | native._SIGNATURES.keys() | {"aoti_torch_empty_strided"}
+    assert mangled(native)
     assert names - exported("libtorch_cpu.so", names) == set()
 
 
@@ -154,9 +154,9 @@ def test_libtorch_has_the_functions_that_are_called() -> None:
     torch.version.cuda is None, reason="THIS TORCH IS BUILT WITHOUT CUDA: ITS GRAPHS ARE NOT LOOKED FOR"
 )
 def test_libtorch_has_the_functions_of_cuda_graphs() -> None:
-    names = mangled(cuda_runtime) | cuda_runtime._SIGNATURES.keys() | cuda_runtime._WAITING.keys()
+    names = mangled(native_cuda) | native_cuda._SIGNATURES.keys() | native_cuda._WAITING.keys()
     names |= {"aoti_torch_create_cuda_stream_guard", "aoti_torch_delete_cuda_stream_guard"}
-    assert len(mangled(cuda_runtime)) == 8
+    assert len(mangled(native_cuda)) == 8
     assert names - exported("libtorch_cuda.so", names) == set()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from snapcap.models.dataclass import dataclass
+from snapcap.warmup.cache_folder import user_cache
 from snapcap.warmup.option import (
     option,
     parse_address,
@@ -35,8 +36,6 @@ def is_remote(address: str) -> bool:
 
 def default_cache_dir() -> Path:
     """The user cache folder."""
-    from snapcap.warmup.cache_folder import user_cache  # noqa: PLC0415 - only starts without a folder need it
-
     return user_cache("snapcap")
 
 

@@ -269,9 +269,9 @@ def save(folder: Path) -> None:
 
 def open_model(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
     """Returns checkpoint, plan, model and device, as a start has them before anything is compiled."""
+    from snapcap.warmup.plan.checkpoint import read_checkpoint
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.runtime.torch_model import load_model, open_device
-    from snapcap.warmup.start.preparation import read_checkpoint
 
     compute = ComputeOptions(device=options.device, backend="eager", buckets=parse_buckets(options.buckets))
     start = StartOptions(ModelOptions(options.model), compute)

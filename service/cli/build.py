@@ -11,19 +11,19 @@ from snapcap.service.config.settings import Settings
 from snapcap.service.offline.progress import open_bar
 from snapcap.service.readiness import ExitStatus
 from snapcap.service.telemetry import logs
+from snapcap.warmup.artifacts.fetch import Artifacts
 from snapcap.warmup.artifacts.store import StoreError
-from snapcap.warmup.artifacts.worker import publish_in_worker
+from snapcap.warmup.artifacts.worker import find_artifacts, publish_in_worker
 from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.environment import remote_cache_environment
 from snapcap.warmup.build.release import check_publishing, publish_built, publish_weights
 from snapcap.warmup.errors import BuildError, one_line
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.checkpoint import Checkpoint, read_checkpoint
 from snapcap.warmup.plan.memory import fitted, free_for_another
-from snapcap.warmup.plan.plan import Artifacts, Plan, make_plan
+from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.start.start import load
 from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker
 
@@ -47,7 +47,7 @@ def _build(options: StartOptions) -> int:
     plan = make_plan(checkpoint.config, options)
     plan = fitted(checkpoint, plan, free_for_another(plan))
     options = replace(options, compute=replace(options.compute, buckets=plan.buckets))
-    artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
+    artifacts = find_artifacts(options, plan.factors(checkpoint.config, options.kind))
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())  # a log has each sentence on one line
     console.print(f"key {artifacts.key}", highlight=False)
     console.print(f"{plan.device} {plan.dtype}, buckets {','.join(map(str, plan.buckets))}", highlight=False)

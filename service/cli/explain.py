@@ -10,11 +10,12 @@ from snapcap.service.readiness import ExitStatus
 from snapcap.service.telemetry import logs
 from snapcap.warmup.artifacts.fetch import NotFetchedError
 from snapcap.warmup.artifacts.key import ABSENT, describe_model
+from snapcap.warmup.artifacts.worker import find_artifacts
 from snapcap.warmup.checkpoints.source import is_publishable
 from snapcap.warmup.errors import one_line
+from snapcap.warmup.plan.checkpoint import read_checkpoint
 from snapcap.warmup.plan.memory import fitted, free_for_another
 from snapcap.warmup.plan.plan import make_plan
-from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.weights.published import ModelFetcher
 
 
@@ -28,7 +29,7 @@ def explain(settings: Settings, show_all: bool) -> int:
         checkpoint = read_checkpoint(settings)
         plan = make_plan(checkpoint.config, settings)
         plan = fitted(checkpoint, plan, free_for_another(plan))
-        artifacts = find_artifacts(checkpoint.config, plan, settings, settings.kind)
+        artifacts = find_artifacts(settings, plan.factors(checkpoint.config, settings.kind))
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
         return ExitStatus.of(error)

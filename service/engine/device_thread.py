@@ -13,14 +13,14 @@ from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import after_ready
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.start import StartedModel, load
 
 if TYPE_CHECKING:
+    from snapcap.warmup.artifacts.fetch import Artifacts
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.plan.plan import Artifacts
     from snapcap.warmup.weights.published import ModelFetcher
 
 _logger = logging.getLogger("snapcap.start")

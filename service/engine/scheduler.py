@@ -21,7 +21,7 @@ from types import MappingProxyType
 from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.request import CaptionRequest, Completion, FinishReason, Limits
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, EngineFailed, NotReady
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 
 
 @dataclass(eq=False)

@@ -39,8 +39,8 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
+    from snapcap.warmup.artifacts.fetch import Artifacts
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.plan.plan import Artifacts
     from snapcap.warmup.start.start import StartedModel
     from snapcap.warmup.weights.published import ModelFetcher
 

@@ -136,13 +136,11 @@ class EngineClient:
             # The tokenizer's library is imported before the folder is known, which takes a moment.
             from snapcap.models.processing.tokenizer import Tokenizer  # noqa: F401, PLC0415
             from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse  # noqa: PLC0415
-            from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415
             from snapcap.warmup.plan.checkpoint import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
             settings = self._settings
-            config = read_config(folder, settings.store_folder)
-            checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
+            checkpoint = Checkpoint.read(settings, folder)
             _ = checkpoint.tokenizer
             self._pixels.open(checkpoint.config.vision.image_size)
             if not self._image_decoder.begin(checkpoint.transform, self._image_library.result()):

@@ -13,16 +13,15 @@ from support.checkpoints.published import make_model
 
 from snapcap.warmup.artifacts.download import download_weights
 from snapcap.warmup.artifacts.fetch import NotFetchedError, fetch, fetch_model
-from snapcap.warmup.artifacts.files import describe_all
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.lease import Held, Lease, acquire
 from snapcap.warmup.artifacts.manifest import Manifest as ArtifactManifest
-from snapcap.warmup.artifacts.manifest import new_manifest
+from snapcap.warmup.artifacts.manifest import describe_all, new_manifest
 from snapcap.warmup.artifacts.publish import publish, publish_model
 from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import OWNER, Trust, generate_key, load_signer
 from snapcap.warmup.artifacts.store import StoreDeniedError, lease_name, manifest_name, model_name
-from snapcap.warmup.options import S3Options
+from snapcap.warmup.options import S3Options, StoreOptions
 from snapcap.warmup.s3.client import client
 
 POLICIES = Path(__file__).parents[2] / "deploy" / "kubernetes" / "iam"
@@ -76,7 +75,7 @@ def test_the_builder_publishes_and_a_server_fetches(
     grant: Grant, artifacts: ArtifactManifest, files: dict[str, Path], tmp_path: Path
 ) -> None:
     signer = load_signer(generate_key(tmp_path / "key").with_suffix(""))
-    trust = Trust.from_files([tmp_path / "key.pub"])
+    trust = Trust.of(StoreOptions(trusted_keys=(tmp_path / "key.pub",)))
     builder = grant("builder")
     assert builder.is_conditional()
     lease = acquire(builder, artifacts.key, 60)

@@ -136,8 +136,8 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
     from snapcap.warmup.build.builder import Builder, BuildJob
     from snapcap.warmup.machine.worker import Worker, WorkerError
     from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+    from snapcap.warmup.plan.checkpoint import read_checkpoint
     from snapcap.warmup.plan.plan import make_plan
-    from snapcap.warmup.start.preparation import read_checkpoint
 
     (builds,) = (built_cache / "store" / "builds").iterdir()
     packages = tmp_path / "packages"
@@ -162,8 +162,8 @@ def test_a_compiler_of_many_packages_compiles_what_they_have_in_common_once(tmp_
     from snapcap.warmup.build.environment import compiler_environment
     from snapcap.warmup.machine.worker import Worker
     from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+    from snapcap.warmup.plan.checkpoint import read_checkpoint
     from snapcap.warmup.plan.plan import make_plan
-    from snapcap.warmup.start.preparation import read_checkpoint
 
     options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1, 4)))
     checkpoint = read_checkpoint(options)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container
 
 INSIDE = "package/data/aotinductor/model"

@@ -7,15 +7,14 @@ import pytest
 from support.servers.server_process import ServerProcess, snapcap
 from support.servers.small_disk import SMALL
 
-from snapcap.warmup.artifacts.files import describe_all
-from snapcap.warmup.artifacts.manifest import new_manifest
+from snapcap.warmup.artifacts.manifest import describe_all, new_manifest
 from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import Signer, load_signer
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions
+from snapcap.warmup.plan.checkpoint import read_checkpoint
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.s3.client import client
-from snapcap.warmup.start.preparation import read_checkpoint
 
 BUCKETS = ("--device", "cpu", "--buckets", "1")
 

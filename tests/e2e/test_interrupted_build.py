@@ -25,8 +25,8 @@ from support.servers.server_process import (
 from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.machine.worker import Worker, WorkerError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+from snapcap.warmup.plan.checkpoint import read_checkpoint
 from snapcap.warmup.plan.plan import make_plan
-from snapcap.warmup.start.preparation import read_checkpoint
 
 MISSING = ("aot/encoder_before.b1", "aot/decoder_after.b4")
 _ABORTS = "#include <cstdlib>\n__attribute__((constructor)) static void loaded() { abort(); }\n"

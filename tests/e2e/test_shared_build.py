@@ -120,7 +120,7 @@ _BUILDER = """
 import sys, threading
 from concurrent.futures import Future
 from pathlib import Path
-from snapcap.warmup.start.background_build import BackgroundBuild
+from snapcap.warmup.start import background_build
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.start.start import load
 from snapcap.warmup.progress.status import StartupStatus
@@ -138,7 +138,8 @@ def on_device(work):
         done.set_exception(error)
     return done
 
-build = BackgroundBuild(loaded, options, status, on_device, poll_seconds=0.5, lease_seconds=3)
+background_build.POLL_SECONDS, background_build.LEASE_SECONDS = 0.5, 3
+build = background_build.BackgroundBuild(loaded, options, status, on_device)
 build.start()
 seen = None
 while seen not in ("published", "fetched", "failed"):

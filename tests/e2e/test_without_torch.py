@@ -13,16 +13,14 @@ from support.servers.server_process import ServerProcess, descendants, python
 
 from snapcap.models.dimensions import ON_DEMAND
 from snapcap.models.regions.table import RegionCall
-from snapcap.warmup.artifacts.files import VerifiedFile
 from snapcap.warmup.artifacts.folder import FolderStore
-from snapcap.warmup.artifacts.manifest import open_envelope, seal
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, VerifiedFile, open_envelope, seal
 from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.plan import CPU_LIBRARY
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti import native as native_packages
-from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.aoti.native import Libtorch
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, region_of
 from snapcap.warmup.runtime.torch_model import LoadedModel
 from snapcap.warmup.start import native

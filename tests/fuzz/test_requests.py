@@ -34,7 +34,7 @@ from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BadRequest, EngineFailed
 from snapcap.service.ipc.shared_pixels import FilledSlot
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 
 TABLE = BucketTable.of((1, 4, 8))
 PATIENCE = 60.0

@@ -18,7 +18,7 @@ from support.servers.device_starts import Background, servable
 
 from snapcap.warmup.build.builder import Built
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
-from snapcap.warmup.runtime.backends import Backend
+from snapcap.warmup.runtime.model import Backend
 from snapcap.warmup.runtime.torch_model import DTYPES, LoadedModel
 
 FAMILIES = {

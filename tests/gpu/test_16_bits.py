@@ -25,9 +25,9 @@ from support.parity.device_cases import (
     steps_with_logits,
 )
 
-from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.compare import relative_difference
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.runtime.torch_model import DTYPES

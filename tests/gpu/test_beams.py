@@ -9,7 +9,7 @@ from support.parity.beams import chat_reference, pair_reference, search
 from support.parity.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
 from snapcap.models.families.generation import read_settings
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling

@@ -8,8 +8,8 @@ import torch
 from support.parity.beams import search
 from support.parity.device_cases import CACHE_LENGTH, Captioner, no_waiting, open_model, open_runner, plan_of
 
-from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.plan.plan import Bucket
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling

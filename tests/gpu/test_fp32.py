@@ -15,7 +15,7 @@ from support.parity.device_cases import (
     steps_with_logits,
 )
 
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.parity.device_cases import CACHE_LENGTH, Captioner, no_waiting, open_model, open_runner, plan_of
 
-from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.plan.plan import Bucket
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 

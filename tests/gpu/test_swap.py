@@ -7,7 +7,7 @@ import torch
 from support.parity.device_cases import FEW_BUCKETS, STEPS, Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.progress.status import COMPONENTS
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.start.background_build import swap_bucket

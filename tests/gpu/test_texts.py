@@ -9,7 +9,7 @@ from support.parity import device_cases
 from support.parity.beams import florence2_reference, search
 from support.parity.device_cases import open_model, open_runner, plan_of
 
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling

@@ -13,19 +13,18 @@ import pytest
 import torch
 from botocore.exceptions import ClientError
 
-from snapcap.warmup.artifacts.files import describe_all
 from snapcap.warmup.artifacts.folder import FolderStore
-from snapcap.warmup.artifacts.manifest import Manifest, new_manifest
+from snapcap.warmup.artifacts.manifest import Manifest, describe_all, new_manifest
 from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import Signer, Trust, generate_key, load_signer
 from snapcap.warmup.artifacts.store import ArtifactStore
 from snapcap.warmup.machine.denied import report_denied
-from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
+from snapcap.warmup.plan.checkpoint import read_checkpoint
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.runtime.torch_model import LoadedModel, load_model
 from snapcap.warmup.s3.client import client
-from snapcap.warmup.start.preparation import read_checkpoint
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
@@ -137,7 +136,7 @@ def signer(tmp_path: Path) -> Signer:
 @pytest.fixture
 def trust(tmp_path: Path, signer: Signer) -> Trust:
     """In ``signer`` alone."""
-    return Trust.from_files([tmp_path / "key.pub"])
+    return Trust.of(StoreOptions(trusted_keys=(tmp_path / "key.pub",)))
 
 
 @pytest.fixture

@@ -22,24 +22,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
-from snapcap.warmup.artifacts.files import ChangedError, VerifiedFile, commit, new_file
+from snapcap.warmup.artifacts.download import fetched_name
 from snapcap.warmup.artifacts.folder import FolderStore
-from snapcap.warmup.artifacts.key import Difference, Factors, artifact_key, canonical_json, is_stale, nearest
+from snapcap.warmup.artifacts.key import Difference, Factors, artifact_key, canonical_json, differing, is_stale
 from snapcap.warmup.artifacts.manifest import (
+    IMAGE_LIBRARY,
     MAX_ENVELOPE_BYTES,
     Blob,
+    ChangedError,
     Manifest,
     ManifestError,
     UntrustedError,
+    VerifiedFile,
     Weights,
     open_envelope,
 )
 from snapcap.warmup.artifacts.packs import bring_blobs
-from snapcap.warmup.artifacts.prune import fetched_name
 from snapcap.warmup.artifacts.signing import OWNER, KeyFileError, Trust
 from snapcap.warmup.artifacts.store import (
     MANIFESTS,
@@ -54,6 +56,7 @@ from snapcap.warmup.artifacts.store import (
 )
 from snapcap.warmup.checkpoints.local import OUTAGE_S, CheckpointError
 from snapcap.warmup.errors import first_line
+from snapcap.warmup.machine.files import commit, new_file
 from snapcap.warmup.machine.worker import within
 
 Result = Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
@@ -147,6 +150,34 @@ class Fetched:
 
 
 @dataclass(frozen=True)
+class Artifacts:
+    """Holds the key that a start looked for, and the result."""
+
+    key: str
+    factors: Factors
+    fetched: Fetched
+
+    @property
+    def hit(self) -> bool:
+        return self.fetched.result == "hit"
+
+    @property
+    def input_specs(self) -> Mapping[str, Any]:
+        """By entry, what its package was built for; empty without a set."""
+        specs = self.fetched.manifest.metadata.get("signatures") if self.fetched.manifest else None
+        return specs if isinstance(specs, dict) else {}
+
+    def image_library(self) -> bytes | None:
+        """Returns the content of the image library, or None if the artifacts lack it or it cannot be read."""
+        library = self.fetched.entries.get(IMAGE_LIBRARY)
+        try:
+            return None if library is None else library.read()
+        except OSError as error:
+            _log.warning("no image library", extra={"fields": {"reason": str(error)}})
+            return None
+
+
+@dataclass(frozen=True)
 class Found:
     """A verified manifest; ``vouched``: the folder's owner built it there, or vouches for all that is there.
 
@@ -200,7 +231,7 @@ def fetch_model(
 
     Args:
         remote: None where the folder is the store.
-        factors: ``weights.key.model_factors``.
+        factors: ``weights.find.model_factors``.
         identify: asks the source for its revision.
         until: the moment of ``time.monotonic()`` to give up downloads at.
 
@@ -385,6 +416,12 @@ def _missing(transfer: _Transfer, factors: Factors, *stores: tuple[ArtifactStore
         f"no artifacts for key {key[:12]} in {where}; nearest, of {manifest.created}: {shown}{more}",
         differences,
     )
+
+
+def nearest(factors: Factors, manifests: Iterable[Manifest]) -> tuple[Manifest, list[Difference]] | None:
+    """Returns the manifest with the fewest differing factors, the first of equals; None without manifests."""
+    compared = [(manifest, differing(factors, manifest.factors)) for manifest in manifests]
+    return min(compared, key=lambda pair: len(pair[1]), default=None)
 
 
 def _latest(store: ArtifactStore, trust: Trust, until: float) -> list[Manifest]:

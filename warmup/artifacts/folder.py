@@ -6,6 +6,7 @@ import hashlib
 import io
 import itertools
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.files import commit, copy_file, describe, link_or_copy, new_file, pieces
-from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.artifacts.manifest import Blob, describe
 from snapcap.warmup.artifacts.store import (
     CHATS,
     MANIFESTS,
@@ -34,20 +34,19 @@ from snapcap.warmup.artifacts.store import (
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import (
     NotAFileError,
+    commit,
+    locked_alone,
     make_folder,
+    new_file,
     open_regular,
     other_writers,
     scratch_folder,
-    take_lock,
 )
 
 
 def check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
-    """Refuse what others than this user and root could have written.
-
-    Raises:
-        StoreRefusedError: they could; says what to do.
-    """
+    """Refuse what others than this user and root could have written. Raises StoreRefusedError if they could; says
+    what to do."""
     others = other_writers(status)
     if others:
         raise StoreRefusedError(
@@ -81,6 +80,7 @@ _SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
 _LOCK_SECONDS = 10.0
 _LEFT_BEHIND_SECONDS = 3600.0  # not every file system shares its locks with the other machines that mount it
 _SHORT = 4096
+_PIECE = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,8 @@ class FolderStore:
 
     @classmethod
     def open(cls, root: Path) -> "FolderStore":
-        """Open a folder, made with mode 0700 if there is none.
-
-        Raises:
-            StoreRefusedError: others may write to it or to one of its folders, it is somebody else's, or it cannot
-                be made.
-        """
+        """Open a folder, made with mode 0700 if there is none. Raises StoreRefusedError if others may write to it
+        or to one of its folders, it is somebody else's, or it cannot be made."""
         try:
             make_folder(root)
             known = {root: root.stat()}
@@ -132,11 +128,8 @@ class FolderStore:
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[io.BufferedReader | None]:
-        """A file that nobody else can have written, open for reading; None if there is none.
-
-        Raises:
-            DamagedError, StoreRefusedError: as ``read``.
-        """
+        """A file that nobody else can have written, open for reading; None if there is none. Raises DamagedError,
+        StoreRefusedError as ``read`` does."""
         path = self.path(name)
         with self._translated(path), contextlib.ExitStack() as scope:
             file = None
@@ -201,7 +194,7 @@ class FolderStore:
     def upload(self, name: str, source: Path) -> None:
         path = self.path(name)
         with self._translated(path), new_file(path) as temporary:
-            copy_file(source, temporary)
+            _copy_file(source, temporary)
             commit(temporary, path)
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
@@ -212,7 +205,7 @@ class FolderStore:
             with self._translated(source):
                 if self.size(name) != size:
                     raise DamagedError(f"{source} is missing or not of {size} bytes")
-                copy_file(source, copy)
+                _copy_file(source, copy)
             yield name, copy
 
     @contextlib.contextmanager
@@ -225,7 +218,7 @@ class FolderStore:
 
         def read(start: int, end: int) -> Iterator[bytes]:
             with self._translated(path):
-                yield from pieces(descriptor, start, end, deadline)
+                yield from _pieces(descriptor, start, end, deadline)
 
         try:
             yield read
@@ -234,10 +227,7 @@ class FolderStore:
 
     def is_conditional(self) -> bool:
         """Returns whether the folder has locks. The locks hold between all machines that share the file system.
-
-        Raises:
-            StoreDeniedError: the folder is read-only.
-        """
+        Raises StoreDeniedError if the folder is read-only."""
         with self._translated(self.root), self._lock() as locks:
             return locks
 
@@ -288,7 +278,7 @@ class FolderStore:
         blob."""
         path = self.path(blob_name(blob))
         with self._translated(path), new_file(path) as temporary:
-            link_or_copy(source, temporary)
+            _link_or_copy(source, temporary)
             commit(temporary, path)
 
     def adopt(self, source: Path, blob: Blob) -> bool:
@@ -314,22 +304,17 @@ class FolderStore:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[bool]:
         """Exclude all other processes that lock; a process that dies gives its lock back. Yields False where the
-        file system has no locks, and so excludes nobody.
-
-        Raises:
-            StoreError: another one, which may be stopped, does not give it back for 10 s.
-        """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.root / ".lock", flags, 0o600)
+        file system has no locks, and so excludes nobody. Raises StoreError if another one, which may be stopped,
+        does not give it back for 10 s."""
         until = time.monotonic() + _LOCK_SECONDS
-        try:
-            while (taken := take_lock(descriptor)) is False:
-                if time.monotonic() >= until:
-                    raise StoreError(f"{self.root} is locked by another process for over {_LOCK_SECONDS:g} s")
-                time.sleep(0.02)
-            yield bool(taken)
-        finally:
-            os.close(descriptor)
+        while True:
+            with locked_alone(self.root / ".lock") as taken:
+                if taken is not False:
+                    yield bool(taken)
+                    return
+            if time.monotonic() >= until:
+                raise StoreError(f"{self.root} is locked by another process for over {_LOCK_SECONDS:g} s")
+            time.sleep(0.02)
 
     @contextlib.contextmanager
     def _translated(self, path: Path) -> Iterator[None]:
@@ -342,3 +327,30 @@ class FolderStore:
 
 def _version(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Raises OSError if the source cannot be copied, or is not a regular file."""
+    with open_regular(source) as opened, target.open("wb") as file:
+        shutil.copyfileobj(opened, file, _PIECE)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """A second name of a file, or a copy where the file system has no links. Raises OSError."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        _copy_file(source, target)
+
+
+def _pieces(descriptor: int, start: int, end: int, deadline: float) -> Iterator[bytes]:
+    """Bytes [start, end) of an open file, at most 1 MiB at a time. Raises OSError if the file cannot be read or is
+    shorter than that, or at ``deadline``, a moment of ``time.monotonic()``."""
+    while start < end:
+        if time.monotonic() >= deadline:
+            raise TimeoutError("copying did not finish before its deadline")
+        piece = os.pread(descriptor, min(end - start, _PIECE), start)
+        if not piece:
+            raise OSError(errno.EIO, "the file has become shorter")
+        start += len(piece)
+        yield piece

@@ -17,14 +17,14 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.capacity import instruction_set
 from snapcap.warmup.machine.cuda_driver import NO_GPU, CudaDriverError, cuda_device
-from snapcap.warmup.machine.cxx import compiler_version
 from snapcap.warmup.machine.installation import (
     MachineError,
+    compiler_version,
     installed_version,
     package_folder,
     resolve_device,
@@ -47,16 +47,6 @@ class FactorError(ValueError):
     """Says in one line which factor cannot be part of a key."""
 
 
-class HasFactors(Protocol):
-    """Anything that was built from factors, such as a manifest."""
-
-    @property
-    def factors(self) -> Factors: ...
-
-
-Built = TypeVar("Built", bound=HasFactors)
-
-
 @dataclass(frozen=True)
 class Difference:
     """Describes a factor whose values differ; a factor that only one side has is ``ABSENT`` on the other."""
@@ -70,30 +60,21 @@ class Difference:
 
 
 def artifact_key(factors: Factors) -> str:
-    """Returns the SHA-256, in hex, of the factors as canonical JSON.
-
-    Raises:
-        FactorError: a name is not dotted lower case, or a value is not JSON (NaN and objects are not).
-    """
+    """Returns the SHA-256, in hex, of the factors as canonical JSON. Raises FactorError if a name is not dotted
+    lower case, or a value is not JSON (NaN and objects are not)."""
     return hashlib.sha256(canonical_json(check_factors(factors))).hexdigest()
 
 
 def canonical_json(value: object) -> bytes:
-    """Returns the one spelling of a JSON value: sorted keys, no spaces, UTF-8.
-
-    Raises:
-        ValueError, TypeError: the value is not JSON.
-    """
+    """Returns the one spelling of a JSON value: sorted keys, no spaces, UTF-8. Raises ValueError, TypeError if the
+    value is not JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
 def check_factors(factors: Mapping[str, object]) -> dict[str, Factor]:
-    """Returns the same factors, of which each has a right type and all together are not too many.
-
-    Raises:
-        FactorError: as for ``artifact_key``.
-    """
+    """Returns the same factors, of which each has a right type and all together are not too many. Raises
+    FactorError as ``artifact_key`` does."""
     if len(factors) > MAX_FACTORS:
         raise FactorError(f"there are {len(factors)} factors, more than {MAX_FACTORS}")
     return {_checked_name(name): _checked(name, value) for name, value in factors.items()}
@@ -106,12 +87,6 @@ def differing(ours: Factors, theirs: Factors) -> list[Difference]:
         for name in sorted({*ours, *theirs})
         if _spelled(ours, name) != _spelled(theirs, name)
     ]
-
-
-def nearest(factors: Factors, candidates: Iterable[Built]) -> tuple[Built, list[Difference]] | None:
-    """Returns the candidate with the fewest differing factors, the first of equals; None without candidates."""
-    compared = [(candidate, differing(factors, candidate.factors)) for candidate in candidates]
-    return min(compared, key=lambda pair: len(pair[1]), default=None)
 
 
 def _spelled(factors: Factors, name: str) -> bytes | None:

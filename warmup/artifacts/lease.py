@@ -59,11 +59,8 @@ class Lease:
     _version: str | None = None
 
     def renew(self) -> bool:
-        """Put the expiry off; False when the lease is lost to somebody else.
-
-        Raises:
-            StoreError: the store failed; the lease may still be ours.
-        """
+        """Put the expiry off; False when the lease is lost to somebody else. Raises StoreError if the store failed;
+        the lease may still be ours."""
         if not self.exclusive:
             return True
         version = None

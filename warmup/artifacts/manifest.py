@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from snapcap.models import json_object
@@ -29,6 +30,7 @@ from snapcap.warmup.artifacts.key import (
     check_factors,
 )
 from snapcap.warmup.artifacts.signing import Signature, Signer, Trust
+from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.options import Kind
 
 PAYLOAD_TYPE = "application/vnd.snapcap.manifest+json"
@@ -37,6 +39,11 @@ MAX_TOTAL_BYTES = 32 * 1024**3
 MAX_ENTRIES = 4096
 CHUNK_BYTES = 16 * 1024 * 1024
 MAX_SMALL_BYTES = 64 * 1024 * 1024  # all small files of a model together: tokenizers have up to 20 MB
+
+# Entries of a set that are no packages.
+CPU_LIBRARY = "aot/cpu_library.so"  # packages run on it where torch's libraries are not loaded
+IMAGE_LIBRARY = "aot/image_library.so"  # the library that resizes pictures (`models/processing/resample.py`)
+LIBRARIES = (CPU_LIBRARY, IMAGE_LIBRARY)
 
 _MAX_SIGNATURES = 16
 _CLOCKS_DIFFER = timedelta(days=1)  # the most that a builder's clock may be ahead of a server's
@@ -66,6 +73,48 @@ class Blob:
 
     digest: str
     size: int
+
+
+class ChangedError(OSError):
+    """A file does not hold what it was verified to hold."""
+
+
+@dataclass(frozen=True)
+class VerifiedFile:
+    """A file and the content that it was verified to have, which is the only one it is ever used with."""
+
+    path: Path
+    blob: Blob
+
+    @classmethod
+    def of(cls, path: Path) -> "VerifiedFile":
+        """A file as it is now. Raises OSError if it cannot be read."""
+        return cls(path, describe(path))
+
+    def read(self) -> bytes:
+        """The content, verified again as the bytes that are returned: the file may have changed since.
+
+        Raises:
+            ChangedError: it has.
+            OSError: it cannot be read.
+        """
+        with open_regular(self.path) as file:
+            data = file.read(self.blob.size + 1)
+        if Blob(hashlib.sha256(data).hexdigest(), len(data)) != self.blob:
+            raise ChangedError(f"{self.path.name} has changed since it was verified")
+        return data
+
+
+def describe(path: Path) -> Blob:
+    """Digest and size of a file. Raises OSError if it cannot be read."""
+    with open_regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return Blob(digest.hexdigest(), file.tell())
+
+
+def describe_all(files: Mapping[str, Path]) -> dict[str, Blob]:
+    """Digest and size of each file by its name. Raises OSError."""
+    return {name: describe(path) for name, path in files.items()}
 
 
 @dataclass(frozen=True)
@@ -125,11 +174,7 @@ class Manifest:
 
     @property
     def model_weights(self) -> Weights:
-        """The weights of a model.
-
-        Raises:
-            ManifestError: the manifest is that of an artifact set.
-        """
+        """The weights of a model. Raises ManifestError if the manifest is that of an artifact set."""
         if self.weights is None:
             raise ManifestError("the manifest is not that of a model")
         return self.weights
@@ -162,11 +207,8 @@ def new_manifest(
 
 
 def seal(manifest: Manifest, signer: Signer | None) -> bytes:
-    """The envelope of a manifest, signed if there is a signer.
-
-    Raises:
-        ManifestError: the manifest is one that ``open_envelope`` would refuse.
-    """
+    """The envelope of a manifest, signed if there is a signer. Raises ManifestError if the manifest is one that
+    ``open_envelope`` would refuse."""
     try:
         payload = canonical_json(asdict(manifest))
     except (TypeError, ValueError, RecursionError) as error:
@@ -345,11 +387,7 @@ def _is_identity(value: Mapping[str, Any]) -> bool:
 
 
 def _field(value: Mapping[str, Any], name: str, kind: type, valid: Callable[[Any], bool] | None = None) -> Any:
-    """A field of a payload.
-
-    Raises:
-        ManifestError: it has another type, or is not valid.
-    """
+    """A field of a payload. Raises ManifestError if it has another type, or is not valid."""
     item = value[name]
     if not isinstance(item, kind) or (valid is not None and not valid(item)):
         raise ManifestError(f"the manifest's {name} is not valid: {str(item)[:80]!r}")

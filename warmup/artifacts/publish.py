@@ -8,7 +8,6 @@ from typing import Literal
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
-from snapcap.warmup.artifacts.files import describe
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import (
     CHUNK_BYTES,
@@ -16,6 +15,7 @@ from snapcap.warmup.artifacts.manifest import (
     Blob,
     Manifest,
     ManifestError,
+    describe,
     open_envelope,
     seal,
 )

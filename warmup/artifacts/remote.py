@@ -24,10 +24,17 @@ from snapcap.warmup.artifacts.store import (
 )
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
-from snapcap.warmup.s3.client import client, split_uri, upload_checked
-from snapcap.warmup.s3.download import Download, Ending, S3Object, download
+from snapcap.warmup.s3.client import (
+    Ending,
+    ObjectChangedError,
+    S3Error,
+    client,
+    split_uri,
+    translated,
+    upload_checked,
+)
+from snapcap.warmup.s3.download import Download, S3Object, download
 from snapcap.warmup.s3.download import Ranges as ObjectRanges
-from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, translated
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -63,11 +70,8 @@ class S3Store:
 
     @classmethod
     def open(cls, address: str, options: S3Options) -> "S3Store":
-        """Make a client for ``s3://bucket/prefix``; nothing is sent yet.
-
-        Raises:
-            StoreRefusedError: the address or the options cannot be.
-        """
+        """Make a client for ``s3://bucket/prefix``; nothing is sent yet. Raises StoreRefusedError if the address or
+        the options cannot be."""
         try:
             bucket, prefix = split_uri(address)
             return cls(client(options), bucket, prefix)
@@ -253,23 +257,11 @@ def open_store(address: str, s3: S3Options, trust: Trust) -> ArtifactStore:
     return FolderStore.open(Path(address))
 
 
-def read_trust(options: StoreOptions) -> Trust:
-    """Read the keys of these options.
-
-    Raises:
-        KeyFileError: a key file cannot be read.
-    """
-    return Trust.from_files(options.accepted_keys, options.allow_unsigned, options.min_built)
-
-
 def trust_of(options: StoreOptions) -> Trust:
-    """Returns the trust in the store's artifacts: the keys whose signatures are accepted.
-
-    Raises:
-        StartError: a key file cannot be read, or an S3 store is given without any trust.
-    """
+    """Returns the trust in the store's artifacts: the keys whose signatures are accepted. Raises StartError if a
+    key file cannot be read, or an S3 store is given without any trust."""
     try:
-        trust = read_trust(options)
+        trust = Trust.of(options)
         check_store(options.address, trust)
     except (KeyFileError, StoreRefusedError) as error:
         raise StartError(str(error)) from None

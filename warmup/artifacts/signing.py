@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.options import StoreOptions
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -71,13 +72,11 @@ class Trust:
     min_built: str = ""
 
     @classmethod
-    def from_files(cls, paths: Iterable[Path], allow_unsigned: bool = False, min_built: str = "") -> "Trust":
-        """Read public keys in PEM.
-
-        Raises:
-            KeyFileError: a file is missing or holds something else.
-        """
-        return cls(tuple(load_public_key(path) for path in paths), allow_unsigned, min_built)
+    def of(cls, options: StoreOptions) -> "Trust":
+        """Reads the public keys of these options. Raises KeyFileError if a file is missing or holds something
+        else."""
+        keys = tuple(load_public_key(path) for path in options.accepted_keys)
+        return cls(keys, options.allow_unsigned, options.min_built)
 
     @property
     def nobody(self) -> bool:
@@ -134,11 +133,8 @@ def generate_key(private: Path) -> Path:
 
 
 def load_signer(path: Path) -> Signer:
-    """Read a private key in PEM.
-
-    Raises:
-        KeyFileError: the file is missing, protected by a password, or holds something else.
-    """
+    """Read a private key in PEM. Raises KeyFileError if the file is missing, protected by a password, or holds
+    something else."""
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
@@ -156,11 +152,7 @@ def load_signer(path: Path) -> Signer:
 
 
 def load_public_key(path: Path) -> TrustedKey:
-    """Read a public key in PEM.
-
-    Raises:
-        KeyFileError: the file is missing or holds something else.
-    """
+    """Read a public key in PEM. Raises KeyFileError if the file is missing or holds something else."""
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415

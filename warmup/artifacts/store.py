@@ -129,11 +129,8 @@ class ArtifactStore(Protocol):
         ...
 
     def is_conditional(self) -> bool:
-        """Returns whether ``write`` obeys its conditions. The first call finds out by writing.
-
-        Raises:
-            StoreDeniedError: the store cannot be written to.
-        """
+        """Returns whether ``write`` obeys its conditions. The first call finds out by writing. Raises
+        StoreDeniedError if the store cannot be written to."""
         ...
 
 
@@ -168,11 +165,8 @@ def is_name(name: str) -> bool:
 
 
 def checked_name(name: str) -> str:
-    """The same name, known not to leave the store.
-
-    Raises:
-        ValueError: a bug of ours: names are made by the functions above.
-    """
+    """The same name, known not to leave the store. Raises ValueError if it is not made by the functions
+    above."""
     if not is_name(name):
         raise ValueError(f"not an object name: {name!r}")
     return name

@@ -26,14 +26,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.download import Downloaded, download_weights, finish, most_bytes
-from snapcap.warmup.artifacts.fetch import Fetched, Found, Result, described, fetch, fetch_model, weights_at_hand
+from snapcap.warmup.artifacts.download import (
+    Downloaded,
+    download_weights,
+    finish,
+    mark_used,
+    most_bytes,
+    prune_models,
+)
+from snapcap.warmup.artifacts.fetch import (
+    Artifacts,
+    Fetched,
+    Found,
+    Result,
+    described,
+    fetch,
+    fetch_model,
+    weights_at_hand,
+)
 from snapcap.warmup.artifacts.folder import FolderStore
-from snapcap.warmup.artifacts.key import Difference, Factors
-from snapcap.warmup.artifacts.launch import fetch_worker
+from snapcap.warmup.artifacts.key import Difference, Factors, artifact_key
 from snapcap.warmup.artifacts.manifest import ManifestError
-from snapcap.warmup.artifacts.prune import mark_used, prune_models
-from snapcap.warmup.artifacts.remote import S3Store, open_store, read_trust, trust_of
+from snapcap.warmup.artifacts.remote import S3Store, open_store, trust_of
 from snapcap.warmup.artifacts.signing import Trust, load_signer
 from snapcap.warmup.artifacts.store import ArtifactStore, StoreError, model_name
 from snapcap.warmup.errors import first_line
@@ -43,6 +57,7 @@ from snapcap.warmup.options import S3Options, StartOptions, StoreOptions, is_rem
 if TYPE_CHECKING:
     from snapcap.warmup.artifacts.publish import Published
 
+_MODULE = "snapcap.warmup.artifacts.worker"
 GRACE = 3.0  # seconds for starting Python, and for the worker to say itself that its time was over
 
 
@@ -67,6 +82,16 @@ class FetchJob:
         return cls(store, options.s3, options.store_folder.absolute(), options.model.source if model else "")
 
 
+def fetch_worker(options: StartOptions, *, model: bool = False, signs: bool = False) -> Worker:
+    """Returns the worker of this module, whose process is not there yet.
+
+    Args:
+        model: whether the model is fetched too, and not only its packages.
+        signs: whether the worker publishes, and so may have the key that signs.
+    """
+    return Worker(_MODULE, FetchJob.of(options, model=model, signs=signs))
+
+
 class Fetcher:
     """Fetches through a worker process, which the first task that needs it starts. The worker answers one task at a
     time, and is ended at the deadline of a task. A context manager; thread-safe."""
@@ -89,11 +114,7 @@ class Fetcher:
 
     def packages(self, key: str, factors: Factors, trust: Trust) -> Fetched:
         """``fetch`` with the remote's part in the worker. A set that the local folder has needs no process.
-        ``trust``: that of the options.
-
-        Raises:
-            StoreRefusedError: the local folder cannot be used.
-        """
+        ``trust``: that of the options. Raises StoreRefusedError if the local folder cannot be used."""
         started, deadline = time.monotonic(), self._options.store.deadline
         local = FolderStore.open(self._options.store_folder)
         look = partial(fetch, None, local, key, factors, trust, deadline)
@@ -127,8 +148,9 @@ class Fetcher:
                 return Fetched("error", reason)
 
 
-def fetch_packages(options: StartOptions, key: str, factors: Factors, fetcher: Fetcher | None = None) -> Fetched:
-    """Bring the artifact set of a key to the local folder, from there or from the remote store of the options.
+def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | None = None) -> Artifacts:
+    """Bring the artifact set of these factors to the local folder, from there or from the remote store of the
+    options, or say why there is none.
 
     Args:
         fetcher: asks the remote store, if there is one already.
@@ -136,14 +158,15 @@ def fetch_packages(options: StartOptions, key: str, factors: Factors, fetcher: F
     Raises:
         StartError: the store must not be opened as configured.
     """
-    store, trust = options.store, trust_of(options.store)
+    store, key, trust = options.store, artifact_key(factors), trust_of(options.store)
     try:
         if store.remote is None:
-            return fetch(None, FolderStore.open(options.store_folder), key, factors, trust, store.deadline)
+            local = FolderStore.open(options.store_folder)
+            return Artifacts(key, factors, fetch(None, local, key, factors, trust, store.deadline))
         with contextlib.nullcontext(fetcher) if fetcher else Fetcher(options) as fetching:
-            return fetching.packages(key, factors, trust)
+            return Artifacts(key, factors, fetching.packages(key, factors, trust))
     except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
-        return Fetched("error", str(error))
+        return Artifacts(key, factors, Fetched("error", str(error)))
 
 
 def publish_in_worker(key: str, options: StartOptions, replace: bool) -> "Published":
@@ -204,7 +227,7 @@ class _Answering:
 
     @cached_property
     def _trust(self) -> Trust:
-        return read_trust(self._job.store)
+        return Trust.of(self._job.store)
 
     @cached_property
     def _remote(self) -> ArtifactStore | None:

@@ -26,21 +26,20 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.files import VerifiedFile
-from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, VerifiedFile
 from snapcap.warmup.build.environment import checker_environment, compiler_environment
 from snapcap.warmup.build.library_worker import LibraryJob
 from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.capacity import available_cpus, free_memory
-from snapcap.warmup.machine.cxx import find_compiler, require_compiler
-from snapcap.warmup.machine.files import make_folder, open_regular, scratch_folder
+from snapcap.warmup.machine.files import commit, make_folder, new_file, open_regular, scratch_folder
+from snapcap.warmup.machine.installation import find_compiler, require_compiler
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import BUILD_TIMEOUT
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.memory import PROCESS_BYTES, checkpoint_bytes, gib
-from snapcap.warmup.plan.plan import CPU_LIBRARY, IMAGE_LIBRARY, Plan
+from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, checkpoint_bytes, gib
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import ComponentName
-from snapcap.warmup.runtime.aoti.packages import InputSpecs
+from snapcap.warmup.runtime.aoti.packages import InputSpecs, entry_names
 
 T = TypeVar("T")
 
@@ -194,9 +193,6 @@ class Progress:
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
     """Every package of the set, smallest buckets first."""
-    from snapcap.warmup.plan.memory import MemoryPlan, checkpoint_bytes  # noqa: PLC0415  compiled starts do not need it
-    from snapcap.warmup.runtime.aoti.packages import entry_names  # noqa: PLC0415
-
     weights, memory = checkpoint_bytes(checkpoint.folder, plan.dtype), MemoryPlan(checkpoint.config, plan)
     return [
         Task(
@@ -235,10 +231,10 @@ class BuildFolder:
             OSError: the record cannot be written.
         """
         path = self.path / entry
-        temporary = path.with_suffix(".json.part")
         record = {"digest": checked.digest, "size": checked.size, "signature": specs, "library": library}
-        temporary.write_text(json.dumps(record))
-        temporary.replace(path.with_suffix(".json"))
+        with new_file(path) as temporary:
+            temporary.write_text(json.dumps(record))
+            commit(temporary, path.with_suffix(".json"), durable=False)
         return VerifiedFile(path, checked)
 
     def recorded(self, entry: str) -> tuple[VerifiedFile, InputSpecs, str] | None:
@@ -347,11 +343,7 @@ class Builder:
             )
 
     def run(self) -> Built:
-        """Make what is missing.
-
-        Raises:
-            BuildError: there is no compiler, or the folder cannot be written.
-        """
+        """Make what is missing. Raises BuildError if there is no compiler, or the folder cannot be written."""
         missing, kept = list[Task](), list[_Compiled]()
         for task in self._tasks:
             if (found := self._folder.recorded(task.entry)) is not None:

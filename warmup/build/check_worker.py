@@ -22,13 +22,11 @@ from snapcap.models.layers.weights import RegionFunction, WeightSet
 from snapcap.models.memory.memory import Spec
 from snapcap.models.regions.state import TEXTS
 from snapcap.models.regions.table import Region, Weights
-from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, VerifiedFile
 from snapcap.warmup.build.compile_worker import Workbench, empty, serve_regions
 from snapcap.warmup.machine.capacity import whole_cpus
-from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.plan.plan import CPU_LIBRARY
-from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.native import NativePackages
+from snapcap.warmup.plan.plan import Bucket
+from snapcap.warmup.runtime.aoti.native import Libtorch, NativePackages
 from snapcap.warmup.runtime.aoti.packages import Container, open_cpu_library
 from snapcap.warmup.runtime.aoti.torch_packages import open_package, over_tensor, tensor_over
 from snapcap.warmup.runtime.compare import CheckError, compare_call

@@ -35,9 +35,8 @@ from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
 from snapcap.warmup.build.interface import share_interface
 from snapcap.warmup.machine.worker import Task, serve_tasks
-from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.memory import MemoryPlan
-from snapcap.warmup.plan.plan import inductor_options
+from snapcap.warmup.plan.plan import Bucket, inductor_options
 from snapcap.warmup.runtime.aoti.packages import entry_name, is_whole, slim
 from snapcap.warmup.runtime.model import Model
 from snapcap.warmup.runtime.torch_model import DTYPES, open_device
@@ -53,11 +52,8 @@ class Workbench:
     dtype: torch.dtype
 
     def host_weights(self) -> Weights[Tensor]:
-        """The checkpoint's weights in this computer's memory, laid out for the device.
-
-        Raises:
-            WeightsError: they cannot be read.
-        """
+        """The checkpoint's weights in this computer's memory, laid out for the device. Raises WeightsError if they
+        cannot be read."""
         return _weights(self.job, self.model.config, torch.device("cpu"))
 
 

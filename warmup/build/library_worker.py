@@ -13,11 +13,10 @@ from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing import resample
-from snapcap.warmup.artifacts.files import describe
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, describe
 from snapcap.warmup.errors import BuildError
-from snapcap.warmup.machine.cxx import require_compiler
+from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.machine.worker import Task, serve_tasks
-from snapcap.warmup.plan.plan import CPU_LIBRARY, IMAGE_LIBRARY
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, SOURCES
 
 # By entry: the folder of a library's sources, and the name by which packages find it, if any.

@@ -7,10 +7,17 @@ from typing import NamedTuple
 
 from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.fetch import Fetched
-from snapcap.warmup.artifacts.files import describe_all
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import Factors
-from snapcap.warmup.artifacts.manifest import MAX_ENVELOPE_BYTES, Manifest, Weights, new_manifest
+from snapcap.warmup.artifacts.manifest import (
+    CPU_LIBRARY,
+    IMAGE_LIBRARY,
+    MAX_ENVELOPE_BYTES,
+    Manifest,
+    Weights,
+    describe_all,
+    new_manifest,
+)
 from snapcap.warmup.artifacts.publish import ModelFiles, Published, digests, publish, publish_model
 from snapcap.warmup.artifacts.remote import open_store, trust_of
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
@@ -21,11 +28,16 @@ from snapcap.warmup.checkpoints.source import downloaded_identity, is_publishabl
 from snapcap.warmup.errors import StartError, one_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import CPU_LIBRARY, IMAGE_LIBRARY, Plan
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.version import snapcap_version
-from snapcap.warmup.weights.find import content_digest, identify, recorded_digest
-from snapcap.warmup.weights.key import layout_digest, model_factors_of, prepared_name
+from snapcap.warmup.weights.find import (
+    content_digest,
+    identify,
+    model_factors_of,
+    prepared_name,
+    recorded_digest,
+)
 
 _logger = logging.getLogger("snapcap.build")
 
@@ -44,11 +56,8 @@ class Publication(NamedTuple):
 
 
 def check_publishing(options: StartOptions) -> None:
-    """Refuse options by which `snapcap build` could publish nothing, before minutes of compiling.
-
-    Raises:
-        StartError: the key is none, a remote store wants one, or the weights cannot be published.
-    """
+    """Refuse options by which `snapcap build` could publish nothing, before minutes of compiling. Raises StartError
+    if the key is none, a remote store wants one, or the weights cannot be published."""
     signer_of(options)
     store, source = options.store, options.model.source
     if store.remote is not None and store.sign_key is None and not store.allow_unsigned:
@@ -66,11 +75,7 @@ def check_publishing(options: StartOptions) -> None:
 
 
 def signer_of(options: StartOptions) -> Signer | None:
-    """The key that publications are signed with.
-
-    Raises:
-        StartError: the file is not a private key.
-    """
+    """The key that publications are signed with. Raises StartError if the file is not a private key."""
     if options.store.sign_key is None:
         return None
     try:
@@ -147,8 +152,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
     source, folder = options.model.source, checkpoint.folder
     before = identify(folder), downloaded_identity(source, folder)
     digest = recorded_digest(local, folder, identify(folder)) or content_digest(folder)
-    layout = layout_digest(checkpoint.config, checkpoint.transform)
-    path = local.path(f"{WEIGHTS}/{prepared_name(digest, plan.device_type, plan.dtype, layout)}")
+    path = local.path(f"{WEIGHTS}/{prepared_name(digest, checkpoint, plan)}")
     if not path.is_file():
         raise StoreError("the weights are not prepared")
     blob, chunks = digests(path)
@@ -171,10 +175,7 @@ def report(published: Published, status: StartupStatus) -> None:
 
 
 def publish_jit(files: Mapping[str, Path], factors: Factors, options: StartOptions, found: Fetched) -> Published:
-    """Publish a jit set to the local folder; in place of what was ``found`` there, if that lacked something.
-
-    Raises:
-        StartError, StoreError, OSError: as above.
-    """
+    """Publish a jit set to the local folder; in place of what was ``found`` there, if that lacked something. Raises
+    StartError, StoreError, OSError as above."""
     manifest = new_manifest("jit", factors, describe_all(files), snapcap_version())
     return _publish_locally(manifest, files, options, found)

@@ -108,10 +108,7 @@ def pinned_commit(source: str) -> str | None:
 
 def current_commit(source: str, seconds: float) -> str:
     """The commit that a branch, a tag or the default branch is on now, as the hub says within so many seconds.
-
-    Raises:
-        CheckpointError: it does not.
-    """
+    Raises CheckpointError if it does not."""
     _use_home()
     from huggingface_hub import HfApi  # noqa: PLC0415 - only sources on the hub need it
 

@@ -98,11 +98,8 @@ def kind_of(source: str) -> Kind:
 
 
 def local_folder(source: str) -> Path | None:
-    """The folder that a source names; None for one that is shipped or elsewhere: ``demo``, S3, the hub.
-
-    Raises:
-        CheckpointError: it is meant as a folder, and is none, or holds no checkpoint.
-    """
+    """The folder that a source names; None for one that is shipped or elsewhere: ``demo``, S3, the hub. Raises
+    CheckpointError if it is meant as a folder, and is none, or holds no checkpoint."""
     if source == SHIPPED or source.startswith(S3):
         return None
     try:
@@ -128,11 +125,8 @@ def local_folder(source: str) -> Path | None:
 
 
 def checked(folder: Path, source: str) -> Path:
-    """The folder, which holds a checkpoint.
-
-    Raises:
-        CheckpointError: it holds none, or an adapter of one, or may not be looked at.
-    """
+    """The folder, which holds a checkpoint. Raises CheckpointError if it holds none, or an adapter of one, or may
+    not be looked at."""
     try:
         found = is_there(folder / "config.json")
         if is_there(folder / ADAPTER):

@@ -8,14 +8,12 @@ good.
 import hashlib
 import json
 import logging
-import os
 import re
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from snapcap.models.errors import WeightsError
 from snapcap.models.weights.listing import MOST_INDEX_BYTES, is_safe_name, weight_names
@@ -28,12 +26,11 @@ from snapcap.warmup.checkpoints.local import (
     report_unasked,
 )
 from snapcap.warmup.errors import os_error_text
-from snapcap.warmup.machine.files import make_folder, open_regular, sync
+from snapcap.warmup.machine.files import commit, make_folder, new_file, open_regular, sync
 from snapcap.warmup.machine.worker import within
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.client import client, split_uri
-from snapcap.warmup.s3.download import Download, Ending, Ranges, S3Object, download, list_objects, remove_parts
-from snapcap.warmup.s3.errors import S3Error
+from snapcap.warmup.s3.client import Ending, S3Error, client, split_uri
+from snapcap.warmup.s3.download import Download, Ranges, S3Object, download, list_objects, remove_parts
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -291,11 +288,6 @@ def _read(folder: Path) -> Record:
 
 
 def _write(folder: Path, record: Record) -> None:
-    temporary = folder / f"{_SIDECAR}.{uuid4().hex}"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(record, file, indent=1)
-        os.replace(temporary, folder / _SIDECAR)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_file(folder / _SIDECAR) as temporary:
+        temporary.write_text(json.dumps(record, indent=1))
+        commit(temporary, folder / _SIDECAR, durable=False)

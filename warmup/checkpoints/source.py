@@ -24,7 +24,7 @@ from snapcap.warmup.checkpoints.local import S3, SHIPPED, CheckpointError, check
 from snapcap.warmup.machine.denied import report_denied
 from snapcap.warmup.machine.installation import package_folder
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.errors import S3Error
+from snapcap.warmup.s3.client import S3Error
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -91,11 +91,8 @@ def current_identity(
 
 
 def downloaded_identity(source: str, folder: Path) -> Mapping[str, str]:
-    """The same of the revision that a folder was downloaded from.
-
-    Raises:
-        CheckpointError: the folder does not say.
-    """
+    """The same of the revision that a folder was downloaded from. Raises CheckpointError if the folder does not
+    say."""
     if kind_of(source) == "s3":
         return s3_checkpoint.downloaded_identity(folder)
     commit = hub.commit_of(folder)

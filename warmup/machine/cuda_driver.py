@@ -17,10 +17,7 @@ _DLERROR = ctypes.PYFUNCTYPE(ctypes.c_char_p)(("dlerror", ctypes.PyDLL(None)))
 
 def open_library(path: str | os.PathLike[str], flags: int = os.RTLD_NOW) -> int:
     """The handle of a library, which stays mapped until the process ends; threads that run Python go on meanwhile.
-
-    Raises:
-        OSError: the library cannot be loaded; says why.
-    """
+    Raises OSError if the library cannot be loaded; says why."""
     handle: int | None = _DLOPEN(os.fsencode(path), flags)
     if handle is None:
         raise OSError((_DLERROR() or b"it cannot be loaded").decode(errors="replace"))  # dlerror is per thread
@@ -53,11 +50,8 @@ class CudaDevice:
 
 
 def cuda_device(index: int) -> CudaDevice:
-    """The device that torch calls ``cuda:index``: the driver obeys CUDA_VISIBLE_DEVICES as torch does.
-
-    Raises:
-        CudaDriverError: there is no driver, or it has no device of that index.
-    """
+    """The device that torch calls ``cuda:index``: the driver obeys CUDA_VISIBLE_DEVICES as torch does. Raises
+    CudaDriverError if there is no driver, or it has no device of that index."""
     driver = _Driver()
     device, name = ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
     driver.call("cuDeviceGet", ctypes.byref(device), index)
@@ -90,10 +84,7 @@ def has_cuda_driver() -> bool:
 
 def open_context(index: int) -> ctypes.c_void_p:
     """Make the context of ``cuda:index`` that torch is going to use. The context stays until the process ends.
-
-    Raises:
-        CudaDriverError: there is no driver, no such device, or no memory on it.
-    """
+    Raises CudaDriverError if there is no driver, no such device, or no memory on it."""
     driver = _Driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     driver.call("cuDeviceGet", ctypes.byref(device), index)
@@ -103,10 +94,7 @@ def open_context(index: int) -> ctypes.c_void_p:
 
 def free_device_memory(index: int) -> int:
     """Bytes of ``cuda:index`` that no process has taken, once this one has its context there, which it makes.
-
-    Raises:
-        CudaDriverError: as ``open_context``.
-    """
+    Raises CudaDriverError as ``open_context`` does."""
     context, driver = open_context(index), _Driver()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     driver.call("cuCtxSetCurrent", context)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from uuid import uuid4
 
 from snapcap.warmup.machine.denied import report_denied
 
@@ -66,11 +67,7 @@ def take_lock(descriptor: int) -> bool | None:
 
 
 def has_locks(folder: Path) -> bool:
-    """Returns whether files of a folder can be locked.
-
-    Raises:
-        OSError: no file can be made there.
-    """
+    """Returns whether files of a folder can be locked. Raises OSError if no file can be made there."""
     from tempfile import TemporaryFile  # noqa: PLC0415 - only builds need it
 
     with TemporaryFile(dir=folder) as file:
@@ -80,11 +77,8 @@ def has_locks(folder: Path) -> bool:
 @contextlib.contextmanager
 def locked_alone(path: Path) -> Iterator[bool | None]:
     """Yields whether this process has the lock of a file, as `take_lock` says it, until the block ends or the
-    process does. The file is made if there is none. The process that has the lock may remove the file.
-
-    Raises:
-        OSError: the file cannot be made.
-    """
+    process does. The file is made if there is none. The process that has the lock may remove the file. Raises
+    OSError if the file cannot be made."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -99,11 +93,7 @@ def locked_alone(path: Path) -> Iterator[bool | None]:
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:
     """Write all of ``data`` at an offset of a file. A system call may write only a part, for example when the disk
-    fills up; the next call then fails.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    fills up; the next call then fails. Raises OSError if it cannot be written."""
     rest = memoryview(data)
     while rest:
         written = os.pwrite(descriptor, rest, offset)
@@ -123,11 +113,8 @@ def free_bytes(place: Path | int) -> int:
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder with all that are missing above it; no umask gives others more than ``mode`` does.
-
-    Raises:
-        OSError: one cannot be made.
-    """
+    """Make a folder with all that are missing above it; no umask gives others more than ``mode`` does. Raises
+    OSError if one cannot be made."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -143,11 +130,8 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, where the file system can tell.
-
-    Raises:
-        OSError: they are not, and may be lost.
-    """
+    """Wait until a file, or the names in a folder, are on the disk, where the file system can tell. Raises OSError
+    if they are not, and may be lost."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -156,6 +140,34 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` for a file that is to become it by ``commit``; without a commit it is removed."""
+    make_folder(path.parent)
+    temporary = path.with_name(f".{uuid4().hex}")
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def commit(temporary: Path, path: Path, durable: bool = True) -> None:
+    """Put a complete file in place, whole or not at all.
+
+    Args:
+        durable: also after a power cut; otherwise it may then hold anything, which only those can bear who verify
+            what they read, and can have it again.
+    """
+    make_folder(path.parent)
+    with contextlib.suppress(OSError):  # a file system without modes; whoever reads looks who may write
+        temporary.chmod(0o600)
+    if durable:
+        sync(temporary)
+    os.replace(temporary, path)
+    if durable:
+        sync(path.parent)
 
 
 def other_writers(status: os.stat_result) -> str:

@@ -1,11 +1,14 @@
-"""Reads what is installed here, torch above all, without importing it, and resolves the device."""
+"""Reads what is installed here, such as torch and a C++ compiler, without importing it, and resolves the device."""
 
 import importlib.util
+import os
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.cuda_driver import cuda_device_count
 
 
@@ -22,11 +25,7 @@ class TorchVersion(NamedTuple):
 
 
 def torch_version() -> TorchVersion:
-    """Read from torch/version.py, which imports nothing of torch.
-
-    Raises:
-        MachineError: torch is not installed.
-    """
+    """Read from torch/version.py, which imports nothing of torch. Raises MachineError if torch is not installed."""
     try:
         version = runpy.run_path(str(package_folder("torch") / "version.py"))
         return TorchVersion(str(version["__version__"]), str(version["git_version"]), version["cuda"])
@@ -35,11 +34,7 @@ def torch_version() -> TorchVersion:
 
 
 def package_folder(package: str) -> Path:
-    """Where the modules of an installed package are.
-
-    Raises:
-        MachineError: it is not installed.
-    """
+    """Where the modules of an installed package are. Raises MachineError if it is not installed."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise MachineError(f"the package {package} is not installed in this environment")
@@ -48,10 +43,7 @@ def package_folder(package: str) -> Path:
 
 def has_torch_module() -> bool:
     """Returns whether torch can be imported. An installation for compiled models alone has only torch's libraries.
-
-    Raises:
-        MachineError: torch is not installed.
-    """
+    Raises MachineError if torch is not installed."""
     return (package_folder("torch") / "__init__.py").is_file()
 
 
@@ -69,10 +61,48 @@ def installed_version(package: str) -> str | None:
 
 def resolve_device(device: str) -> str:
     """``auto`` becomes ``cuda:0`` where torch and the driver have it, else ``cpu``; any other name stays as it is.
-
-    Raises:
-        MachineError: torch is not installed.
-    """
+    Raises MachineError if torch is not installed."""
     if device != "auto":
         return device
     return "cuda:0" if torch_version().cuda is not None and cuda_device_count() else "cpu"
+
+
+# The version is part of the key of jit artifacts: an answer that comes too late makes good artifacts stale.
+_ANSWER_S = 60.0
+
+
+def find_compiler() -> str | None:
+    """None where there is none."""
+    return next((name for name in _names() if shutil.which(name)), None)
+
+
+def require_compiler() -> str:
+    """The C++ compiler that Inductor will call. Raises BuildError if there is none."""
+    if (name := find_compiler()) is not None:
+        return name
+    looked_for = " or ".join(_names())
+    raise BuildError(
+        f"no C++ compiler ({looked_for}) on this machine; install one (apt-get install g++), or run "
+        "`snapcap build` on a machine of the same kind that has one"
+    )
+
+
+def compiler_version() -> str | None:
+    """The first line of what it says of itself; None where there is none, or it does not say."""
+    import subprocess  # noqa: PLC0415 - a compiled start asks no compiler
+
+    name = find_compiler()
+    if name is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603  the compiler that is going to be run anyway
+            [name, "--version"], capture_output=True, text=True, check=True, timeout=_ANSWER_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return " ".join(done.stdout.partition("\n")[0].split()) or None
+
+
+def _names() -> list[str]:
+    """Returns the names of the compilers to try, in order: CXX alone if it is set, else the usual names."""
+    return [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]

@@ -20,10 +20,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from snapcap.models.json_object import from_json, to_json
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.denied import report_denied
 from snapcap.warmup.machine.own_imports import child_environment, python_module
@@ -33,25 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Task = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-def to_json(record: "DataclassInstance") -> str:
-    """Serialises a record as a single line of JSON. Members are values of JSON, paths, tuples and such records."""
-    return json.dumps(asdict(record), default=str)
-
-
-def from_json(kind: type[T], text: str) -> T:
-    """The reverse of ``to_json``, for what only we have written."""
-    record: T = _read(kind, json.loads(text))
-    return record
-
-
-def _read(kind: Any, value: Any) -> Any:
-    if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**{field.name: _read(field.type, value[field.name]) for field in fields(kind)})
-    if get_origin(kind) is tuple:
-        return tuple(_read(get_args(kind)[0], each) for each in value)
-    return Path(value) if value is not None and Path in (kind, *get_args(kind)) else value
 
 
 def serve_tasks(job: type[T], start: Callable[[T], Task]) -> int:
@@ -181,11 +161,8 @@ class Worker:
                 self._spawn()
 
     def start(self, limit: float) -> None:
-        """Start the process, if none runs, and have it prepare for the job, within ``limit`` seconds.
-
-        Raises:
-            WorkerError: as ``ask``.
-        """
+        """Start the process, if none runs, and have it prepare for the job, within ``limit`` seconds. Raises
+        WorkerError as ``ask`` does."""
         process = self._process  # another thread may set it to None by ``stop``
         if process is not None and _has_ended(process.pid):
             self._end()  # while it had nothing to do

@@ -1,15 +1,32 @@
-"""Holds the checkpoint as the start has it before torch is imported. No torch."""
+"""Brings a checkpoint to this machine and reads all of it but the weights, before torch is imported. No torch.
 
-from collections.abc import Callable
-from dataclasses import field, replace
-from functools import cached_property
+A chat template takes a process and half a second to read. The tokens that it puts around a message are recorded in
+the artifact folder, under the name of the checkpoint's folder, with a digest of its files, of our code and of the
+versions of libraries. If any of them changes, the next start makes a new record.
+"""
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
+from snapcap.models.fields import is_there, read_bytes
+from snapcap.models.json_object import from_json, to_json
+from snapcap.models.text import ChatIds, ImageMarkup
+from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.key import canonical_json
+from snapcap.warmup.artifacts.store import CHATS, StoreError
+from snapcap.warmup.checkpoints.local import CheckpointError
+from snapcap.warmup.machine.installation import installed_version, package_folder
+from snapcap.warmup.options import StartOptions
 
 if TYPE_CHECKING:
-    from snapcap.models.config import ModelConfig
     from snapcap.models.processing.tokenizer import Tokenizer
     from snapcap.models.processing.transform import ImageTransform
 
@@ -24,29 +41,28 @@ class Checkpoint:
 
     name: str
     folder: Path
-    config: "ModelConfig"
+    config: ModelConfig
     transform: "ImageTransform"
     bring: Callable[[], Path] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, name: str, folder: Path, config: "ModelConfig", max_pixels: int) -> "Checkpoint":
-        """A checkpoint, for pictures of up to ``max_pixels``.
-
-        Raises:
-            ConfigError: its files cannot be used.
-        """
-        from snapcap.models.processing.transform import ImageTransform  # noqa: PLC0415  numpy, which no server waits for to listen
+    def of(cls, options: StartOptions, folder: Path, config: ModelConfig) -> "Checkpoint":
+        """The checkpoint of these options, whose configuration is read already. Raises ConfigError if its files
+        cannot be used."""
+        from snapcap.models.processing.transform import ImageTransform  # noqa: PLC0415  imports numpy
 
         vision = config.vision
-        transform = ImageTransform.from_folder(folder, vision.image_size, max_pixels, vision.family)
-        return cls(name, folder, config, transform)
+        transform = ImageTransform.from_folder(folder, vision.image_size, options.images.max_pixels, vision.family)
+        return cls(options.model.source, folder, config, transform)
+
+    @classmethod
+    def read(cls, options: StartOptions, folder: Path) -> "Checkpoint":
+        """The checkpoint of these options, which is in ``folder``. Raises ConfigError as ``of`` does."""
+        return cls.of(options, folder, read_config(folder, options.store_folder))
 
     def whole(self) -> "Checkpoint":
-        """The same with its weights, brought here first where they are not.
-
-        Raises:
-            CheckpointError: they cannot be had.
-        """
+        """The same with its weights, brought here first where they are not. Raises CheckpointError if they cannot
+        be had."""
         return self if self.bring is None else replace(self, folder=self.bring(), bring=None)
 
     @cached_property
@@ -55,3 +71,104 @@ class Checkpoint:
         from snapcap.models.processing.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
 
         return Tokenizer.from_folder(self.folder, self.config.chat)
+
+
+def resolved(options: StartOptions) -> Path:
+    """Brings the checkpoint's files to this machine and returns their folder. Raises CheckpointError."""
+    from snapcap.warmup.checkpoints.source import resolve_checkpoint  # noqa: PLC0415  the HTTP process has the folder
+
+    return resolve_checkpoint(options.model.source, options.model.cache_dir, options.s3)
+
+
+def brought(options: StartOptions, identity: Mapping[str, str]) -> Path:
+    """The folder of the checkpoint of this revision: its configuration and tokenizer are in use by now. Raises
+    CheckpointError if it cannot be had, or is of another revision."""
+    from snapcap.warmup.checkpoints.source import downloaded_identity  # noqa: PLC0415  few starts need it
+
+    folder = resolved(options)
+    if dict(downloaded_identity(options.model.source, folder)) != dict(identity):
+        raise CheckpointError(f"{options.model.source!r} was changed while this server started; start it again")
+    return folder
+
+
+def read_checkpoint(options: StartOptions) -> Checkpoint:
+    """Brings the checkpoint's files to this machine and reads all but the weights. Raises CheckpointError,
+    ConfigError if the source or its files cannot be used."""
+    return Checkpoint.read(options, resolved(options))
+
+
+_logger = logging.getLogger("snapcap.start")
+_MOST_BYTES = 256 * 1024
+_SOURCES = ("chat.py", "chat_render.py", "tokenizer.py")
+# Files of a checkpoint from which its chat template and tokenizer are read.
+_FILES = (
+    "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+_LIBRARIES = ("jinja2", "tokenizers")
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Holds the tokens of a chat template; ``digest``: of everything that decides them."""
+
+    digest: str
+    chat: ChatIds
+
+
+def read_config(folder: Path, store_folder: Path) -> ModelConfig:
+    """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one. Raises
+    ConfigError, FileNotFoundError as ``ModelConfig.from_folder`` does."""
+    return ModelConfig.from_folder(folder, partial(_recorded, store_folder))
+
+
+def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
+    """Returns the recorded chat tokens of a checkpoint. Without a valid record, reads the template and tokenizer
+    and records the result if the folder can be written."""
+    digest, name = _digest(folder, markup), _name(folder)
+    store = None
+    try:
+        store = FolderStore.open(store_folder)
+        stored = store.read(name, _MOST_BYTES)
+        if stored is not None:
+            found = from_json(_Record, stored.data)
+            chat = found.chat
+            ids = chat.start_id, *chat.prefix, *chat.opening_ids, *chat.closing_ids
+            if found.digest == digest and min(ids) >= 0:
+                return chat
+    except StoreError as error:
+        _logger.warning("what is recorded of chat templates is not used", extra={"fields": {"reason": str(error)}})
+    except ValueError:  # a record of another version
+        pass
+    from snapcap.models.processing.chat import read_chat  # noqa: PLC0415  libraries of text, which a record spares
+
+    chat = read_chat(folder, markup)
+    if store is not None:
+        with contextlib.suppress(StoreError):  # a folder that cannot be written costs the next start the same
+            store.keep(name, to_json(_Record(digest, chat)).encode())
+    return chat
+
+
+def _name(folder: Path) -> str:
+    """Returns the record's object name, made of the folder's path, so that a new record replaces the old one."""
+    return f"{CHATS}/{hashlib.sha256(str(folder.resolve()).encode(errors='surrogateescape')).hexdigest()}.json"
+
+
+def _digest(folder: Path, markup: ImageMarkup) -> str:
+    """SHA-256, in hex, of everything that decides what is recorded."""
+    versions = {library: installed_version(library) for library in _LIBRARIES}
+    digest = hashlib.sha256(canonical_json([asdict(markup), versions]))
+    ours = package_folder("snapcap.models") / "processing"
+    for file in (*(ours / source for source in _SOURCES), *(folder / name for name in _FILES)):
+        if is_there(file):  # anything but a file is not read for a template either, and a pipe would never end
+            digest.update(f"{file.name} {hashlib.sha256(read_bytes(file)).hexdigest()}\n".encode())
+    return digest.hexdigest()

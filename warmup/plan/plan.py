@@ -1,12 +1,10 @@
-"""Decides what is going to run from the model and the machine, without importing torch.
+"""Decides what is going to run from the model and the machine, and which batch sizes are compiled. No torch.
 
-The artifact key is made of it, so it is known while torch is still being imported.
+The artifact key is made of the plan, so it is known while torch is still being imported.
 """
 
-import logging
-from collections.abc import Mapping
-from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
@@ -16,11 +14,6 @@ from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.capacity import all_but_one, multiplies_bfloat16, whole_cpus
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
-from snapcap.warmup.plan.buckets import BucketTable
-
-if TYPE_CHECKING:
-    from snapcap.warmup.artifacts.fetch import Fetched
-    from snapcap.warmup.artifacts.key import Factors
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64
@@ -29,7 +22,57 @@ LONG_ENCODE = 2 * 10**9  # multiplications of an image; some 40 ms of a CPU
 INSTRUCTION_TOKENS = 64  # room for an instruction, of a model that takes them
 
 InductorOption = str | int | bool
-_logger = logging.getLogger("snapcap.start")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A compiled batch size: ``size`` rows, of which the last ones may be padding."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class BucketTable:
+    """Buckets in ascending order; one table serves the encoder and the decoder."""
+
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> "BucketTable":
+        """Sort and check sizes. Raises ValueError if there are none, one is below 1, or one is named twice."""
+        ordered = tuple(sorted(sizes))
+        if not ordered or ordered[0] < 1 or len(set(ordered)) != len(ordered):
+            raise ValueError(f"bucket sizes must be distinct positive numbers, not {list(ordered)}")
+        return cls(tuple(Bucket(size) for size in ordered))
+
+    @property
+    def largest(self) -> Bucket:
+        return self.buckets[-1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(bucket.size for bucket in self.buckets)
+
+    def fit(self, rows: int) -> Bucket:
+        """The smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or above the largest
+        bucket."""
+        if rows < 1:
+            raise ValueError(f"a batch has at least one row, not {rows}")
+        for bucket in self.buckets:
+            if bucket.size >= rows:
+                return bucket
+        raise ValueError(f"{rows} rows do not fit the largest bucket, {self.largest.size}")
+
+    def admit(self, waiting: int) -> int:
+        """How many of ``waiting`` rows to encode at once, at least one.
+
+        An encoder bucket costs its padded size, on a CPU in full: if more than a third of the bucket that holds
+        all of them would be padding, the largest bucket that they fill is taken, and the rest follow.
+        """
+        rows = min(waiting, self.largest.size)
+        if 3 * rows >= 2 * self.fit(rows).size:
+            return rows
+        return max((size for size in self.sizes if size <= rows), default=rows)
 
 
 @dataclass(frozen=True)
@@ -75,11 +118,8 @@ class Plan:
         return self.device_type == "cpu" and self.dtype == "float32"
 
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
-        """The named factors of the artifact key for this plan on this machine.
-
-        Raises:
-            StartError: the machine cannot be described.
-        """
+        """The named factors of the artifact key for this plan on this machine. Raises StartError if the machine
+        cannot be described."""
         model = {
             **config.dimensions(),
             "dtype": self.dtype,
@@ -118,11 +158,7 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
 
 
 def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
-    """Decide what the options leave open.
-
-    Raises:
-        StartError: an option does not fit the model or the machine.
-    """
+    """Decide what the options leave open. Raises StartError if an option does not fit the model or the machine."""
     _check_task(config, options.model.task)
     compute = options.compute
     device, dtype = device_and_dtype(compute)
@@ -182,31 +218,3 @@ def _cache_length(config: ModelConfig, options: StartOptions) -> int:
     if not 2 <= length <= positions:
         raise StartError(f"cache_length {length}: this model has positions for 2 to {positions} tokens")
     return length
-
-
-CPU_LIBRARY = "aot/cpu_library.so"  # the entry that packages run on where torch's libraries are not loaded
-IMAGE_LIBRARY = "aot/image_library.so"  # the entry that resizes pictures (`models/processing/resample.py`)
-LIBRARIES = (CPU_LIBRARY, IMAGE_LIBRARY)  # all entries that are no packages
-
-
-@dataclass(frozen=True)
-class Artifacts:
-    """The key this start looked for, and what came of it."""
-
-    key: str
-    factors: "Factors"
-    fetched: "Fetched"
-    input_specs: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def hit(self) -> bool:
-        return self.fetched.result == "hit"
-
-    def image_library(self) -> bytes | None:
-        """Returns the content of the image library, or None if the artifacts lack it or it cannot be read."""
-        library = self.fetched.entries.get(IMAGE_LIBRARY)
-        try:
-            return None if library is None else library.read()
-        except OSError as error:
-            _logger.warning("no image library", extra={"fields": {"reason": str(error)}})
-            return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from snapcap.models.dataclass import dataclass
 
 if TYPE_CHECKING:
-    from snapcap.warmup.plan.plan import Artifacts
+    from snapcap.warmup.artifacts.fetch import Artifacts
 
 
 class CacheCounts(NamedTuple):

@@ -160,11 +160,8 @@ class Device(Protocol[B]):
         ...
 
     def record(self, run: Callable[[], B]) -> Captured[B]:
-        """Record what ``run`` launches, which has run once before; nothing is launched.
-
-        Raises:
-            NoRoomError: nothing was recorded.
-        """
+        """Record what ``run`` launches, which has run once before; nothing is launched. Raises NoRoomError if
+        nothing was recorded."""
         ...
 
     def timer(self) -> Timer: ...

@@ -1,4 +1,7 @@
-"""Makes the client of S3: with bounded waits and replies, and with checksums where the store takes them.
+"""Makes the client of S3, with bounded waits and replies, and says in one line what an error of S3 means.
+
+S3Error
+└── ObjectChangedError
 
 botocore is imported by the functions that need it, so that a server with a local checkpoint never pays for it; not
 boto3 over it, which takes 0.05 s more of a start from S3, for nothing that is used here.
@@ -15,15 +18,159 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.errors import S3Error, name_missing_credentials, translated
 
 if TYPE_CHECKING:
     from botocore.awsrequest import AWSPreparedRequest, AWSResponse
     from mypy_boto3_s3 import S3Client
+
+
+_CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile"
+
+_BY_CODE = {
+    "NoSuchBucket": "the bucket does not exist; check its name and the endpoint",
+    "NoSuchKey": "the object does not exist any more; start again",
+    "NoCredentials": f"access is denied to requests without credentials, and there are none; {_CREDENTIALS}",
+    "InvalidAccessKeyId": f"the access key is not known there; {_CREDENTIALS}",
+    "SignatureDoesNotMatch": f"the secret key is wrong; {_CREDENTIALS}",
+    "ExpiredToken": "the credentials have expired; renew them",
+    "InvalidToken": f"the session token is not valid; {_CREDENTIALS}",
+    "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
+    "PermanentRedirect": "the bucket is in another region; set the region or the endpoint",
+    "AuthorizationHeaderMalformed": "the bucket is in another region; set the region",
+    "IllegalLocationConstraintException": "the bucket is in another region; set the region",
+    "InvalidBucketName": "that is not a bucket name; write s3://bucket/prefix",
+    "SlowDown": "S3 asks for fewer requests; try again later",
+}
+_DENIED = ("AccessDenied", "403")
+# By operation, of which boto3's names are; without s3:ListBucket S3 denies objects that are missing.
+_PERMISSIONS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "DeleteObject": "s3:DeleteObject",
+}
+_READING = "s3:ListBucket and s3:GetObject"
+_EMPTY = ("", "Access Denied", "Access Denied.", "AccessDenied", "Forbidden")  # texts that add nothing to the code
+_CHANGED = ("PreconditionFailed", "InvalidRange", "412", "416")
+
+# By class name, as botocore is not imported for a server that reads no S3.
+_BY_CLASS = {
+    "NoCredentialsError": f"there are no credentials; {_CREDENTIALS}",
+    "PartialCredentialsError": f"the credentials are incomplete; {_CREDENTIALS}",
+    "CredentialRetrievalError": f"the credentials cannot be had; {_CREDENTIALS}",
+    "ProfileNotFound": "the profile is not in the AWS configuration; check its name",
+    "ParamValidationError": "that is not a bucket name; write s3://bucket/prefix",
+    "InvalidRegionError": "that is not a region; check its name",
+    "SSLError": "the TLS connection failed; check the endpoint and its certificate",
+    "EndpointConnectionError": "cannot connect; check the endpoint and the network",
+    "ConnectTimeoutError": "no connection within the connect timeout; check the endpoint and the network",
+    "ReadTimeoutError": "connected, but no answer within the read timeout; check the endpoint",
+    "ProxyConnectionError": "cannot connect to the proxy; check HTTPS_PROXY",
+    "MissingDependencyException": "an access point of several regions needs `pip install 'botocore[crt]'`",
+}
+_TRANSIENT = (
+    "ConnectionClosedError",
+    "IncompleteReadError",
+    "ProtocolError",
+    "ReadTimeoutError",
+    "ResponseStreamingError",
+)
+
+
+class S3Error(RuntimeError):
+    """A request to S3 that failed; one line that says what to do."""
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
+
+    @property
+    def code(self) -> str:
+        """S3's name for the refusal, such as ``NoSuchKey``, or that of the error below; empty without either."""
+        response = getattr(self.__cause__, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        return "" if self.__cause__ is None else type(self.__cause__).__name__
+
+
+class ObjectChangedError(S3Error):
+    """An object is not the one that was listed."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where}: the object was replaced during the download; start again", where)
+
+
+@contextlib.contextmanager
+def translated(where: str, local: Path | None = None) -> Iterator[None]:
+    """Turn every error of boto3, the network and the disk into an ``S3Error`` about ``where``.
+
+    Args:
+        local: the file that it becomes, where it is the disk that fails.
+    """
+    try:
+        yield
+    except _expected() as error:
+        raise _s3_error(error, where, local) from error
+
+
+def is_transient(error: S3Error) -> bool:
+    """Returns whether a connection broke off while bytes arrived. botocore does not retry such an error."""
+    return type(error.__cause__).__name__ in _TRANSIENT
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+
+    # The last two: an endpoint that is no URL; a reply without what every reply has.
+    return BotoCoreError, ClientError, OSError, ValueError, KeyError
+
+
+def _s3_error(error: Exception, where: str, local: Path | None) -> S3Error:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # a ClientError
+        code = str(response.get("Error", {}).get("Code", ""))
+        if code in _CHANGED:
+            return ObjectChangedError(where)
+        return S3Error(f"{where}: {_refusal(code, response, getattr(error, 'operation_name', ''))}", where)
+    name = type(error).__name__
+    advice = _BY_CLASS.get(name)
+    if advice is None and isinstance(error, OSError):
+        wrong = os_error_text(error)
+        return S3Error(f"{where}: cannot be written to {local}: {wrong}" if local else f"{where}: {wrong}", where)
+    text = _line(error)
+    return S3Error(f"{where}: {advice or 'the request failed'} ({name}: {text})", where)
+
+
+def name_missing_credentials(parsed: Any, **_: object) -> None:
+    """A handler of botocore's for a client that has no credentials: a refusal gets the code ``NoCredentials``."""
+    if parsed.get("Error", {}).get("Code") in _DENIED:
+        parsed["Error"]["Code"] = "NoCredentials"
+
+
+def _refusal(code: str, response: Mapping[str, Any], operation: str) -> str:
+    """Describes a refusal of S3: with advice if the code is known, else with S3's own message."""
+    said = _line(response.get("Error", {}).get("Message") or "")
+    if code in _DENIED:
+        told = f"access is denied; give the role {_PERMISSIONS.get(operation, _READING)}, or {_CREDENTIALS}"
+        return f"{told} ({code}{'' if said in _EMPTY else f': {said}'})"
+    if code in _BY_CODE:
+        return f"{_BY_CODE[code]} ({code})"
+    return f"S3 refused the request ({code}{': ' if said else ''}{said})"
+
+
+def _line(text: object) -> str:
+    """The beginning of a text that somebody else wrote, on one line."""
+    return "".join(each if each.isprintable() else " " for each in " ".join(str(text).split())[:300])
+
 
 ATTEMPTS = 3  # the most attempts at a request, and at a read that breaks off
 WORKERS = 8  # ranges that are read at once
@@ -44,10 +191,7 @@ T = TypeVar("T")
 
 def split_uri(uri: str) -> tuple[str, str]:
     """``s3://bucket/some/prefix/`` -> ``("bucket", "some/prefix")``; an access point's ARN may be the bucket.
-
-    Raises:
-        S3Error: the URI names no bucket.
-    """
+    Raises S3Error if the URI names no bucket."""
     found = _URI.fullmatch(uri) if uri.isprintable() else None
     if found is None:
         shown = re.sub("//[^/]*@", "//…@", uri)[:200]  # somebody may have written a secret there
@@ -56,11 +200,8 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def client(options: S3Options) -> "S3Client":
-    """A thread-safe client with bounded waits and replies. Without credentials it does not sign its requests, as
-    a public bucket does not ask for that.
-
-    Raises:
-        S3Error: the options name a profile or an endpoint that cannot be.
+    """A thread-safe client with bounded waits and replies. Without credentials it does not sign its requests, as a
+    public bucket does not ask for that. Raises S3Error if the options name a profile or an endpoint that cannot be.
     """
     from botocore import UNSIGNED  # noqa: PLC0415
     from botocore.config import Config  # noqa: PLC0415
@@ -161,14 +302,14 @@ def bound_replies(s3: "S3Client", seconds: float) -> None:
     events.register("before-send.s3", send)
 
 
-class Connections:
-    """The connections that bodies come in on, which another thread can end: a read takes as long as a server likes
-    that sends one byte at a time."""
+class Ending:
+    """Ends reads on all threads: those under way, whose connections it hangs up on, and those to come. Without it a
+    read takes as long as a server likes that sends one byte at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: set[Any] = set()
-        self._ended = False
+        self.over = False
 
     @contextlib.contextmanager
     def reading(self, body: Any) -> Iterator[None]:
@@ -176,7 +317,7 @@ class Connections:
         with body as raw:
             with self._lock:
                 self._open.add(raw)
-                if self._ended:
+                if self.over:
                     _hang_up(raw)
             try:
                 yield
@@ -185,9 +326,9 @@ class Connections:
                     self._open.discard(raw)
 
     def end(self) -> None:
-        """End all, and those that are still to come."""
+        """End all reads."""
         with self._lock:
-            self._ended = True
+            self.over = True
             for raw in self._open:
                 _hang_up(raw)
 

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -15,8 +14,15 @@ from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, take_lock, write_all
-from snapcap.warmup.s3.client import ATTEMPTS, WORKERS, Connections
-from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, is_transient, translated
+from snapcap.warmup.s3.client import (
+    ATTEMPTS,
+    WORKERS,
+    Ending,
+    ObjectChangedError,
+    S3Error,
+    is_transient,
+    translated,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -35,18 +41,6 @@ class S3Object:
     key: str
     size: int
     etag: str
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Ends reads on all threads: those under way, whose connections it hangs up on, and those to come."""
-
-    stop: threading.Event = field(default_factory=threading.Event)
-    connections: Connections = field(default_factory=Connections)
-
-    def end(self) -> None:
-        self.stop.set()
-        self.connections.end()
 
 
 @dataclass(frozen=True)
@@ -104,13 +98,13 @@ class Ranges:
             raise ObjectChangedError(self.where)
         if reply.get("ContentLength") != end - start:
             raise S3Error(f"{self.where}: the server does not answer ranged reads; use one that does")
-        with self.ending.connections.reading(reply["Body"]):
+        with self.ending.reading(reply["Body"]):
             for piece in reply["Body"].iter_chunks(_PIECE_BYTES):
                 self._check()
                 yield piece
 
     def _check(self) -> None:
-        if self.ending.stop.is_set():
+        if self.ending.over:
             raise S3Error(f"{self.where}: the download was given up")
         check_deadline(self.deadline, self.where)
 
@@ -163,14 +157,6 @@ def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> l
     return [entry for entry in found if entry.key != start]
 
 
-def download_object(
-    s3: "S3Client", bucket: str, key: str, dest: Path, size: int, etag: str, deadline: float
-) -> None:
-    """Download one object; see ``download``."""
-    for _ in download(s3, bucket, [Download(S3Object(key, size, etag), dest)], deadline):
-        pass
-
-
 def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: float) -> Iterator[Download]:
     """Download objects in parallel ranges, and yield each one when its file is complete and in place.
 
@@ -208,11 +194,8 @@ def part_name(name: str) -> str:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what downloads to a folder have left behind whose processes were killed; those under way stay.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """Remove what downloads to a folder have left behind whose processes were killed; those under way stay. Raises
+    OSError if the folder cannot be read."""
     for path in folder.iterdir():
         if _PART.fullmatch(path.name):
             with contextlib.suppress(OSError), locked_alone(path) as alone:

@@ -19,36 +19,35 @@ from torch import Tensor
 
 from snapcap.models.errors import UserError
 from snapcap.models.regions.table import Component
+from snapcap.warmup.artifacts.fetch import Artifacts
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.lease import Held, Lease, acquire
 from snapcap.warmup.artifacts.remote import open_store, trust_of
 from snapcap.warmup.artifacts.store import ArtifactStore, StoreDeniedError
-from snapcap.warmup.artifacts.worker import publish_in_worker
+from snapcap.warmup.artifacts.worker import find_artifacts, publish_in_worker
 from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.environment import remote_cache_environment
 from snapcap.warmup.build.release import publish_built, report
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.capacity import all_but_one
-from snapcap.warmup.machine.cxx import require_compiler
+from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, free_here, gib
-from snapcap.warmup.plan.plan import Artifacts
+from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupStatus
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
-from snapcap.warmup.runtime.backends import Backend, EagerBackend
 from snapcap.warmup.runtime.compare import TOLERANCE, CheckError, relative_difference
 from snapcap.warmup.runtime.devices import Pixels
+from snapcap.warmup.runtime.model import Backend, EagerBackend
 from snapcap.warmup.runtime.runner import Callables, Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.runtime.torch_model import LoadedModel
-from snapcap.warmup.start.preparation import find_artifacts
 from snapcap.warmup.start.start import StartedModel
 
 OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 
-LEASE_SECONDS = 60.0
-POLL_SECONDS = 5.0
+LEASE_SECONDS = 60.0  # for so long a builder that was killed holds the others up
+POLL_SECONDS = 5.0  # between looks for what the holder of the lease publishes
 LONGEST_PAUSE_S = 300.0  # between two attempts to read a store that could not be read
 LOWEST_PRIORITY = 19
 ENDING_S = 3.0  # seconds for ending; the HTTP process gives this process ten
@@ -61,21 +60,10 @@ class BackgroundBuild:
     lowest priority."""
 
     def __init__(
-        self,
-        loaded: StartedModel,
-        options: StartOptions,
-        status: StartupStatus,
-        on_device: OnDevice,
-        poll_seconds: float = POLL_SECONDS,
-        lease_seconds: float = LEASE_SECONDS,
+        self, loaded: StartedModel, options: StartOptions, status: StartupStatus, on_device: OnDevice
     ) -> None:
-        """``on_device`` runs a function on the device thread between two steps.
-
-        ``poll_seconds``: how often to look for what the lease's holder publishes. ``lease_seconds``: how long a
-        builder that was killed holds the others up.
-
-        Raises:
-            ValueError: the start has not looked for artifacts, so there is no key to build for."""
+        """``on_device`` runs a function on the device thread between two steps. Raises ValueError if the start has
+        not looked for artifacts, so that there is no key to build for."""
         if loaded.artifacts is None:
             raise ValueError("nothing to build: this start uses no artifacts")
         self._artifacts = loaded.artifacts
@@ -86,8 +74,6 @@ class BackgroundBuild:
         self._options = options
         self._status = status
         self._on_device = on_device
-        self._poll_seconds = poll_seconds
-        self._lease_seconds = lease_seconds
         self._stopped = threading.Event()
         self._builder: Builder | None = None
         self._lock = threading.Lock()
@@ -120,7 +106,7 @@ class BackgroundBuild:
     def _store_answers(self) -> bool:
         """Waits for a store that the start could not read. Swaps in what it has then, and returns False; returns
         True if there is something to build. A build for this server alone does not wait."""
-        store, pause = self._options.store, self._poll_seconds
+        store, pause = self._options.store, POLL_SECONDS
         if store.remote is None or store.build == "local":
             return True
         while self._artifacts.fetched.result == "error":
@@ -169,14 +155,14 @@ class BackgroundBuild:
     def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:
         """Build under the lease, or take what its holder publishes."""
         while not self._stopped.is_set():
-            outcome = acquire(store, key, self._lease_seconds)
+            outcome = acquire(store, key, LEASE_SECONDS)
             if self._take(self._look()):
                 if isinstance(outcome, Lease):
                     outcome.release()
                 return
             if isinstance(outcome, Held):
                 self._report(state="waiting", holder=outcome.owner)
-                self._stopped.wait(min(outcome.remaining + 0.1, self._poll_seconds))
+                self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
                 continue
             with outcome.kept():
                 self._build(publishing)
@@ -184,7 +170,7 @@ class BackgroundBuild:
 
     def _look(self) -> Artifacts:
         """Returns what the store has now."""
-        return find_artifacts(self._loaded.checkpoint.config, self._loaded.plan, self._options, "aot")
+        return find_artifacts(self._options, self._artifacts.factors)
 
     def _take(self, artifacts: Artifacts) -> bool:
         """Swaps in what was published since this server started. Returns False if nothing was."""
@@ -230,11 +216,8 @@ class BackgroundBuild:
         self._publish(built, publishing)
 
     def _memory_beside(self) -> int | None:
-        """Bytes of the GPU that a build may take, less what this server may still need.
-
-        Raises:
-            BuildError: too little is left for one compiler and one checker.
-        """
+        """Bytes of the GPU that a build may take, less what this server may still need. Raises BuildError if too
+        little is left for one compiler and one checker."""
         loaded = self._loaded
         free = free_here(loaded.plan)
         if free is None:
@@ -326,10 +309,7 @@ def check_encoder(
     runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
 ) -> None:
     """Encode random images, and texts where they are read, with both; compare the output and the caches written.
-
-    Raises:
-        CheckError: they differ by more than the dtype explains.
-    """
+    Raises CheckError if they differ by more than the dtype explains."""
     images, texts = _random_images(runner, bucket), _random_texts(runner, bucket)
     ours, theirs = runner.twin(), runner.twin()
     ours.bind("encoder", bucket, compiled)
@@ -344,11 +324,8 @@ def check_encoder(
 def check_decoder(
     runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
 ) -> None:
-    """Some steps over the same random prompts with both; compare the logits and the caches they leave.
-
-    Raises:
-        CheckError: they differ by more than the dtype explains.
-    """
+    """Some steps over the same random prompts with both; compare the logits and the caches they leave. Raises
+    CheckError if they differ by more than the dtype explains."""
     ours, theirs = runner.twin(), runner.twin()
     ours.bind("decoder", bucket, compiled)
     theirs.bind("decoder", bucket, eager)

@@ -27,34 +27,31 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler._cache import CacheInfo
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.layers.fused import compiled_function
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
-from snapcap.warmup.artifacts.files import ChangedError
+from snapcap.warmup.artifacts.fetch import Artifacts
+from snapcap.warmup.artifacts.manifest import ChangedError
 from snapcap.warmup.artifacts.publish import Published
 from snapcap.warmup.artifacts.store import StoreError
 from snapcap.warmup.artifacts.worker import publish_in_worker
 from snapcap.warmup.build.environment import remote_cache_environment, skip_denied_locks, skip_vector_tests
 from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.errors import BuildError, StartError
-from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.files import scratch_folder
-from snapcap.warmup.machine.installation import resolve_device
+from snapcap.warmup.machine.installation import require_compiler, resolve_device
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.plan.plan import Artifacts, InductorOption, Plan, inductor_options
+from snapcap.warmup.plan.plan import Bucket, InductorOption, Plan, inductor_options
 from snapcap.warmup.progress.status import StartupStatus, cache_counts
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.torch_model import DTYPES
-
-if TYPE_CHECKING:
-    from torch.compiler._cache import CacheInfo
 
 PAYLOAD = "jit/cache.bin"
 LIBRARIES = "jit/libraries.zip"
@@ -64,11 +61,8 @@ _logger = logging.getLogger("snapcap.jit")
 
 @contextlib.contextmanager
 def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Iterator["Jit | None"]:
-    """The compiler, imported, with a cache of its own until the block ends; None where there is none.
-
-    Raises:
-        StartError: there is none, and the start is strict; or the remote cache cannot be used as configured.
-    """
+    """The compiler, imported, with a cache of its own until the block ends; None where there is none. Raises
+    StartError if there is none, and the start is strict; or the remote cache cannot be used as configured."""
     try:
         require_compiler()
     except BuildError as error:
@@ -119,7 +113,6 @@ class Jit:
 
     def settle(self) -> None:
         """Every bucket has run: from now on a call that would have to be compiled runs eager, and is counted."""
-        import torch  # noqa: PLC0415
         from torch._inductor.async_compile import shutdown_compile_workers  # noqa: PLC0415
 
         torch.compiler.set_stance("eager_on_recompile")
@@ -210,18 +203,13 @@ class CompileCache:
                     if value is not None:
                         os.environ[variable] = value
 
-    def restore(self, artifacts: "Artifacts") -> int:
-        """Give torch what a set holds; returns the number of cached graphs and parts of graphs.
-
-        Raises:
-            RestoreError: a file is missing or has changed since it was fetched, or torch cannot read it.
-        """
-        from torch.compiler import load_cache_artifacts  # noqa: PLC0415
-
+    def restore(self, artifacts: Artifacts) -> int:
+        """Give torch what a set holds; returns the number of cached graphs and parts of graphs. Raises RestoreError
+        if a file is missing or has changed since it was fetched, or torch cannot read it."""
         payload, libraries = (_verified(artifacts, name) for name in (PAYLOAD, LIBRARIES))
         with zipfile.ZipFile(io.BytesIO(libraries)) as archive:
             archive.extractall(self.folder)
-        info = load_cache_artifacts(payload)
+        info = torch.compiler.load_cache_artifacts(payload)
         if info is None:
             raise RestoreError(f"torch cannot read {PAYLOAD}; the log has the cause")
         self._restored = _names(info)
@@ -233,9 +221,7 @@ class CompileCache:
         Empty where torch has cached nothing that was not restored. Graphs that were restored and not compiled in
         this process are left out, so every bucket must have run.
         """
-        from torch.compiler import save_cache_artifacts  # noqa: PLC0415
-
-        saved = save_cache_artifacts()
+        saved = torch.compiler.save_cache_artifacts()
         if saved is None or _names(saved[1]) <= self._restored:
             return {}
         files = {name: self.folder / Path(name).name for name in (PAYLOAD, LIBRARIES)}
@@ -244,12 +230,12 @@ class CompileCache:
         return files
 
 
-def _names(info: "CacheInfo") -> set[tuple[str, str]]:
+def _names(info: CacheInfo) -> set[tuple[str, str]]:
     artifacts: Mapping[str, list[str]] = info.artifacts
     return {(kind, key) for kind, keys in artifacts.items() for key in keys}
 
 
-def _verified(artifacts: "Artifacts", name: str) -> bytes:
+def _verified(artifacts: Artifacts, name: str) -> bytes:
     """The bytes of an entry, hashed after they were read: a file could have changed since it was fetched."""
     file = artifacts.fetched.entries.get(name)
     if file is None:

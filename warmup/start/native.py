@@ -10,11 +10,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dimensions import ON_DEMAND
+from snapcap.warmup.artifacts.fetch import Artifacts
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, LIBRARIES
 from snapcap.warmup.machine.capacity import available_cpus, whole_cpus
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import CPU_LIBRARY, LIBRARIES, Artifacts, Plan
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, open_cpu_library, region_of
 
@@ -22,9 +24,8 @@ if TYPE_CHECKING:
     from snapcap.models.weights.prepared import MappedWeights
     from snapcap.warmup.runtime.aoti.native import NativeMemory, NativeTensor
     from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaMemory
-    from snapcap.warmup.runtime.backends import Backend
     from snapcap.warmup.runtime.devices import Device
-    from snapcap.warmup.runtime.model import Model
+    from snapcap.warmup.runtime.model import Backend, Model
     from snapcap.warmup.start.warmer import Warmer
 
 _OPENERS = 3, 5  # at least and at most: a package is unpacked, mapped and given to the driver without Python's lock
@@ -48,11 +49,8 @@ class NativeLoader:
         self._beside = ExitStack()  # ends with the weights: threads that load beside them
 
     def __enter__(self) -> None:
-        """Loads the libraries that packages run on, and begins to open the packages on threads.
-
-        Raises:
-            AotiError: torch's libraries cannot be loaded.
-        """
+        """Loads the libraries that packages run on, and begins to open the packages on threads. Raises AotiError if
+        torch's libraries cannot be loaded."""
         library = self._cpu_library()
         self._standalone = library is not None
         if library is None:
@@ -102,8 +100,11 @@ class NativeLoader:
         return opening
 
     def open_device(self) -> "Device[NativeTensor]":
-        from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415  no other start needs it
-        from snapcap.warmup.runtime.aoti.native import NativeMemory, NativePackages  # noqa: PLC0415  likewise
+        from snapcap.warmup.runtime.aoti.native import (  # noqa: PLC0415  likewise
+            Libtorch,
+            NativeMemory,
+            NativePackages,
+        )
 
         plan, library, standalone = self._plan, self._library, self._standalone
         if plan.device_type == "cpu":
@@ -119,8 +120,11 @@ class NativeLoader:
             lanes = CpuLanes(libtorch.set_num_threads, plan.threads, alone)
             lanes.serve(alone=True)
             return CpuDevice(host, lanes)
-        from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415  likewise
-        from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice, loading_cublas  # noqa: PLC0415  likewise
+        from snapcap.warmup.runtime.aoti.native_cuda import (  # noqa: PLC0415  likewise
+            CudaRuntime,
+            NativeCudaDevice,
+            loading_cublas,
+        )
 
         index = int(plan.device.partition(":")[2] or 0)
         cuda, libtorch = CudaRuntime(library, index), Libtorch(library, index)
@@ -133,9 +137,7 @@ class NativeLoader:
     def load_model(
         self, checkpoint: Checkpoint, mapped: "MappedWeights | None"
     ) -> "tuple[Checkpoint, Model[NativeTensor]]":
-        """Raises:
-        ValueError: the weights have other regions or layers than the configuration implies.
-        """
+        """Raises ValueError if the weights have other regions or layers than the configuration implies."""
         from snapcap.models.regions.state import DecodeState  # noqa: PLC0415  no other start needs it
         from snapcap.models.regions.table import build_regions  # noqa: PLC0415  likewise
         from snapcap.warmup.runtime.model import Model, check_weights  # noqa: PLC0415  likewise
@@ -154,6 +156,6 @@ class NativeLoader:
     def open_packages(
         self, warmer: "Warmer", model: "Model[NativeTensor]", artifacts: Artifacts | None
     ) -> "Backend":
-        from snapcap.warmup.runtime.backends import AotBackend  # noqa: PLC0415  no other start needs it
+        from snapcap.warmup.runtime.model import AotBackend  # noqa: PLC0415  no other start needs it
 
         return AotBackend(self._entries, self._artifacts.input_specs, model, self._packages)

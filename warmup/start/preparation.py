@@ -7,7 +7,7 @@ Each step is a task of a pool that waits for the steps it needs. ``prepare`` lis
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.key import artifact_key
-from snapcap.warmup.artifacts.worker import fetch_packages
-from snapcap.warmup.checkpoints.local import CheckpointError
-from snapcap.warmup.checkpoints.source import resolve_checkpoint
+from snapcap.warmup.artifacts.fetch import Artifacts, NotFetchedError
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY
+from snapcap.warmup.artifacts.worker import find_artifacts
 from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
-from snapcap.warmup.options import Kind, StartOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import CPU_LIBRARY, Artifacts, Plan, make_plan
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.checkpoint import Checkpoint, brought, read_config, resolved
+from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.weights.find import FoundWeights, find_weights
@@ -102,8 +101,6 @@ class _Work:
     def ask_store(self) -> "Described | FoundWeights":
         if self.fetcher is None:
             return FoundWeights("off", "")
-        from snapcap.warmup.artifacts.fetch import NotFetchedError  # noqa: PLC0415  no other start needs it
-
         with self.timeline.phase("fetch_weights"):
             try:
                 return self.fetcher.describe()
@@ -112,11 +109,9 @@ class _Work:
                 return FoundWeights(error.result, error.reason)
 
     def plan(self, store: "Future[Described | FoundWeights]") -> Planned:
-        from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415  a server must not wait for it before it listens
-
         options, published = self.options, store.result()
         with self.timeline.phase("fetch_weights"):
-            folder = _resolved(options) if isinstance(published, FoundWeights) else published.folder
+            folder = resolved(options) if isinstance(published, FoundWeights) else published.folder
             config = read_config(folder, options.store_folder)
             if config.generation.not_done:
                 fields = {"settings": ", ".join(config.generation.not_done)}
@@ -133,7 +128,7 @@ class _Work:
             return None
         _, config, plan = planned.result()
         with self.timeline.phase("fetch_artifacts"):
-            found = find_artifacts(config, plan, options, options.kind, self.fetcher)
+            found = find_artifacts(options, plan.factors(config, options.kind), self.fetcher)
         if CPU_LIBRARY not in found.fetched.entries:
             begin_torch_libraries()
         self.on_artifacts(found)
@@ -150,7 +145,7 @@ class _Work:
         worker process."""
         options, published = self.options, store.result()
         folder, config, plan = planned.result()
-        checkpoint = Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
+        checkpoint = Checkpoint.of(options, folder, config)
         if isinstance(published, FoundWeights):
             self.on_checkpoint(checkpoint)
             weights = _find_weights(checkpoint, plan, options)
@@ -159,7 +154,7 @@ class _Work:
         else:
             if self.fetcher is None:
                 raise TypeError("a published model, and no fetcher")
-            bring = partial(_brought, options, published.found.weights.identity)
+            bring = partial(brought, options, published.found.weights.identity)
             checkpoint = replace(checkpoint, bring=bring)
             self.on_checkpoint(checkpoint)
             with self.timeline.phase("fetch_weights"):
@@ -177,36 +172,6 @@ class _Work:
             return checkpoint.whole()
 
 
-def find_artifacts(
-    config: "ModelConfig", plan: Plan, options: StartOptions, kind: Kind, fetcher: "ModelFetcher | None" = None
-) -> Artifacts:
-    """Bring the artifact set of this plan to the local folder, verified, or say why there is none. ``fetcher``:
-    asks a remote store, as it has a process for that by then.
-
-    Raises:
-        StartError: the store must not be opened as configured.
-    """
-    factors = plan.factors(config, kind)
-    key = artifact_key(factors)
-    fetched = fetch_packages(options, key, factors, fetcher)
-    specs = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
-    return Artifacts(key, factors, fetched, specs if isinstance(specs, dict) else {})
-
-
-def _resolved(options: StartOptions) -> Path:
-    return resolve_checkpoint(options.model.source, options.model.cache_dir, options.s3)
-
-
-def _brought(options: StartOptions, identity: Mapping[str, str]) -> Path:
-    """The folder of the checkpoint of this revision: its configuration and tokenizer are in use by now."""
-    from snapcap.warmup.checkpoints.source import downloaded_identity  # noqa: PLC0415  no other start needs it
-
-    folder = _resolved(options)
-    if dict(downloaded_identity(options.model.source, folder)) != dict(identity):
-        raise CheckpointError(f"{options.model.source!r} was changed while this server started; start it again")
-    return folder
-
-
 def _report_weights(found: FoundWeights) -> None:
     level = logging.INFO if found.result in ("hit", "miss", "off") else logging.WARNING
     _logger.log(level, "prepared weights", extra={"fields": {"result": found.result, "reason": found.reason}})
@@ -216,16 +181,3 @@ def _find_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> 
     if not options.model.prepared_weights:
         return FoundWeights("off", "--no-prepared-weights")
     return find_weights(checkpoint, plan, options.store_folder)
-
-
-def read_checkpoint(options: StartOptions) -> Checkpoint:
-    """Bring the checkpoint's files to this machine and read all but the weights.
-
-    Raises:
-        CheckpointError, ConfigError: the source or its files cannot be used.
-    """
-    from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415  loaded only when needed
-
-    folder = _resolved(options)
-    config = read_config(folder, options.store_folder)
-    return Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)

@@ -8,16 +8,34 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from snapcap.warmup.artifacts.store import MODELS
+from snapcap.warmup.checkpoints.source import is_at_hand, is_publishable
+from snapcap.warmup.machine.worker import Worker
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.weights.key import may_be_published
 
 if TYPE_CHECKING:
+    from snapcap.warmup.artifacts.worker import FetchJob
     from snapcap.warmup.weights.published import ModelFetcher
 
 _KEEPING_S = 5.0
 _logger = logging.getLogger("snapcap.weights")
+
+
+def may_be_published(options: StartOptions) -> bool:
+    """Returns whether a start should ask its store for the model: the machine has no checkpoint, and the store may
+    have the model. The call itself sends no request."""
+    model = options.model
+    try:
+        if not model.prepared_weights or not is_publishable(model.source):
+            return False
+        if is_at_hand(model.source, model.cache_dir, options.s3):
+            return False
+        return options.store.remote is not None or any((options.store_folder / MODELS).glob("*.json"))
+    except (OSError, ValueError):  # the source cannot be a file's name
+        return False
 
 
 def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
@@ -26,11 +44,11 @@ def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
     try:
         if not may_be_published(options):
             return None
-        from snapcap.warmup.artifacts.launch import fetch_worker  # noqa: PLC0415  no other start needs it
-
-        worker = fetch_worker(options, model=True)
+        # The process imports for longer than a start takes to find out which model it wants, so it is launched
+        # before this process imports what tells it.
+        worker = Worker("snapcap.warmup.artifacts.worker", partial(_job, options))
         worker.launch()
-        from snapcap.warmup.weights.published import ModelFetcher  # noqa: PLC0415  while it imports
+        from snapcap.warmup.weights.published import ModelFetcher  # noqa: PLC0415  while the process imports
 
         fetcher = ModelFetcher(options, worker)
         fetcher.begin()
@@ -38,6 +56,12 @@ def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
         _logger.exception("the store is not asked for weights")
         return None
     return fetcher
+
+
+def _job(options: StartOptions) -> "FetchJob":
+    from snapcap.warmup.artifacts.worker import FetchJob  # noqa: PLC0415  while the process imports
+
+    return FetchJob.of(options, model=True)
 
 
 def close_behind(fetcher: "ModelFetcher | None", coming: Sequence["Future[Any]"]) -> None:

@@ -27,29 +27,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B
+from snapcap.warmup.artifacts.fetch import Artifacts
 from snapcap.warmup.artifacts.store import WEIGHTS
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.machine.installation import has_torch_module
 from snapcap.warmup.machine.torch_libraries import begin_device_context, load_torch_libraries
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Artifacts, Plan
+from snapcap.warmup.plan.plan import Bucket, BucketTable, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import CaptureError
 from snapcap.warmup.start.native import NativeLoader
 from snapcap.warmup.start.preparation import STEPS, Preparation, prepare
-from snapcap.warmup.start.published import begin_fetcher, close_behind
+from snapcap.warmup.start.published import begin_fetcher, close_behind, may_be_published
 from snapcap.warmup.weights.find import FoundWeights, WeightsResult
-from snapcap.warmup.weights.key import may_be_published
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared import MappedWeights
     from snapcap.warmup.artifacts.publish import Published
-    from snapcap.warmup.runtime.backends import Backend
     from snapcap.warmup.runtime.devices import Device
-    from snapcap.warmup.runtime.model import Model
+    from snapcap.warmup.runtime.model import Backend, Model
     from snapcap.warmup.runtime.runner import Runner
     from snapcap.warmup.start.jit import Jit
     from snapcap.warmup.start.warmer import Warmer
@@ -110,11 +108,8 @@ class Loader(AbstractContextManager[object], Protocol[B]):
 
     def load_model(self, checkpoint: Checkpoint, mapped: "MappedWeights | None") -> "tuple[Checkpoint, Model[B]]":
         """Loads the weights onto the device, from prepared weights if possible, and makes the buffers. Returns the
-        model, and the checkpoint with the files that the weights were read from.
-
-        Raises:
-            WeightsError: the weights cannot be read or do not fit the configuration.
-        """
+        model, and the checkpoint with the files that the weights were read from. Raises WeightsError if the weights
+        cannot be read or do not fit the configuration."""
         ...
 
     def open_packages(self, warmer: "Warmer", model: "Model[B]", artifacts: Artifacts | None) -> "Backend":
@@ -229,11 +224,8 @@ def _without_torch(
     preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
 ) -> StartedModel | None:
     """A warm model, or None where something does not work, so that torch is needed. Then the thread's CUDA stream
-    may be another than the default one.
-
-    Raises:
-        StartError: a setting does not fit, or weights or device are damaged.
-    """
+    may be another than the default one. Raises StartError if a setting does not fit, or weights or device are
+    damaged."""
     artifacts = preparation.artifacts.result()
     if artifacts is None:
         raise TypeError("a start without torch, and without packages")
@@ -278,11 +270,8 @@ def torch_is_needed(options: StartOptions) -> str | None:
 
 def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | None:
     """Waits for all that a start without torch needs. Returns None when all of it is there, or the reason why torch
-    is needed as soon as a part is known to be missing.
-
-    Raises:
-        CheckpointError, ConfigError, StartError: the model cannot be served.
-    """
+    is needed as soon as a part is known to be missing. Raises CheckpointError, ConfigError, StartError if the model
+    cannot be served."""
     pending: set[Future[Any]] = {preparation.published, preparation.artifacts, preparation.weights}
     while pending:
         # A result may show that the start needs torch; then the other results are not waited for.
@@ -320,9 +309,7 @@ def _has_prepared_weights(options: StartOptions) -> bool:
 
 
 def _require_room(preparation: Preparation) -> None:
-    """Raises:
-    _SmallerPlanError: the plan needs more memory than its GPU has free.
-    """
+    """Raises _SmallerPlanError if the plan needs more memory than its GPU has free."""
     plan = preparation.planned.result().plan
     if plan.device_type == "cpu":
         return
@@ -336,11 +323,7 @@ def _require_room(preparation: Preparation) -> None:
 
 
 def _begin_import(reason: str, pool: ThreadPoolExecutor, timeline: Timeline) -> "Future[None]":
-    """Import torch on a thread.
-
-    Raises:
-        StartError: there is no such module; ``reason``: why it is needed.
-    """
+    """Import torch on a thread. Raises StartError if there is no such module; ``reason``: why it is needed."""
     if not has_torch_module():
         raise StartError(
             f"torch's libraries are installed here without its Python module, which is needed as {reason}; "

@@ -7,12 +7,12 @@ import numpy as np
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.errors import StartError, first_line
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.plan import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import InputSpecError, PackageError
-from snapcap.warmup.runtime.backends import Backend
 from snapcap.warmup.runtime.devices import Pixels
+from snapcap.warmup.runtime.model import Backend
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
@@ -146,11 +146,8 @@ class Warmer:
 
 
 def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
-    """Caption one built-in image, from pixels to tokens, as a request would be.
-
-    Raises:
-        StartError: the logits are not finite: weights or device are damaged.
-    """
+    """Caption one built-in image, from pixels to tokens, as a request would be. Raises StartError if the logits are
+    not finite: weights or device are damaged."""
     config, row = runner.config, SlotRequest()
     if config.decoder.reads_prompt:  # the start token twice, the first of them by the encode
         row = SlotRequest((config.generation.start_id,), prefilled=1)

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from snapcap.models.errors import WeightsError
 from snapcap.models.weights.prepared import MappedWeights
+from snapcap.warmup.artifacts.fetch import Artifacts
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Artifacts, Plan
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.backends import Backend, EagerBackend
 from snapcap.warmup.runtime.devices import Device
-from snapcap.warmup.runtime.model import Model
+from snapcap.warmup.runtime.model import Backend, EagerBackend, Model
 from snapcap.warmup.runtime.torch_model import (
     LoadedModel,
     avoid_driver_compilation,
@@ -92,10 +92,7 @@ class TorchLoader:
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
     """Say what the start does without artifacts; `aot` that was asked for by name is an error, others a note.
-
-    Raises:
-        StartError: the start is strict.
-    """
+    Raises StartError if the start is strict."""
     fetched = artifacts.fetched
     if options.compute.strict and options.compute.backend == "aot":
         advice = f"; {fetched.remedy}" if fetched.remedy else ""

@@ -1,30 +1,103 @@
-"""Finds the prepared weights of a checkpoint, mostly without reading the checkpoint. No torch.
+"""Names the prepared weights of a checkpoint, and finds them, mostly without reading the checkpoint. No torch.
+
+Nothing in the names enters the artifact key: checkpoints of the same shapes share one set of packages.
 
 Reading a checkpoint takes seconds. So its digest is taken once and recorded, and found again by what the system
 says of the files: a change of content, of a name or of a time gives another identity.
 """
 
 import contextlib
+import errno
 import hashlib
-import json
 import os
 import re
 import time
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
+from snapcap.models.json_object import from_json, to_json
 from snapcap.models.weights.listing import weight_names
 from snapcap.models.weights.prepared import MappedWeights, PreparedError, map_weights
 from snapcap.warmup.artifacts.fetch import Result
 from snapcap.warmup.artifacts.folder import FolderStore
+from snapcap.warmup.artifacts.key import FORMAT, Factors, canonical_json, source_digest
 from snapcap.warmup.artifacts.manifest import is_digest
 from snapcap.warmup.artifacts.store import WEIGHTS, DamagedError, StoreError
+from snapcap.warmup.checkpoints.source import published_name
 from snapcap.warmup.machine.files import sync
+from snapcap.warmup.machine.installation import package_folder, torch_version
+from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.weights.key import layout_digest, prepared_name
+from snapcap.warmup.plan.plan import Plan, device_and_dtype
+
+if TYPE_CHECKING:
+    from snapcap.models.processing.transform import ImageTransform
+
+
+# Sources that decide the layout of prepared weights and the names of tensors in a checkpoint.
+_SOURCES = ("weights/*.py", "layers/*.py", "families/**/*.py", "names.py", "text.py", "dimensions.py", "config.py")
+
+
+def prepared_name(digest: str, checkpoint: Checkpoint, plan: Plan) -> str:
+    """``<checkpoint>.<device>.<dtype>.<layout>.safetensors``; ``digest``: ``content_digest`` of the checkpoint."""
+    layout = layout_digest(checkpoint.config, checkpoint.transform)
+    return f"{digest}.{plan.device_type}.{plan.dtype}.{layout}.safetensors"
+
+
+def model_factors(source: str, device_type: str, dtype: str) -> Factors:
+    """The factors of the manifest under which the prepared weights of a source are published; all of them are known
+    without its files. Raises OSError, MachineError as ``layout_digest`` does."""
+    return {
+        "kind": "model",
+        "format": FORMAT,
+        "model.source": source,
+        "device.type": device_type,
+        "model.dtype": dtype,
+        "source.weights": _source_digest(package_folder("snapcap.models")),
+        "torch.version": torch_version().version,
+    }
+
+
+def model_factors_of(options: StartOptions) -> Factors:
+    """Returns the factors of the key under which the model of these options is published and looked for. Raises
+    OSError, MachineError, StartError as ``model_factors`` and ``device_and_dtype`` do."""
+    device, dtype = device_and_dtype(options.compute)
+    return model_factors(published_name(options.model.source), device.partition(":")[0], dtype)
+
+
+def layout_digest(config: ModelConfig, transform: "ImageTransform", models: Path | None = None) -> str:
+    """SHA-256, in hex, of what makes a checkpoint's tensors the regions' ones: our sources, torch, whose arithmetic
+    it is, and of the configuration the dimensions, the tokens before an image and the normalisation of images.
+
+    Args:
+        models: the folder of our sources, if it is not the installed one.
+
+    Raises:
+        OSError: the sources are not there, or cannot be read.
+        MachineError: what is installed cannot be told.
+    """
+    normalisation = transform.effective_rescale, transform.effective_mean, transform.effective_std
+    described = {
+        "sources": _source_digest(models or package_folder("snapcap.models")),
+        "torch": torch_version().version,
+        "dimensions": config.dimensions(),
+        "prefix": config.prefix,
+        "normalisation": normalisation,
+    }
+    return hashlib.sha256(canonical_json(described)).hexdigest()
+
+
+def _source_digest(models: Path) -> str:
+    files: list[Path] = []
+    for pattern in _SOURCES:
+        found = [*models.glob(pattern)]
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, "an installation without its sources", str(models / pattern))
+        files += found
+    return source_digest(models, files)
+
 
 # A file may be written twice at what a clock says is one moment, of up to two seconds on some file systems.
 CLOCK_NS = 2_000_000_000
@@ -73,11 +146,8 @@ def is_at_rest(files: Identity, moment: int) -> bool:
 
 
 def content_digest(folder: Path) -> str:
-    """SHA-256, in hex, of the names and contents of the weights' files, and of the index that names them.
-
-    Raises:
-        WeightsError, OSError: they cannot be read.
-    """
+    """SHA-256, in hex, of the names and contents of the weights' files, and of the index that names them. Raises
+    WeightsError, OSError if they cannot be read."""
     digest = hashlib.sha256()
     for name in weight_names(folder):
         with (folder / name).open("rb") as file:
@@ -112,45 +182,25 @@ def record_name(folder: Path) -> str:
 
 def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | None:
     """The digest of a checkpoint whose files are these, if it was recorded and they cannot have changed since.
-
-    Raises:
-        StoreError: the record cannot be read, or others may write to it.
-    """
+    Raises StoreError if the record cannot be read, or others may write to it."""
     record = read_record(store, record_name(folder))
     known = record is not None and record.files == files and is_at_rest(files, record.began)
     return record.digest if record is not None and known else None
 
 
 def read_record(store: FolderStore, name: str) -> Record | None:
-    """None where there is none, or none that can be read as one.
-
-    Raises:
-        StoreError: as above.
-    """
+    """None where there is none, or none that can be read as one. Raises StoreError as above."""
     try:
         stored = store.read(name, _MOST_BYTES)
-    except DamagedError:
+        record = None if stored is None else from_json(Record, stored.data)
+    except (DamagedError, ValueError):
         return None
-    if stored is None:
-        return None
-    try:
-        value = json.loads(stored.data)
-        files = tuple(FileIdentity(**file) for file in value["files"])
-        record = Record(files, value["digest"], value["began"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return record if is_digest(record.digest) and type(record.began) is int and all(map(_is_typed, files)) else None
+    return record if record is not None and is_digest(record.digest) else None
 
 
 def write_record(store: FolderStore, folder: Path, record: Record) -> None:
-    """Raises:
-    StoreError: it cannot be written.
-    """
-    store.write(record_name(folder), json.dumps(asdict(record)).encode())
-
-
-def _is_typed(file: FileIdentity) -> bool:
-    return all(type(getattr(file, field.name)) is field.type for field in fields(file))
+    """Raises StoreError if it cannot be written."""
+    store.write(record_name(folder), to_json(record).encode())
 
 
 WeightsResult = Result | Literal["off"]
@@ -200,8 +250,7 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
 
     Raises the errors that ``find_weights`` catches.
     """
-    name = prepared_name("*", plan.device_type, plan.dtype, layout_digest(checkpoint.config, checkpoint.transform))
-    if not any((store.root / WEIGHTS).glob(name)):
+    if not any((store.root / WEIGHTS).glob(prepared_name("*", checkpoint, plan))):
         return None
     folder = checkpoint.folder
     files, began = flushed_identity(folder), time.time_ns()
@@ -223,8 +272,7 @@ def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan:
         PreparedError: the file is damaged.
         StoreError: it cannot be read, or others may write to it.
     """
-    layout = layout_digest(checkpoint.config, checkpoint.transform)
-    name = prepared_name(digest, plan.device_type, plan.dtype, layout)
+    name = prepared_name(digest, checkpoint, plan)
     with store.opened(f"{WEIGHTS}/{name}") as file:
         if file is None:
             return None

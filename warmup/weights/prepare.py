@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.prepared import PreparedError
-from snapcap.warmup.artifacts.files import commit
+from snapcap.warmup.artifacts.download import UNFINISHED, own_name, prune_weights, remove_unfinished
 from snapcap.warmup.artifacts.folder import FolderStore
-from snapcap.warmup.artifacts.prune import UNFINISHED, own_name, prune_weights, remove_unfinished
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError
 from snapcap.warmup.machine.capacity import first_for_the_oom_killer, free_memory
-from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, write_all
+from snapcap.warmup.machine.files import commit, free_bytes, locked_alone, make_folder, write_all
 from snapcap.warmup.machine.worker import Task, Worker, WorkerError, serve_tasks
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.chat_record import read_config
-from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.checkpoint import Checkpoint, read_config
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.weights.find import (
     CLOCK_NS,
@@ -42,12 +40,12 @@ from snapcap.warmup.weights.find import (
     identify,
     is_at_rest,
     open_prepared,
+    prepared_name,
     read_record,
     record_name,
     recorded_digest,
     write_record,
 )
-from snapcap.warmup.weights.key import layout_digest, prepared_name
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared_tensors import Contents
@@ -88,7 +86,7 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
         config = read_config(folder, store_folder)
         transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
         checkpoint = Checkpoint(folder.name, folder, config, transform)
-        name = prepared_name(record.digest, plan.device_type, plan.dtype, layout_digest(config, transform))
+        name = prepared_name(record.digest, checkpoint, plan)
         for each in (f"{WEIGHTS}/{name}", record_name(folder)):
             path = store.path(each)
             if path.is_dir() and not path.is_symlink():

@@ -18,6 +18,7 @@ from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared import PreparedError, map_weights
+from snapcap.warmup.artifacts.download import VERIFIED, fetched_name, fetching_name
 from snapcap.warmup.artifacts.fetch import (
     Fetched,
     Found,
@@ -28,12 +29,10 @@ from snapcap.warmup.artifacts.fetch import (
 )
 from snapcap.warmup.artifacts.folder import FolderStore, check_owner
 from snapcap.warmup.artifacts.key import Factors, artifact_key
-from snapcap.warmup.artifacts.launch import fetch_worker
-from snapcap.warmup.artifacts.prune import VERIFIED, fetched_name, fetching_name
 from snapcap.warmup.artifacts.remote import trust_of
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError, blob_name
-from snapcap.warmup.artifacts.worker import GRACE, Fetcher
+from snapcap.warmup.artifacts.worker import GRACE, Fetcher, fetch_worker
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints.local import kind_of, report_unasked
 from snapcap.warmup.errors import StartError
@@ -42,8 +41,7 @@ from snapcap.warmup.machine.worker import Worker
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.weights.find import FoundWeights
-from snapcap.warmup.weights.key import layout_digest, model_factors_of, prepared_name
+from snapcap.warmup.weights.find import FoundWeights, model_factors_of, prepared_name
 
 FINISH_S = 600.0
 _logger = logging.getLogger("snapcap.weights")
@@ -168,8 +166,7 @@ class ModelFetcher(Fetcher):
         if weights_at_hand(local, model.found) is None:
             told = self._bring({"do": "weights"})
             fetched, self._unfinished = told.bytes_fetched, told.unfinished
-        layout = layout_digest(checkpoint.config, checkpoint.transform)
-        name = prepared_name(wanted.checkpoint, plan.device_type, plan.dtype, layout)
+        name = prepared_name(wanted.checkpoint, checkpoint, plan)
         with self._opened(local, model.found) as file:
             mapped = map_weights(file, name)
             with contextlib.suppress(OSError):  # the folder may be read-only

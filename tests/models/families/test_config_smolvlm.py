@@ -19,7 +19,7 @@ from snapcap.models.text import RopeConfig
 from snapcap.models.weights.load import load_weights, weight_bytes
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import make_plan
-from snapcap.warmup.weights.key import layout_digest
+from snapcap.warmup.weights.find import layout_digest
 
 # As `HuggingFaceTB/SmolVLM-256M-Instruct` has it, of those fields that matter.
 SMOLVLM: dict[str, Any] = {

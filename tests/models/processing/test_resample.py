@@ -8,9 +8,9 @@ from PIL import Image
 
 from snapcap.models.processing.resample import SOURCES, Pixels, Resampler, resized
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.warmup.artifacts.manifest import IMAGE_LIBRARY
 from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
-from snapcap.warmup.machine.cxx import require_compiler
-from snapcap.warmup.plan.plan import IMAGE_LIBRARY
+from snapcap.warmup.machine.installation import require_compiler
 
 SAMPLES = Path(__file__).parents[3] / "models" / "demo" / "samples"
 FILTERS = (0, 1, 2, 3, 4, 5)

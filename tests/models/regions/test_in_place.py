@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
-from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.torch_model import LoadedModel
 
 FAMILIES = (

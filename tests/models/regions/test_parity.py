@@ -9,7 +9,7 @@ import torch
 from support.parity.parity import TABLE, build_runner, generate, pixel_values, random_images
 from support.parity.references import generated_by_pair
 
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
 NEW_TOKENS = 12

@@ -15,7 +15,7 @@ from support.parity.beams import blip_reference, pair_reference, search
 from support.parity.parity import build_runner, random_images
 
 from snapcap.models.text import EarlyStopping
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 

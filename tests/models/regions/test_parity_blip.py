@@ -10,7 +10,7 @@ from support.checkpoints import random_captioners
 from support.parity.parity import assert_as_transformers, build_runner, generate, random_images
 from support.parity.references import generated_by_blip
 
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 
 NEW_TOKENS = 12
 PROMPT = (17, 4, 60)

@@ -16,7 +16,7 @@ from support.parity.parity import TABLE, build_runner, generate, random_images
 from support.parity.references import chat_pixels, chat_prompt, generated_by_chat
 
 from snapcap.models.layers.siglip import bucketed_positions
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams, SlotRequest
 

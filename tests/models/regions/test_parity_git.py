@@ -15,7 +15,7 @@ from support.parity.parity import TABLE, build_runner, generate, pixel_values, r
 from support.parity.references import generated_by_git
 
 from snapcap.models.text import EarlyStopping
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 

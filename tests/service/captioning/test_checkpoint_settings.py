@@ -21,7 +21,7 @@ from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
 from snapcap.service.engine.request import Limits
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
 TABLE = BucketTable.of((1, 4))

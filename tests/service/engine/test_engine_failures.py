@@ -12,7 +12,7 @@ from support.servers.server_process import wait_until
 from snapcap.service.engine.engine import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
-from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 
 

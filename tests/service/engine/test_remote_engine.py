@@ -21,7 +21,7 @@ from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.service.limits import EngineChannelFull
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
 SLOTS = 3

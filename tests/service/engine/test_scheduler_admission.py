@@ -7,7 +7,7 @@ import pytest
 
 from snapcap.service.engine.request import CaptionRequest, Limits
 from snapcap.service.engine.scheduler import MOST_STEPS_HELD, Scheduler
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
 EOS, WORD = 2, 5

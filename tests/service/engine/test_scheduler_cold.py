@@ -8,7 +8,7 @@ from support.fakes.scheduling import EOS, LIMITS, Clock, request, submit
 
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 
 PATIENCE = 30.0
 

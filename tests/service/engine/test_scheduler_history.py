@@ -8,7 +8,7 @@ from support.fakes.scheduling import EOS, LIMITS, Clock, request
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.scheduler import RunningRequest, Scheduler
 from snapcap.service.errors import DeadlineExceeded
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 
 
 def own_token(name: str, place: int) -> int:

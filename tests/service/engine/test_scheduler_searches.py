@@ -5,7 +5,7 @@ from support.fakes.scheduling import EOS, LIMITS, Clock, names, request, submit
 
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import EngineFailed
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 
 
 def test_a_search_takes_as_many_slots_as_it_has_beams_behind_the_others_first_ones(scheduler: Scheduler) -> None:

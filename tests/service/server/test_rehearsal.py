@@ -102,7 +102,7 @@ def test_without_a_model_each_thread_decodes_and_serves_others_later(
         return decode(self, data, room)
 
     monkeypatch.setattr(ImageTransform, "decode", kept)
-    checkpoint = Checkpoint.of("demo", demo_folder, ModelConfig.from_folder(demo_folder), 1_000_000)
+    checkpoint = Checkpoint.of(StartOptions(), demo_folder, ModelConfig.from_folder(demo_folder))
     with ThreadPoolExecutor(3) as pool:
         rehearse(
             AnswersAtOnce(Slots(0)), checkpoint, ThreadImageDecoder(pool, checkpoint.transform), asyncio.run, 3

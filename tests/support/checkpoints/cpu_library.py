@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY
 from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
-from snapcap.warmup.machine.cxx import require_compiler
-from snapcap.warmup.plan.plan import CPU_LIBRARY
+from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.runtime.aoti.packages import SOURCES
 
 LAYOUTS = ("rows", "columns", "apart")

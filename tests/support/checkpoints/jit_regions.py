@@ -43,10 +43,9 @@ def main() -> None:
     import torch
 
     from snapcap.models.regions.table import Region
-    from snapcap.warmup.artifacts.fetch import Fetched
+    from snapcap.warmup.artifacts.fetch import Artifacts, Fetched
     from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, StoreOptions
-    from snapcap.warmup.plan.buckets import Bucket
-    from snapcap.warmup.plan.plan import Artifacts, Plan
+    from snapcap.warmup.plan.plan import Bucket, Plan
     from snapcap.warmup.progress.status import StartupStatus, cache_counts, compiled_graphs
     from snapcap.warmup.progress.timeline import Timeline
     from snapcap.warmup.start.jit import open_compiler

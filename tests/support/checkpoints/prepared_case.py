@@ -9,9 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from snapcap.warmup.artifacts.store import WEIGHTS
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.checkpoint import Checkpoint, read_checkpoint
 from snapcap.warmup.plan.plan import Plan, make_plan
-from snapcap.warmup.start.preparation import read_checkpoint
 from snapcap.warmup.weights.find import FoundWeights, find_weights
 from snapcap.warmup.weights.prepare import Prepared, prepare_weights
 

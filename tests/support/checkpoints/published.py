@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snapcap.warmup.artifacts.files import describe_all
-from snapcap.warmup.artifacts.manifest import Weights, new_manifest
+from snapcap.warmup.artifacts.manifest import Weights, describe_all, new_manifest
 from snapcap.warmup.artifacts.publish import ModelFiles, digests
 
 IDENTITY = {"config.json": '"1" 2', "model.safetensors": '"0123" 4'}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.plan import Bucket, BucketTable
 from snapcap.warmup.runtime.devices import CpuLanes
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from snapcap.service.engine.request import CaptionRequest, Limits
 from snapcap.service.engine.scheduler import Scheduler
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
 EOS = 2

@@ -8,7 +8,7 @@ import torch
 from support.parity.parity import pixel_values
 from support.parity.references import chat_pixels, chat_prompt, florence2_ids
 
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 

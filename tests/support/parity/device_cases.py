@@ -34,12 +34,11 @@ from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.builder import Builder
-from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Bucket, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.backends import Backend
+from snapcap.warmup.runtime.model import Backend
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.runtime.torch_model import DTYPES, LoadedModel, load_model, torch_device

@@ -13,9 +13,9 @@ from snapcap.models.memory.torch_memory import torch_memory
 from snapcap.models.regions.state import DecodeState
 from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import load_weights
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.runtime.torch_model import LoadedModel, torch_device

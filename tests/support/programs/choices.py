@@ -17,7 +17,7 @@ import numpy as np
 
 from snapcap.models.memory.memory import Memory
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.progress.status import StartupStatus, torch_modules
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.runner import Runner

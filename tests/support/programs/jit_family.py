@@ -15,9 +15,8 @@ from support.parity import device_cases
 from support.parity.device_cases import PROMPT, STEPS, open_model, open_runner, plan_of, steps_with_logits
 
 from snapcap.models.layers.weights import RegionFunction
-from snapcap.warmup.artifacts.fetch import Fetched
+from snapcap.warmup.artifacts.fetch import Artifacts, Fetched
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.plan import Artifacts
 from snapcap.warmup.progress.status import StartupStatus, compiled_graphs
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SlotRequest

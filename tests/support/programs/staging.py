@@ -9,9 +9,8 @@ import time
 import numpy as np
 
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
-from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime
-from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice
+from snapcap.warmup.runtime.aoti.native import Libtorch
+from snapcap.warmup.runtime.aoti.native_cuda import CudaRuntime, NativeCudaDevice
 
 # Number and size of images: as many as a piece of pinned memory holds, one more than several pieces hold, and
 # images that are larger than a piece.

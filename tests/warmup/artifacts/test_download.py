@@ -18,11 +18,19 @@ import pytest
 from support.servers.server_process import wait_until
 
 from snapcap.warmup.artifacts import download
-from snapcap.warmup.artifacts.download import Downloaded, download_weights, finish
+from snapcap.warmup.artifacts.download import (
+    LOCK,
+    VERIFIED,
+    WRITING,
+    Downloaded,
+    download_weights,
+    fetched_name,
+    fetching_name,
+    finish,
+)
 from snapcap.warmup.artifacts.fetch import Found, weights_at_hand
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import CHUNK_BYTES
-from snapcap.warmup.artifacts.prune import LOCK, VERIFIED, WRITING, fetched_name, fetching_name
 from snapcap.warmup.artifacts.publish import ModelFiles
 from snapcap.warmup.artifacts.store import WEIGHTS, DamagedError, Ranges, StoreError, blob_name
 from snapcap.warmup.machine.files import locked_alone
@@ -356,12 +364,12 @@ from snapcap.warmup.artifacts import folder
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.download import download_weights
 from snapcap.warmup.artifacts.fetch import local_model
-real = folder.pieces
+real = folder._pieces
 def slow(*given):
     for piece in real(*given):
         yield piece
         time.sleep(60)
-folder.pieces = slow
+folder._pieces = slow
 shop, local = FolderStore.open(Path(sys.argv[1])), FolderStore.open(Path(sys.argv[2]))
 found = local_model(shop, sys.argv[3], OWNER)
 with contextlib.ExitStack() as scope:

@@ -11,10 +11,9 @@ import pytest
 from support.checkpoints.packs import delete_pack
 
 from snapcap.warmup.artifacts.fetch import Fetched, fetch
-from snapcap.warmup.artifacts.files import describe, describe_all
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import ABSENT, Difference, Factors, artifact_key, canonical_json
-from snapcap.warmup.artifacts.manifest import Manifest, new_manifest, seal, seal_payload
+from snapcap.warmup.artifacts.manifest import Manifest, describe, describe_all, new_manifest, seal, seal_payload
 from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer

@@ -29,6 +29,7 @@ from snapcap.warmup.artifacts.publish import ModelFiles, publish_model
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
 from snapcap.warmup.artifacts.store import ArtifactStore, blob_name, manifest_name, model_name
 from snapcap.warmup.checkpoints.local import CheckpointError
+from snapcap.warmup.options import StoreOptions
 
 FAR = time.monotonic() + 1e6
 
@@ -75,7 +76,7 @@ def test_a_second_publication_writes_nothing(
     changed = replace(small, manifest=replace(small.manifest, weights=other))
     assert publish_model(s3_store, changed, signer, trust).result == "published"
     generate_key(tmp_path / "other")
-    strange = Trust.from_files([tmp_path / "other.pub"])
+    strange = Trust.of(StoreOptions(trusted_keys=(tmp_path / "other.pub",)))
     assert publish_model(s3_store, changed, load_signer(tmp_path / "other"), strange).result == "published"
     s3_store.delete(blob_name(small.manifest.model_weights.file))
     assert publish_model(s3_store, small, signer, trust).result == "published"
@@ -171,8 +172,8 @@ def test_a_revoked_key_is_no_hit_in_a_warm_cache(
     put(shop, small)
     find(shop, local, trust)
     generate_key(tmp_path / "new")
-    assert failed(shop, local, Trust.from_files([tmp_path / "new.pub"]))[0] == "untrusted"
-    assert failed(None, local, Trust.from_files([tmp_path / "new.pub"]))[0] == "untrusted"
+    assert failed(shop, local, Trust.of(StoreOptions(trusted_keys=(tmp_path / "new.pub",))))[0] == "untrusted"
+    assert failed(None, local, Trust.of(StoreOptions(trusted_keys=(tmp_path / "new.pub",))))[0] == "untrusted"
 
 
 def test_weights_that_are_too_old_are_refused(

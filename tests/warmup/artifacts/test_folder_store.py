@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from snapcap.warmup.artifacts.fetch import fetch
-from snapcap.warmup.artifacts.files import describe
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.lease import Lease, acquire
-from snapcap.warmup.artifacts.manifest import Blob, Manifest, seal
+from snapcap.warmup.artifacts.manifest import Blob, Manifest, describe, seal
 from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.signing import Signer, Trust
 from snapcap.warmup.artifacts.store import StoreError, StoreRefusedError

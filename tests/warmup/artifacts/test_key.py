@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts.key import ABSENT, Difference, FactorError, artifact_key, differing, nearest
+from snapcap.warmup.artifacts.fetch import nearest
+from snapcap.warmup.artifacts.key import ABSENT, Difference, FactorError, artifact_key, differing
 
 FACTORS: dict[str, Any] = {
     "torch.version": "2.13.0",

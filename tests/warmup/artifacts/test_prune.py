@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from snapcap.warmup.artifacts.download import mark_used, prune_models
 from snapcap.warmup.artifacts.folder import FolderStore
-from snapcap.warmup.artifacts.prune import mark_used, prune_models
 from snapcap.warmup.artifacts.store import MODEL_FILES, MODELS
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from snapcap.warmup.artifacts.fetch import Fetched, fetch
-from snapcap.warmup.artifacts.files import VerifiedFile, describe_all
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import artifact_key
-from snapcap.warmup.artifacts.manifest import Manifest, new_manifest, seal
+from snapcap.warmup.artifacts.manifest import Manifest, VerifiedFile, describe_all, new_manifest, seal
 from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
 from snapcap.warmup.artifacts.store import ArtifactStore, manifest_name
@@ -34,7 +33,7 @@ def successor(tmp_path: Path) -> Signer:
 @pytest.fixture
 def revoked(tmp_path: Path, successor: Signer) -> Trust:
     """The trust after ``signer``'s key was replaced by B."""
-    return Trust.from_files([tmp_path / "b.pub"])
+    return Trust.of(StoreOptions(trusted_keys=(tmp_path / "b.pub",)))
 
 
 @pytest.fixture(params=["aot", "jit"])

@@ -14,6 +14,7 @@ from snapcap.warmup.artifacts.signing import (
     load_public_key,
     load_signer,
 )
+from snapcap.warmup.options import StoreOptions
 
 
 def openssl(*args: str | Path) -> None:
@@ -38,7 +39,7 @@ def test_generated_keys_sign_and_verify(tmp_path: Path) -> None:
 
 def test_any_of_several_keys_is_found_whatever_the_signature_claims(tmp_path: Path) -> None:
     publics = [generate_key(tmp_path / name) for name in ("a", "b", "c")]
-    trust = Trust.from_files(publics[:2])
+    trust = Trust.of(StoreOptions(trusted_keys=tuple(publics[:2])))
     by_b, by_c = (load_signer(tmp_path / name).sign(b"m") for name in ("b", "c"))
     found = trust.signer_of(b"m", [by_c, Signature("another name", by_b.value)])
     assert found == trust.keys[1]

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from snapcap.warmup.artifacts.fetch import fetch
-from snapcap.warmup.artifacts.files import describe
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import artifact_key, canonical_json
-from snapcap.warmup.artifacts.manifest import Manifest
+from snapcap.warmup.artifacts.manifest import Manifest, describe
 from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust

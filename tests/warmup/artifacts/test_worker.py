@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from snapcap.warmup.artifacts import launch
+from snapcap.models.json_object import from_json, to_json
 from snapcap.warmup.artifacts import worker as store_worker
 from snapcap.warmup.artifacts.fetch import Fetched
 from snapcap.warmup.artifacts.folder import FolderStore
@@ -22,7 +22,7 @@ from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import Signer, Trust
 from snapcap.warmup.artifacts.store import StoreRefusedError, blob_name
 from snapcap.warmup.artifacts.worker import Fetcher, FetchJob
-from snapcap.warmup.machine.worker import Worker, from_json, to_json
+from snapcap.warmup.machine.worker import Worker
 from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
 
 HIT = {
@@ -147,7 +147,7 @@ def test_what_the_worker_brought_is_verified_again(
             local.write(blob_name(manifest.entries["blocks.pt2"]), b"damage" * 1000)
             return answer
 
-    monkeypatch.setattr(launch, "Worker", Damaging)
+    monkeypatch.setattr(store_worker, "Worker", Damaging)
     fetched = packages(job, trust)
     assert (fetched.result, fetched.entries, fetched.manifest) == ("corrupt", {}, None)
     assert "blocks.pt2" in fetched.reason

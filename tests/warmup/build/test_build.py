@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from snapcap.warmup.artifacts.files import describe
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, describe
 from snapcap.warmup.build.builder import Builder, BuildJob, Event
 from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.build.library_worker import LibraryJob
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.plan import CPU_LIBRARY, IMAGE_LIBRARY, make_plan
-from snapcap.warmup.start.preparation import read_checkpoint
+from snapcap.warmup.plan.checkpoint import read_checkpoint
+from snapcap.warmup.plan.plan import make_plan
 
 
 class FakeWorker:

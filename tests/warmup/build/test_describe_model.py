@@ -12,7 +12,7 @@ from snapcap.warmup.artifacts.publish import ModelFiles
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError
 from snapcap.warmup.build import release
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.weights.key import prepared_name
+from snapcap.warmup.weights.find import prepared_name
 
 SOURCE, DIGEST = "owner/name", "d" * 64
 
@@ -24,7 +24,7 @@ def revisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     coming: Iterator[str] = iter(commits)
     monkeypatch.setattr(release, "downloaded_identity", lambda *_: {"commit": next(coming)})
     monkeypatch.setattr(release, "recorded_digest", lambda *_: DIGEST)
-    monkeypatch.setattr(release, "layout_digest", lambda *_: "layout")
+    monkeypatch.setattr("snapcap.warmup.weights.find.layout_digest", lambda *_: "layout")
     return commits
 
 
@@ -34,11 +34,11 @@ def described(tmp_path: Path) -> ModelFiles:
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")
     local = FolderStore.open(tmp_path / "store")
-    weights = local.path(f"{WEIGHTS}/{prepared_name(DIGEST, 'cpu', 'float32', 'layout')}")
-    weights.parent.mkdir(exist_ok=True)
-    weights.write_bytes(b"prepared")
     checkpoint: Any = SimpleNamespace(folder=folder, config=None, transform=None)
     plan: Any = SimpleNamespace(device_type="cpu", dtype="float32")
+    weights = local.path(f"{WEIGHTS}/{prepared_name(DIGEST, checkpoint, plan)}")
+    weights.parent.mkdir(exist_ok=True)
+    weights.write_bytes(b"prepared")
     options = StartOptions(ModelOptions(SOURCE), ComputeOptions("cpu", "float32"))
     return release.describe_model(options, checkpoint, plan, local)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts.fetch import Fetched, Result, fetch
+from snapcap.warmup.artifacts.fetch import Artifacts, Fetched, Result, fetch
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.remote import open_store
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
 from snapcap.warmup.artifacts.worker import publish_in_worker
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
-from snapcap.warmup.plan.plan import Artifacts, Plan
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import CacheCounts, StartupStatus
 from snapcap.warmup.start.jit import PAYLOAD, CompileCache, Jit
 

@@ -18,7 +18,8 @@ from snapcap.warmup.checkpoints.source import (
 )
 from snapcap.warmup.machine import capacity
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
-from snapcap.warmup.weights.key import may_be_published, model_factors, model_factors_of
+from snapcap.warmup.start.published import may_be_published
+from snapcap.warmup.weights.find import model_factors, model_factors_of
 
 COMMIT, OTHER = "0123456789" * 4, "abcdef0123" * 4
 FAR = 1e9

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from support.servers.server_process import is_gone, wait_until
 
-from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError, from_json, to_json
+from snapcap.models.json_object import from_json, to_json
+from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """#!{python}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.plan import Bucket, BucketTable
 
 TABLE = BucketTable.of((8, 1, 4))
 

@@ -10,8 +10,8 @@ from support.checkpoints.chat_files import PREFIX, TEMPLATE, write_chat_files
 from support.servers.server_process import python
 
 from snapcap.models.processing import chat
-from snapcap.warmup.plan import chat_record
-from snapcap.warmup.plan.chat_record import read_config
+from snapcap.warmup.plan import checkpoint
+from snapcap.warmup.plan.checkpoint import read_config
 
 CONFIG = {
     "model_type": "smolvlm",
@@ -38,7 +38,7 @@ def test_a_second_start_imports_no_library_of_text(folder: Path, store: Path) ->
     wanted = read_config(folder, store)
     assert wanted.prefix == PREFIX
     code = (
-        "import sys; from pathlib import Path; from snapcap.warmup.plan.chat_record import read_config\n"
+        "import sys; from pathlib import Path; from snapcap.warmup.plan.checkpoint import read_config\n"
         "print(read_config(Path(sys.argv[1]), Path(sys.argv[2])))\n"
         "print({'tokenizers', 'jinja2', 'subprocess'} & set(sys.modules))"
     )
@@ -75,7 +75,7 @@ def test_another_version_of_a_library_makes_another_record(
     read_config(folder, store)
     (file,) = (store / "chats").iterdir()
     before = file.read_text()
-    monkeypatch.setattr(chat_record, "installed_version", lambda library: "0.0")
+    monkeypatch.setattr(checkpoint, "installed_version", lambda library: "0.0")
     read_config(folder, store)
     assert file.read_text() != before
 

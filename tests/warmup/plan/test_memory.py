@@ -17,10 +17,9 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.memory.memory import spec_bytes
 from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.compile_worker import empty, open_workbench
-from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, buckets_that_fit, checkpoint_bytes, fitted
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Bucket, Plan
 from snapcap.warmup.runtime.torch_model import LoadedModel
 
 GIB = 1 << 30

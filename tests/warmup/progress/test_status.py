@@ -2,8 +2,7 @@
 
 import pytest
 
-from snapcap.warmup.artifacts.fetch import Fetched
-from snapcap.warmup.plan.plan import Artifacts
+from snapcap.warmup.artifacts.fetch import Artifacts, Fetched
 from snapcap.warmup.progress.status import BucketStatus, StartupStatus
 
 

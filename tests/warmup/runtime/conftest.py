@@ -3,7 +3,7 @@
 import pytest
 from support.checkpoints.cpu_library import compiled_library
 
-from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.runtime.aoti.packages import open_cpu_library
 
 

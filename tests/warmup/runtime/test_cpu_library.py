@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from support.checkpoints.cpu_library import LAYOUTS, compiled_library, laid_out
 from torch import Tensor
 
-from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.native import NativeTensor
+from snapcap.warmup.runtime.aoti.native import Libtorch, NativeTensor
 from snapcap.warmup.runtime.aoti.packages import AotiError
 from snapcap.warmup.runtime.aoti.torch_packages import over_tensor, tensor_over
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.checkpoints.cpu_library import LAYOUTS, compiled_library, laid_out
 from torch import Tensor
 
-from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.aoti.native import Libtorch
 from snapcap.warmup.runtime.aoti.torch_packages import over_tensor
 
 Double, Handle = ctypes.c_double, ctypes.c_void_p
@@ -53,9 +53,9 @@ FORKED = """
 import os, signal, sys, torch
 from pathlib import Path
 from snapcap.warmup.runtime.aoti.packages import open_cpu_library
-from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.aoti.native import Libtorch
 from snapcap.warmup.runtime.aoti.torch_packages import over_tensor
-from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.artifacts.manifest import VerifiedFile
 import ctypes
 
 handle = open_cpu_library(VerifiedFile.of(Path(sys.argv[1])))

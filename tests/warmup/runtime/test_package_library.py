@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.servers.server_process import python
 
-from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.machine.denied import library_file
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, PackageError, package_content
 from snapcap.warmup.runtime.aoti.torch_packages import open_package

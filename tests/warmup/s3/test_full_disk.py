@@ -16,9 +16,8 @@ from support.servers.server_process import clean_environment, wait_until
 from support.servers.small_disk import SMALL, fill
 
 from snapcap.warmup.artifacts.fetch import fetch
-from snapcap.warmup.artifacts.files import describe_all
 from snapcap.warmup.artifacts.folder import FolderStore
-from snapcap.warmup.artifacts.manifest import Manifest, new_manifest
+from snapcap.warmup.artifacts.manifest import Manifest, describe_all, new_manifest
 from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, Trust, generate_key
@@ -29,8 +28,8 @@ from snapcap.warmup.checkpoints.local import CheckpointError
 from snapcap.warmup.checkpoints.source import resolve_checkpoint
 from snapcap.warmup.machine.files import sync
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import PART_BYTES, download_object
-from snapcap.warmup.s3.errors import S3Error
+from snapcap.warmup.s3.client import S3Error
+from snapcap.warmup.s3.download import PART_BYTES, Download, S3Object, download
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
@@ -158,9 +157,10 @@ def test_what_a_killed_download_left_is_removed_and_one_under_way_is_not(
     code = (
         "import sys, time; from pathlib import Path; from snapcap.warmup.options import S3Options\n"
         "from snapcap.warmup.s3.client import client\n"
-        "from snapcap.warmup.s3.download import download_object\n"
+        "from snapcap.warmup.s3.download import Download, S3Object, download\n"
         "s3 = client(S3Options(endpoint_url=sys.argv[1], region='us-east-1', read_timeout=60))\n"
-        "download_object(s3, 'bucket', 'x/config.json', Path(sys.argv[2]), 1000, '', time.monotonic() + 60)\n"
+        "item = Download(S3Object('x/config.json', 1000, ''), Path(sys.argv[2]))\n"
+        "list(download(s3, 'bucket', [item], time.monotonic() + 60))\n"
     )
     with lying_s3(bytes(1000), "drip") as dripping:
         child = subprocess.Popen(
@@ -265,4 +265,4 @@ def test_the_file_that_could_not_be_written_is_named(s3: Any, s3_server: str, tm
     target = tmp_path / "folder" / "x.bin"
     target.mkdir(parents=True)
     with pytest.raises(S3Error, match=r"s3://bucket/x: cannot be written to .*/folder/x\.bin: Is a directory"):
-        download_object(s3, "bucket", "x", target, 5, "", time.monotonic() + 60)
+        list(download(s3, "bucket", [Download(S3Object("x", 5, ""), target)], time.monotonic() + 60))

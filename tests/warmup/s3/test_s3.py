@@ -16,9 +16,8 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.client import client, split_uri
-from snapcap.warmup.s3.download import PART_BYTES, Download, S3Object, download, download_object, list_objects
-from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, translated
+from snapcap.warmup.s3.client import ObjectChangedError, S3Error, client, split_uri, translated
+from snapcap.warmup.s3.download import PART_BYTES, Download, S3Object, download, list_objects
 
 POINT = "arn:aws:s3:us-east-1:123456789012:accesspoint/point"
 REGIONS = "arn:aws:s3::123456789012:accesspoint/abcdef.mrap"
@@ -46,6 +45,10 @@ def soon(seconds: float = 60) -> float:
 
 def listed(s3: Any, key: str) -> S3Object:
     return next(o for o in list_objects(s3, "bucket", key.rpartition("/")[0], soon()) if o.key == key)
+
+
+def download_one(s3: Any, source: S3Object, dest: Path, deadline: float) -> None:
+    list(download(s3, "bucket", [Download(source, dest)], deadline))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_an_object_arrives_whole(s3: Any, tmp_path: Path, size: int) -> None:
     s3.put_object(Bucket="bucket", Key="x", Body=content)
     source = listed(s3, "x")
     dest = tmp_path / "deep" / "x.bin"
-    download_object(s3, "bucket", "x", dest, source.size, source.etag, soon())
+    download_one(s3, source, dest, soon())
     assert dest.read_bytes() == content
     assert list(dest.parent.iterdir()) == [dest]
 
@@ -136,7 +139,7 @@ def test_an_object_that_was_replaced_is_refused(s3: Any, tmp_path: Path, size: i
     source = listed(s3, "x")
     s3.put_object(Bucket="bucket", Key="x", Body=os.urandom(size))
     with pytest.raises(ObjectChangedError, match="s3://bucket/x: the object was replaced"):
-        download_object(s3, "bucket", "x", tmp_path / "x", source.size, source.etag, soon())
+        download_one(s3, source, tmp_path / "x", soon())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,7 +159,7 @@ def test_a_file_that_cannot_be_written_is_named(s3: Any, tmp_path: Path) -> None
     with pytest.raises(
         S3Error, match=r"s3://bucket/x: cannot be written to .*/file/x: (Not a directory|File exists)"
     ):
-        download_object(s3, "bucket", "x", tmp_path / "file" / "x", 1, '"0"', soon())
+        download_one(s3, S3Object("x", 1, '"0"'), tmp_path / "file" / "x", soon())
 
 
 def test_a_missing_bucket_is_named(s3: Any) -> None:
@@ -279,7 +282,7 @@ def test_an_endpoint_that_never_answers_ends_a_listing(black_hole: str) -> None:
 def test_the_deadline_ends_a_read_that_never_returns(black_hole: str, tmp_path: Path) -> None:
     s3 = client(S3Options(endpoint_url=black_hole, read_timeout=5))
     with pytest.raises(S3Error, match="s3://bucket/x: the download did not finish before its deadline"):
-        download_object(s3, "bucket", "x", tmp_path / "x", 10, '"0"', soon(0.2))
+        download_one(s3, S3Object("x", 10, '"0"'), tmp_path / "x", soon(0.2))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -326,12 +329,12 @@ def test_a_read_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path, breaks:
         s3 = client(S3Options(endpoint_url=f"http://127.0.0.1:{breaking.server_address[1]}"))
         dest = tmp_path / "x"
         if arrives:
-            download_object(s3, "bucket", "x", dest, len(content), '"etag"', soon())
+            download_one(s3, S3Object("x", len(content), '"etag"'), dest, soon())
             assert dest.read_bytes() == content
             starts = [first for first, _ in breaking.asked]
             assert starts == sorted(set(starts)), "a part began again from its start"
         else:
             with pytest.raises(S3Error, match="s3://bucket/x"):
-                download_object(s3, "bucket", "x", dest, len(content), '"etag"', soon())
+                download_one(s3, S3Object("x", len(content), '"etag"'), dest, soon())
             assert list(tmp_path.iterdir()) == []
         breaking.shutdown()

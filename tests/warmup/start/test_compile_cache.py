@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts.fetch import fetch
-from snapcap.warmup.artifacts.files import describe_all
+from snapcap.warmup.artifacts.fetch import Artifacts, fetch
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import artifact_key
-from snapcap.warmup.artifacts.manifest import new_manifest
+from snapcap.warmup.artifacts.manifest import describe_all, new_manifest
 from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.artifacts.store import blob_name
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, StoreOptions
-from snapcap.warmup.plan.plan import Artifacts, Plan
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.start.jit import LIBRARIES, PAYLOAD, CompileCache, Jit, RestoreError
 

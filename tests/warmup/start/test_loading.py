@@ -16,15 +16,14 @@ from safetensors.torch import load_file, save_file
 from snapcap.models.config import ModelConfig
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
-from snapcap.warmup.artifacts.fetch import Fetched, Result
+from snapcap.warmup.artifacts.fetch import Artifacts, Fetched, Result
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine import capacity
 from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, StartOptions, StoreOptions
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Artifacts, Plan, make_plan
+from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Bucket, BucketTable, Plan, make_plan
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.backends import EagerBackend, PackageError
+from snapcap.warmup.runtime.model import EagerBackend, PackageError
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.torch_model import open_device
 from snapcap.warmup.start.start import StartedModel, before_ready, load

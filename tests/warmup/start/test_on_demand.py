@@ -10,14 +10,14 @@ import pytest
 import torch
 from support.parity.beams import search
 
-from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.build.builder import BuildFolder
 from snapcap.warmup.build.check_worker import example_inputs
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.plan import Bucket, BucketTable
 from snapcap.warmup.runtime.aoti.packages import entry_name
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
-from snapcap.warmup.runtime.backends import EagerBackend
 from snapcap.warmup.runtime.compare import compare_call
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 from snapcap.warmup.runtime.torch_model import LoadedModel, torch_device

@@ -17,7 +17,7 @@ from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start import preparation, published, start
+from snapcap.warmup.start import published, start
 from snapcap.warmup.start.preparation import Preparation, prepare
 from snapcap.warmup.start.start import wait_for_parts
 from snapcap.warmup.weights.find import FoundWeights
@@ -86,7 +86,7 @@ def test_weights_that_do_not_come_are_read_from_the_checkpoint(
         resolved.append(1)
         return demo_folder
 
-    monkeypatch.setattr(preparation, "resolve_checkpoint", resolve)
+    monkeypatch.setattr("snapcap.warmup.checkpoints.source.resolve_checkpoint", resolve)
     fetcher, status, seen = Fetcher(description), StartupStatus(), list[Checkpoint]()
     fetcher.may_answer.set()
     prepared = begun(options, fetcher, status, seen)

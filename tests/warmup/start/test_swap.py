@@ -8,9 +8,9 @@ from support.parity.parity import build_runner
 from torch import Tensor
 
 from snapcap.models.regions.table import RegionCall
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.plan.plan import Bucket, BucketTable
 from snapcap.warmup.runtime.compare import CheckError
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.runner import Callables, Runner, open_callables
 from snapcap.warmup.start.background_build import check_decoder, check_encoder
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snapcap.models.regions.table import Region, RegionCall
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.plan import Bucket, BucketTable
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.runner import Runner

@@ -16,8 +16,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.runtime.torch_model import load_model
 from snapcap.warmup.weights import find, prepare
-from snapcap.warmup.weights.find import content_digest
-from snapcap.warmup.weights.key import layout_digest
+from snapcap.warmup.weights.find import content_digest, layout_digest
 from snapcap.warmup.weights.prepare import Prepared
 
 CPU = torch.device("cpu")
@@ -224,7 +223,6 @@ def test_two_layouts_of_one_checkpoint_are_kept_beside_each_other(
 ) -> None:
     case.prepare()
     with monkeypatch.context() as patched:
-        patched.setattr(prepare, "layout_digest", lambda *_: "1" * 64)
         patched.setattr("snapcap.warmup.weights.find.layout_digest", lambda *_: "1" * 64)
         assert case.find().result == "miss"
         assert case.prepare().result == "written"

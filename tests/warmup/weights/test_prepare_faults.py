@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from support.checkpoints.prepared_case import Case, case_of, rewrite
 
+from snapcap.models.json_object import to_json
 from snapcap.models.weights.prepared import CHUNK_BYTES
-from snapcap.warmup.artifacts.prune import UNFINISHED
+from snapcap.warmup.artifacts.download import UNFINISHED
 from snapcap.warmup.machine.files import locked_alone
-from snapcap.warmup.machine.worker import to_json
 from snapcap.warmup.weights import find, prepare
 from snapcap.warmup.weights.prepare import PrepareJob, prepare_in_worker, weights_worker
 
@@ -136,7 +136,7 @@ def test_a_worker_that_is_killed_leaves_one_file_that_the_next_removes(case: Cas
     program = """
 import os, signal, sys
 from pathlib import Path
-from snapcap.warmup.machine.worker import from_json
+from snapcap.models.json_object import from_json
 from snapcap.warmup.weights import find, prepare
 from snapcap.warmup.weights.prepare import PrepareJob
 find.CLOCK_NS = prepare.CLOCK_NS = 0

@@ -27,11 +27,10 @@ from snapcap.warmup.artifacts.store import MODELS, WEIGHTS, blob_name
 from snapcap.warmup.build.release import publish_weights
 from snapcap.warmup.checkpoints.source import is_at_hand
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.checkpoint import Checkpoint, read_checkpoint
 from snapcap.warmup.plan.plan import make_plan
-from snapcap.warmup.start.preparation import read_checkpoint
+from snapcap.warmup.start.published import may_be_published
 from snapcap.warmup.weights.find import FoundWeights
-from snapcap.warmup.weights.key import may_be_published
 from snapcap.warmup.weights.prepare import prepare_weights
 from snapcap.warmup.weights.published import ModelFetcher
 
@@ -145,7 +144,7 @@ def brought(options: StartOptions) -> FoundWeights:
     try:
         described = fetcher.describe()
         config = ModelConfig.from_folder(described.folder)
-        checkpoint = Checkpoint.of("s3", described.folder, config, options.images.max_pixels)
+        checkpoint = Checkpoint.of(options, described.folder, config)
         return fetcher.weights(described, checkpoint, make_plan(config, options))
     except NotFetchedError as error:
         return FoundWeights(error.result, error.reason)

@@ -26,15 +26,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.files import VerifiedFile
+from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.machine.cuda_driver import open_library
 from snapcap.warmup.machine.denied import library_file
 from snapcap.warmup.machine.torch_libraries import let_threads_sleep, open_libgomp
-from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.plan import Bucket
 
 if TYPE_CHECKING:
     from snapcap.models.regions.table import Region, Regions
-    from snapcap.warmup.artifacts.files import VerifiedFile
 
 MODEL_NAME = "model"  # the one model inside each package
 
@@ -58,11 +57,8 @@ def entry_name(region: str, size: int) -> str:
 
 
 def region_of(entry: str) -> tuple[str, int]:
-    """Returns the region and bucket size that ``entry_name`` made a name of.
-
-    Raises:
-        ValueError: it is no name of a package.
-    """
+    """Returns the region and bucket size that ``entry_name`` made a name of. Raises ValueError if it is no name of
+    a package."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
         raise ValueError(f"{entry} is no name of a package")
@@ -83,10 +79,7 @@ def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region"
 
 def check_inputs(entry: str, expected: object, actual: InputSpecs) -> None:
     """Compare what a package was built for with what it is going to be given; a package checks nothing itself.
-
-    Raises:
-        InputSpecError: they differ; names the first input that does.
-    """
+    Raises InputSpecError if they differ; names the first input that does."""
     if not isinstance(expected, list) or len(expected) != len(actual):
         count = len(expected) if isinstance(expected, list) else 0
         raise InputSpecError(f"{entry} was built for {count} inputs, the region has {len(actual)}")
@@ -233,12 +226,9 @@ class Container:
 SOURCES = Path(__file__).parent / "cpp"
 
 
-def open_cpu_library(library: "VerifiedFile") -> int:
+def open_cpu_library(library: VerifiedFile) -> int:
     """The handle of the library, which stays mapped; packages that are opened ``standalone`` find it by its name.
-
-    Raises:
-        AotiError: it cannot be loaded, or has changed since it was verified.
-    """
+    Raises AotiError if it cannot be loaded, or has changed since it was verified."""
     let_threads_sleep()
     open_libgomp()
     try:

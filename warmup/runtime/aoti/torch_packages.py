@@ -9,7 +9,7 @@ together.
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +17,10 @@ from torch import Tensor
 from snapcap.models.dataclass import dataclass
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
-from snapcap.warmup.artifacts.files import VerifiedFile
-from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.native import NativeTensor
+from snapcap.warmup.artifacts.manifest import VerifiedFile
+from snapcap.warmup.runtime.aoti.native import Libtorch, NativeTensor
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError
-from snapcap.warmup.runtime.backends import AotBackend
-from snapcap.warmup.runtime.model import Model
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from snapcap.warmup.runtime.model import AotBackend, Model
 
 # torch's Python module hands handles over in capsules without a name.
 _unpack = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -36,45 +31,30 @@ _pack = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ct
 )
 
 
-def run_on_tensors(container: Container, inputs: "Sequence[Tensor]", stream: int | None) -> "Tensor":
-    """Run a package on torch's tensors; torch has been imported.
-
-    Raises:
-        AotiError: it fails.
-    """
-    import torch  # noqa: PLC0415  this module is used before torch is imported
-
-    convert = torch._C._aoti
-    handles = [_unpack(capsule, None) for capsule in convert.unsafe_alloc_void_ptrs_from_tensors(list(inputs))]
-    return tensor_of(container.run(handles, stream))
+def run_on_tensors(container: Container, inputs: Sequence[Tensor], stream: int | None) -> Tensor:
+    """Run a package on torch's tensors. Raises AotiError if it fails."""
+    return tensor_of(container.run(handles_of(inputs), stream))
 
 
-def tensor_of(handle: int) -> "Tensor":
-    """The tensor of a handle, which is gone afterwards. Imports torch."""
-    import torch  # noqa: PLC0415
-
+def tensor_of(handle: int) -> Tensor:
+    """The tensor of a handle, which is gone afterwards."""
     return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_pack(handle, None, None))
 
 
-def handle_of(tensor: "Tensor") -> int:
-    """A handle of a tensor, which belongs to the caller. Imports torch."""
-    import torch  # noqa: PLC0415
-
-    (capsule,) = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([tensor])
-    handle: int = _unpack(capsule, None)
-    return handle
+def handles_of(tensors: Sequence[Tensor]) -> list[int]:
+    """A handle of each tensor, which belongs to the caller."""
+    capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
+    return [_unpack(capsule, None) for capsule in capsules]
 
 
-def tensor_over(tensor: NativeTensor) -> "Tensor":
-    """torch's tensor over the memory of one of a CPU, which it keeps. Imports torch."""
-    import torch  # noqa: PLC0415
-
+def tensor_over(tensor: NativeTensor) -> Tensor:
+    """torch's tensor over the memory of one of a CPU, which it keeps."""
     dtype = getattr(torch, tensor.spec[0])
     made = torch.from_numpy(tensor.array)
     return made if made.dtype == dtype else made.view(dtype)
 
 
-def over_tensor(libtorch: Libtorch, tensor: "Tensor") -> NativeTensor:
+def over_tensor(libtorch: Libtorch, tensor: Tensor) -> NativeTensor:
     """A tensor over the memory of one of torch's on the CPU, which it keeps."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     handle = libtorch.over(tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
