@@ -426,7 +426,7 @@ class Builder:
         compiling: list[Future[None]] = []
         self._progress.moved = time.monotonic()
         with scratch_folder("snapcap-build-") as scratch:
-            more = (scratch, self._device_type, len(missing), self._environment)
+            more = (scratch, self._device_type, len(missing), self._environment, compilers)
             compile_workers = [
                 self._worker(_COMPILER, environment=compiler_environment(*more)) for _ in range(compilers)
             ]

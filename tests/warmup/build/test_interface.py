@@ -97,9 +97,15 @@ def test_inductors_builders_compile_wrappers_apart(tmp_path: Path, monkeypatch: 
     assert (first, compiles, outputs, last) == (str(source), "-c", "-o", str(made))
 
 
-@pytest.mark.parametrize(("device", "packages", "apart"), [("cpu", 4, True), ("cpu", 3, False), ("cuda", 4, False)])
-def test_large_builds_for_a_cpu_compile_an_interface(
-    device: str, packages: int, apart: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("device", "packages", "compilers", "apart"),
+    [
+        *(("cpu", 4, 1, True), ("cpu", 3, 1, False), ("cpu", 18, 9, True), ("cpu", 18, 16, False)),
+        *(("cuda", 18, 16, True), ("cuda", 3, 1, False)),
+    ],
+)
+def test_builds_of_many_packages_for_each_compiler_compile_an_interface(
+    device: str, packages: int, compilers: int, apart: bool, tmp_path: Path
 ) -> None:
-    folder = compiler_environment(tmp_path, device, packages, {})[INTERFACE_FOLDER]
+    folder = compiler_environment(tmp_path, device, packages, {}, compilers)[INTERFACE_FOLDER]
     assert folder == (str(tmp_path) if apart else "")
