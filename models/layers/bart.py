@@ -18,7 +18,7 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import DavitConfig, Florence2Config
 from snapcap.models.layers import bert, cross_kv
-from snapcap.models.layers.linear import Activation, activation
+from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.vit import Activated, activated
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, takes_weights_of
 
@@ -48,7 +48,7 @@ def embed(
     """
     placed = hidden + image_position
     image = torch.cat((placed.mean(dim=1, keepdim=True), placed), dim=1)
-    image = F.linear(image, projection_weight)
+    image = linear(image, projection_weight)
     image = F.layer_norm(image, (image.shape[-1],), projection_norm_weight, projection_norm_bias, projection_eps)
     text = F.embedding(texts[slots].clamp(min=0), token_weight) * scale
     tokens = torch.cat((image, text), dim=1) + position_weight
@@ -95,10 +95,10 @@ def block(
 ) -> Tensor:  # [B, T, D]
     """Computes one post-norm encoder layer, in which each token sees all tokens except padding."""
     width = hidden.shape[-1]
-    attended = attend(F.linear(hidden, qkv_weight, qkv_bias), texts[slots], num_heads)
-    hidden = hidden + F.linear(attended, out_weight, out_bias)
+    attended = attend(linear(hidden, qkv_weight, qkv_bias), texts[slots], num_heads)
+    hidden = hidden + linear(attended, out_weight, out_bias)
     hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
-    hidden = hidden + F.linear(activated(hidden, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
+    hidden = hidden + linear(activated(hidden, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
     return F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
 
 

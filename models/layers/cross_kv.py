@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.layers.linear import linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource
 
 # Takes states, slots, key cache, value cache, weight and bias.
@@ -26,7 +27,7 @@ def write_cross_kv(
 ) -> None:
     """Computes all decoder layers' keys and values with one product, and writes them into the rows' slots."""
     layers, _, heads, length, head_dim = value_cache.shape
-    kv = F.linear(states, weight, bias).view(-1, length, layers, 2, heads, head_dim)
+    kv = linear(states, weight, bias).view(-1, length, layers, 2, heads, head_dim)
     key, value = kv.unbind(3)  # each [B, T, N, H, d]
     key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
     value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
@@ -71,7 +72,7 @@ def projected_cross_kv(
 ) -> Tensor:  # [B, T, encoder D], the encoder's output before the projection
     """Computes `cross_kv` of a checkpoint that projects the encoder's output, with ``enc_to_dec_proj``."""
     output = _output(hidden, norm_weight, norm_bias, eps)
-    write(F.linear(output, projection_weight, projection_bias), slots, key_cache, value_cache, kv_weight, kv_bias)
+    write(linear(output, projection_weight, projection_bias), slots, key_cache, value_cache, kv_weight, kv_bias)
     return output
 
 

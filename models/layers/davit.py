@@ -22,7 +22,7 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import DavitConfig, DavitStage, stage_regions
-from snapcap.models.layers.linear import Activation, activation
+from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.vit import Activated, activated
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, takes_weights_of
 
@@ -163,7 +163,7 @@ def window_attention(
     down, across = (rows + below) // window, (columns + right) // window
     squares = image.view(batch, down, window, across, window, width).permute(0, 1, 3, 2, 4, 5)
     squares = squares.reshape(batch * down * across, window * window, width)
-    qkv = F.linear(squares, qkv_weight, qkv_bias).view(*squares.shape[:2], 3, num_heads, width // num_heads)
+    qkv = linear(squares, qkv_weight, qkv_bias).view(*squares.shape[:2], 3, num_heads, width // num_heads)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [squares, H, tokens, d]
     attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
     attended = attended.reshape(batch, down, across, window, window, width).permute(0, 1, 3, 2, 4, 5)
@@ -184,7 +184,7 @@ def channel_attention(
     The scores are few, one for each pair of channels of a group.
     """
     batch, length, width = normed.shape
-    qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, groups, width // groups)
+    qkv = linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, groups, width // groups)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, groups, S, D / groups]
     scores = torch.matmul(key.mT, query * length**-0.5)  # a column for each query
     attended = torch.matmul(value, scores.float().softmax(dim=-2).to(value.dtype))
@@ -227,9 +227,9 @@ def _half(
 ) -> tuple[Tensor, Tensor]:
     """Computes attention and MLP of one half. Returns tokens, and the tensor that is still to be added to them."""
     hidden, normed = convolved(hidden, added, conv1_weight, conv1_bias, norm1_weight, norm1_bias)
-    added = F.linear(attention(normed, qkv_weight, qkv_bias), out_weight, out_bias)
+    added = linear(attention(normed, qkv_weight, qkv_bias), out_weight, out_bias)
     hidden, normed = convolved(hidden, added, conv2_weight, conv2_bias, norm2_weight, norm2_bias)
-    return hidden, F.linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
+    return hidden, linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
 
 
 @takes_weights_of(_half, "spatial", "channel")

@@ -21,7 +21,7 @@ from snapcap.models.dimensions import GitConfig
 from snapcap.models.layers import bert
 from snapcap.models.layers.attention import attend_all, attend_prefixed
 from snapcap.models.layers.cross_kv import WriteCrossKV, write_cross_kv
-from snapcap.models.layers.linear import Activation, activation, linear
+from snapcap.models.layers.linear import Activation, activation, last_outputs, linear
 from snapcap.models.layers.vit import Activated, activated
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, weight_names
 
@@ -41,7 +41,7 @@ def project(
     """Returns the input of the decoder's layers: the image's tokens after the encoder's norm, a projection and a
     norm."""
     normed = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
-    projected = F.linear(normed, projection_weight, projection_bias)
+    projected = linear(normed, projection_weight, projection_bias)
     return F.layer_norm(projected, (projected.shape[-1],), projection_norm_weight, projection_norm_bias, eps)
 
 
@@ -71,15 +71,15 @@ def prefix_block(
 ) -> Tensor:  # [B, T, D]
     """Computes one layer over the image's tokens, and writes their keys and values into the rows' slots."""
     batch, length, width = hidden.shape
-    qkv = F.linear(hidden, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
+    qkv = linear(hidden, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, d]
     key_cache[:, slots] = key.mT
     value_cache[:, slots] = value
     attended = attend_all(query, key, value)
     attended = attended.transpose(1, 2).reshape(batch, length, width)
-    hidden = hidden + F.linear(attended, out_weight, out_bias)
+    hidden = hidden + linear(attended, out_weight, out_bias)
     hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
-    hidden = hidden + F.linear(activated(hidden, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
+    hidden = hidden + linear(activated(hidden, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
     return F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
 
 
@@ -96,7 +96,8 @@ def prefix_end(
 ) -> Tensor:  # [B, T, D], the input of the last layer
     """Writes the keys and values of the last layer into the rows' slots."""
     width = hidden.shape[-1]
-    write(hidden, slots, key_cache, value_cache, qkv_weight[width:], qkv_bias[width:])
+    kv_weight = last_outputs(qkv_weight, 2 * width, width)
+    write(hidden, slots, key_cache, value_cache, kv_weight, qkv_bias[width:])
     return hidden.clone()  # a region must not return its input
 
 

@@ -73,18 +73,26 @@ def block(
     rows, heads, head_dim, _ = key_cache.shape
     width = heads * head_dim
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
-    qkv = torch.addmm(qkv_bias, normed, qkv_weight).view(rows, 3, heads, head_dim)
+    qkv = _linear(normed, qkv_weight, qkv_bias).view(rows, 3, heads, head_dim)
     query, key, value = qkv.unbind(1)  # each [b, H, d]
     attended = attend_cached(query, key, value, positions, key_cache, value_cache, scale)
-    hidden = hidden + torch.addmm(out_bias, attended, out_weight)
+    hidden = hidden + _linear(attended, out_weight, out_bias)
 
     normed = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
-    query = torch.addmm(cross_q_bias, normed, cross_q_weight).view(rows, heads, head_dim)
+    query = _linear(normed, cross_q_weight, cross_q_bias).view(rows, heads, head_dim)
     attended = attend(query, cross_key, cross_value, scale)
-    hidden = hidden + torch.addmm(cross_out_bias, attended, cross_out_weight)
+    hidden = hidden + _linear(attended, cross_out_weight, cross_out_bias)
 
     normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
-    return hidden + torch.addmm(fc2_bias, act(torch.addmm(fc1_bias, normed, fc1_weight)), fc2_weight)
+    return hidden + _linear(act(_linear(normed, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+
+
+def _linear(
+    x: Tensor,  # [b, in]
+    weight: Tensor,  # [in, out], or int8 as `quantised` returns it
+    bias: Tensor,  # [out]
+) -> Tensor:  # [b, out]
+    return linear(x, weight, bias) if weight.dtype == torch.int8 else torch.addmm(bias, x, weight)
 
 
 def head(
@@ -153,7 +161,9 @@ def _block(take: WeightSource, decoder: Gpt2Config, layer: int) -> NamedWeights:
         # The shape is the checkpoint's. On CUDA the weights of one output are contiguous, so a program that
         # computes a few outputs reads whole lines of memory. On a CPU the file's own order needs no copy and is as
         # fast.
-        if take.layout == "cuda":
+        if take.quantises:
+            affine[f"{ours}_weight"] = affine[f"{ours}_weight"].t()
+        elif take.layout == "cuda":
             affine[f"{ours}_weight"] = affine[f"{ours}_weight"].t().contiguous().t()
         return affine
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import SiglipConfig
 from snapcap.models.layers import llama
+from snapcap.models.layers.linear import linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource
 
 
@@ -40,7 +41,7 @@ def project(
     (rows, columns), side = grid, pixel_shuffle
     squares = normed.view(-1, rows // side, side, columns // side, side, normed.shape[-1])
     squares = squares.transpose(2, 3).reshape(normed.shape[0], -1, side * side * normed.shape[-1])
-    return llama.between(F.linear(squares, projection_weight), slots, texts, token_weight, prefix)
+    return llama.between(linear(squares, projection_weight), slots, texts, token_weight, prefix)
 
 
 def regions(config: ModelConfig) -> Mapping[str, RegionFunction]:

@@ -1,4 +1,4 @@
-"""Maps the transformers names of activations to functions, and computes the linear layers of a decode step."""
+"""Maps the transformers names of activations to functions, and computes linear layers, also by weights of int8."""
 
 import math
 from collections.abc import Callable
@@ -44,21 +44,53 @@ def activation(name: str) -> Activation:
     return table[name]
 
 
+_SCALE_BYTES = 4  # of an output's scale, fp32
+_MOST = 127  # so that a number and its negative are both there
+
+
+def quantised(
+    weight: Tensor,  # [out, in], of floating-point numbers
+) -> Tensor:  # [out * in + 4 * out] int8
+    """Rounds a linear layer's weight to int8, in steps of an output's largest number / 127.
+
+    The weight becomes one tensor, so that a region takes as many weights in int8 as in fp32: the rounded numbers
+    [out, in], then the steps [out] as the bytes of fp32 numbers. ``linear`` reads both.
+    """
+    weight = weight.float()
+    scale = weight.abs().amax(dim=1) / _MOST
+    steps = torch.where(scale > 0, scale, torch.ones_like(scale)).unsqueeze(1)
+    rounded = (weight / steps).round().to(torch.int8)
+    return torch.cat((rounded.flatten(), scale.contiguous().view(torch.int8)))
+
+
+def last_outputs(weight: Tensor, outputs: int, inputs: int) -> Tensor:
+    """Returns the weight of a layer's last ``outputs``: of a weight [out, inputs], or of a ``quantised`` one."""
+    if weight.dtype != torch.int8:
+        return weight[-outputs:]
+    end = weight.shape[0] // (inputs + _SCALE_BYTES) * inputs
+    return torch.cat((weight[end - outputs * inputs : end], weight[-outputs * _SCALE_BYTES :]))
+
+
 _LARGE = 1 << 17  # number of weights below which they stay in a CPU's cache, where the library's product is as fast
 
 
 def linear(
     x: Tensor,  # [..., in]
-    weight: Tensor,  # [out, in]
+    weight: Tensor,  # [out, in], or int8 as `quantised` returns it
     bias: Tensor | None = None,  # [out]
 ) -> Tensor:  # [..., out]
     """Computes `torch.nn.functional.linear`.
+
+    By weights of int8, torch multiplies in fp32. The CPU library rounds each row of ``x`` to 16 bits first, and
+    adds integers.
 
     The product of a single row takes as long as reading the weights. Compiled for a CPU, it is a sum over each row
     of the weights, which Inductor writes as one loop. MKL and oneDNN read the weights at half the speed of this
     loop (benchmarks/NOTES.md). The input row is stored first: otherwise the compiler would compute it again for
     each sum.
     """
+    if weight.dtype == torch.int8:
+        return _linear_int8(x, weight, bias)
     compiled = torch.compiler.is_compiling() and x.device.type == "cpu" and x.dtype != torch.float16
     if not compiled or x.numel() != x.shape[-1] or weight.numel() < _LARGE:
         return F.linear(x, weight, bias)
@@ -67,6 +99,17 @@ def linear(
     total = products if bias is None else products + bias.float()
     rounded = _rounded(total) if x.dtype == torch.bfloat16 else total
     return rounded.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def _linear_int8(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    inputs = x.shape[-1]
+    outputs = weight.shape[0] // (inputs + _SCALE_BYTES)
+    numbers, scale = (
+        weight[: outputs * inputs].view(outputs, inputs),
+        weight[outputs * inputs :].view(torch.float32),
+    )
+    product = torch._weight_int8pack_mm(x.reshape(-1, inputs), numbers, scale).view(*x.shape[:-1], outputs)
+    return product if bias is None else product + bias
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import LlamaConfig
 from snapcap.models.layers.attention import attend_prefixed
 from snapcap.models.layers.choice import advance
-from snapcap.models.layers.linear import Activation, activation, linear
+from snapcap.models.layers.linear import Activation, activation, last_outputs, linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, weight_names
 from snapcap.models.text import RopeConfig
 
@@ -80,7 +80,7 @@ def prefix_block(
     """Computes one layer over prefix and text, and writes their keys and values into the rows' slots."""
     batch, length, _ = hidden.shape
     heads, head_dim = image_value.shape[2], image_value.shape[4]
-    qkv = F.linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(batch, length, -1, head_dim)
+    qkv = linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(batch, length, -1, head_dim)
     queries = qkv.shape[2] - 2 * heads
     query, key, value = torch.split(qkv, [queries, heads, heads], dim=2)
     angles = _angles(torch.arange(length, device=hidden.device), frequencies)
@@ -90,7 +90,7 @@ def prefix_block(
     shared = (batch, heads, queries // heads, length, head_dim)
     key, value = (part.unsqueeze(2).expand(shared).flatten(1, 2) for part in (key, value))
     attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    hidden = hidden + F.linear(attended.transpose(1, 2).flatten(2), out_weight)
+    hidden = hidden + linear(attended.transpose(1, 2).flatten(2), out_weight)
     return hidden + _mlp(_norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
 
 
@@ -111,8 +111,8 @@ def prefix_end(
     """Writes the keys and values of the last layer into the rows' slots."""
     batch, length, _ = hidden.shape
     heads, head_dim = image_value.shape[2], image_value.shape[4]
-    kv_weight = qkv_weight[-2 * heads * head_dim :]
-    kv = F.linear(_norm(hidden, norm1_weight, eps), kv_weight).view(batch, length, 2, heads, head_dim)
+    kv_weight = last_outputs(qkv_weight, 2 * heads * head_dim, hidden.shape[-1])
+    kv = linear(_norm(hidden, norm1_weight, eps), kv_weight).view(batch, length, 2, heads, head_dim)
     key, value = kv.unbind(2)
     key = rotate(key, _angles(torch.arange(length, device=hidden.device), frequencies))
     _keep(key.transpose(1, 2), value.transpose(1, 2), slots, image_key, image_value, own_key, own_value)

@@ -8,13 +8,12 @@ from functools import partial
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import LlavaConfig
 from snapcap.models.layers import llama
-from snapcap.models.layers.linear import Activation, activation
+from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource
 
 
@@ -35,8 +34,8 @@ def project(
 ) -> Tensor:  # [B, n + S - skipped + P, D]
     """Projects the encoder's tokens, except the first ``skipped``, with two linear layers, and puts them between
     prefix and text."""
-    inner = act(F.linear(hidden[:, skipped:], fc1_weight, fc1_bias))
-    return llama.between(F.linear(inner, fc2_weight, fc2_bias), slots, texts, token_weight, prefix)
+    inner = act(linear(hidden[:, skipped:], fc1_weight, fc1_bias))
+    return llama.between(linear(inner, fc2_weight, fc2_bias), slots, texts, token_weight, prefix)
 
 
 def regions(config: ModelConfig) -> Mapping[str, RegionFunction]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import ClipConfig, VisionConfig
 from snapcap.models.layers.attention import attend_all
-from snapcap.models.layers.linear import Activation, activation
+from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource
 
 # Takes x, weight, bias and activation. Returns the activated linear layer.
@@ -73,7 +73,7 @@ def activated(
     act: Activation,
 ) -> Tensor:  # [B, S, out]
     """Computes a linear layer and the activation after it."""
-    return act(F.linear(x, weight, bias))
+    return act(linear(x, weight, bias))
 
 
 def block(
@@ -105,16 +105,16 @@ def block(
     """
     batch, length, width = hidden.shape
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
-    qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
+    qkv = linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, D/H]
     if relative is None:
         attended = attend_all(query, key, value)
     else:
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=relative)
     attended = attended.transpose(1, 2).reshape(batch, length, width)
-    hidden = hidden + F.linear(attended, out_weight, out_bias)
+    hidden = hidden + linear(attended, out_weight, out_bias)
     normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
-    return hidden + F.linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
+    return hidden + linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
 
 
 def regions(config: ModelConfig) -> Mapping[str, RegionFunction]:

@@ -97,6 +97,7 @@ class WeightSource:
 
         Args:
             theirs: the checkpoint's name of each tensor; ``names`` gives the names of missing ones for errors.
+            dtype: of the tensors; int8 is that of linear layers' weights alone, and float32 that of all others.
             layout: the type of the device that will read the weights, which decides how they lie in memory.
             tied_head: the head may be the token embedding.
             normalisation: of pixels, whose numbers are weights of an encoder's first region.
@@ -110,8 +111,9 @@ class WeightSource:
             if first not in self._tensors and stored is not None:
                 self._tensors[first] = self._tensors.pop(stored)
                 self._theirs[first] = self._theirs.pop(stored)
+        self.quantises = dtype == torch.int8
         self._device = device
-        self._dtype = dtype
+        self._dtype = torch.float32 if self.quantises else dtype
         self._normalisation = normalisation
 
     def has(self, name: str) -> bool:

@@ -67,7 +67,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-_ITEM_BYTES = {"bool": 1, "uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
+_ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
 
 
 class ShapeMemory:

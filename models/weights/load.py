@@ -1,6 +1,7 @@
 """Loads a checkpoint's tensors onto the device, in the order the regions take them."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.errors import WeightsError
-from snapcap.models.layers.weights import Normalisation, WeightSource, in_order
+from snapcap.models.layers.linear import quantised
+from snapcap.models.layers.weights import NamedWeights, Normalisation, WeightSource, in_order
 from snapcap.models.regions.table import Weights, build_regions, layers_of
 from snapcap.models.weights.read import read_tensors, upload
 
@@ -32,7 +34,8 @@ def load_weights(
     A tensor that is missing, left over, or of another shape is an error that names it.
 
     Args:
-        dtype: the dtype of the weights; statistics of pixels and rotary frequencies are fp32.
+        dtype: the dtype of the weights; statistics of pixels and rotary frequencies are fp32. In int8, the weights
+            of linear layers are as `models.layers.linear.quantised` returns them, and all others are fp32.
         layout: the type of the device that will read the weights, cpu or cuda. None is the type of ``device``.
 
     Raises:
@@ -51,12 +54,36 @@ def load_weights(
         normalisation=normalisation,
     )
     named = {**layers_of(config.vision).weights(take, config), **layers_of(config.decoder).weights(take, config)}
+    prepare = _quantised() if take.quantises else lambda layer: layer
     sets = {
-        region.name: tuple(in_order(region.function, each) for each in named.get(region.name, [{}]))
+        region.name: tuple(in_order(region.function, prepare(each)) for each in named.get(region.name, [{}]))
         for region in build_regions(config)
     }
     take.finish()
     return Weights(sets)
+
+
+# The weights [out, in] of linear layers, by the end of a parameter's name. The patches' embedding stays in fp32: it is
+# small and reads pixels.
+_LINEAR = re.compile(r"(?:^|_)(?:qkv|kv|out|cross_q|cross_out|fc1|fc2|gate_up|down|projection|dense|head)_weight$")
+
+
+def _quantised() -> Callable[[NamedWeights], NamedWeights]:
+    """Returns a function that rounds the linear layers among a region's weights to int8. A tensor that several
+    regions have stays one tensor."""
+    found: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+    def convert(name: str, weight: Tensor) -> Tensor:
+        if (
+            weight.dim() != 2 or weight.numel() % 4 or not _LINEAR.search(name)
+        ):  # steps are read as whole fp32 numbers
+            return weight
+        same = weight.data_ptr(), weight.shape, weight.stride()
+        if weight.is_meta or same not in found:
+            found[same] = weight, quantised(weight)  # the weight is kept, so that no other has its address
+        return found[same][1]
+
+    return lambda layer: {name: convert(name, weight) for name, weight in layer.items()}
 
 
 def _distinct(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, str]:

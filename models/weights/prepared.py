@@ -33,7 +33,7 @@ ALIGNMENT = 256  # bytes; the alignment of a GPU's widest loads and of a CPU's v
 CHUNK_BYTES = 4 << 20
 MAX_HEADER_BYTES = 2 << 20  # a model of 100 layers needs two fifths of it
 MAX_DIMENSIONS = 8
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
 
 _PAGE = 4096
 _METADATA = "__metadata__"

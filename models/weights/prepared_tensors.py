@@ -19,7 +19,7 @@ from snapcap.models.weights.prepared import (
 )
 from snapcap.models.weights.read import upload
 
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I8": torch.int8}
 
 
 def prepared_weights(mapped: MappedWeights, device: torch.device) -> Weights[Tensor]:

@@ -104,14 +104,14 @@ class MemoryPlan:
 
     @property
     def _item(self) -> int:
-        return spec_bytes((self.plan.dtype, (1,), (1,)))
+        return spec_bytes((self.plan.activations, (1,), (1,)))
 
     def _memory(self) -> ShapeMemory:
         return ShapeMemory("cuda" if self.plan.device_type == "cuda" else "cpu")
 
     def _state(self, memory: ShapeMemory) -> DecodeState[Spec]:
         slots = self.plan.table.largest.size
-        return DecodeState.allocate(self.config, slots, self.plan.cache_length, memory, self.plan.dtype)
+        return DecodeState.allocate(self.config, slots, self.plan.cache_length, memory, self.plan.activations)
 
     def _inputs(self, region: Region, rows: int) -> list[int]:
         """Bytes of each activation and cache that a region takes."""

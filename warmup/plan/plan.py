@@ -79,7 +79,8 @@ class BucketTable:
 class Plan:
     """Everything that shapes a compiled region besides the model's own dimensions.
 
-    ``device`` is cpu or cuda:N, ``dtype`` a torch dtype's name, ``threads`` the CPU threads of one operation.
+    ``device`` is cpu or cuda:N, ``dtype`` a torch dtype's name, which in int8 is that of linear layers' weights
+    alone, ``threads`` the CPU threads of one operation.
     """
 
     device: str
@@ -93,6 +94,11 @@ class Plan:
     @property
     def device_type(self) -> str:
         return self.device.partition(":")[0]
+
+    @property
+    def activations(self) -> str:
+        """The dtype of activations and caches."""
+        return "float32" if self.dtype == "int8" else self.dtype
 
     @property
     def table(self) -> BucketTable:
@@ -115,7 +121,7 @@ class Plan:
     @property
     def may_be_standalone(self) -> bool:
         """True if packages of this plan may run on the CPU library, without libtorch."""
-        return self.device_type == "cpu" and self.dtype == "float32"
+        return self.device_type == "cpu" and self.activations == "float32"
 
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
         """The named factors of the artifact key for this plan on this machine. Raises StartError if the machine
@@ -189,8 +195,14 @@ def _check_task(config: ModelConfig, task: str) -> None:
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
     """Returns the device and dtype that the options mean, without reading the model. The dtype stays ``auto`` on a
     CPU with bfloat16 instructions: there a checkpoint stored in bfloat16 runs in bfloat16, and any other in
-    float32."""
+    float32.
+
+    Raises:
+        StartError: the device does not run the dtype.
+    """
     device, dtype = resolve_device(compute.device), compute.dtype
+    if dtype == "int8" and device.startswith("cuda"):
+        raise StartError("dtype int8: only a CPU runs it; leave --dtype out, or take --device cpu")
     if dtype == AUTO and device.startswith("cuda"):
         dtype = "bfloat16"
     elif dtype == AUTO and not multiplies_bfloat16():

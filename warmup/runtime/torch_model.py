@@ -178,7 +178,7 @@ def event(timing: bool = False) -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
 def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
@@ -228,7 +228,7 @@ class LoadedModel(Model[Tensor]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights and caches."""
+        """The dtype of activations and caches."""
         return self.state.key.dtype
 
 
@@ -258,7 +258,7 @@ def load_model(
         pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
         weights = load_weights(folder, config, pixels, device, dtype)
     slots, memory = plan.table.largest.size, torch_memory(device)
-    state = DecodeState.allocate(config, slots, plan.cache_length, memory, str(dtype).removeprefix("torch."))
+    state = DecodeState.allocate(config, slots, plan.cache_length, memory, plan.activations)
     return LoadedModel(config, regions, weights, state, found is not None)
 
 

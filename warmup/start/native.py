@@ -150,7 +150,7 @@ class NativeLoader:
             check_weights(mapped, regions)
             weights = memory.weights(mapped)
             slots = plan.table.largest.size
-            state = DecodeState.allocate(config, slots, plan.cache_length, memory, plan.dtype)
+            state = DecodeState.allocate(config, slots, plan.cache_length, memory, plan.activations)
             return checkpoint, Model(config, regions, weights, state, prepared=True)
 
     def open_packages(

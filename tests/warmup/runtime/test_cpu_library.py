@@ -19,6 +19,7 @@ from snapcap.warmup.runtime.aoti.packages import AotiError
 from snapcap.warmup.runtime.aoti.torch_packages import over_tensor, tensor_over
 
 Double, Handle = ctypes.c_double, ctypes.c_void_p
+FLOAT32 = ctypes.c_int32(6)  # the number of the dtype in the C interface
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one_thread", "three_threads"])
@@ -243,3 +244,56 @@ def test_elementary_functions_are_as_exact_as_those_of_sleef(handle: int, tmp_pa
         assert torch.equal(ours[theirs.isinf()], theirs[theirs.isinf()]), name
         errors = ((ours.double() - exact).abs() / exact.abs())[finite]
         assert errors.max() <= 1.5 * 2**-23, (name, errors.max())
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    rows=st.one_of(SIZES, st.integers(1, 8)),
+    columns=SIZES,
+    depth=st.one_of(SIZES, st.sampled_from((511, 512, 513, 1100))),
+    size=st.sampled_from((1e-6, 1.0, 1e6)),
+)
+def test_a_product_by_int8_is_the_product_by_the_rounded_weights(
+    rows: int, columns: int, depth: int, size: float, library: Any
+) -> None:
+    generator = torch.Generator().manual_seed(rows + 100 * columns + 10_000 * depth)
+    x = torch.randn(rows, depth, generator=generator) * size
+    weight = torch.randint(-127, 128, (columns, depth), generator=generator, dtype=torch.int8)
+    scale = torch.rand(columns, generator=generator)
+    x[0] = 0
+    (ours,) = library("_weight_int8pack_mm", x, weight, scale, results=1)
+    exact = x.double() @ weight.double().T * scale
+    # A number is rounded to 16 bits: an error of half a step each, of 1 / 32767 of the row's largest number.
+    steps = x.abs().amax(dim=1, keepdim=True) / 32767
+    allowed = 0.51 * steps * (weight.abs().double().sum(dim=1) * scale) + 1e-6 * exact.abs()
+    assert ((ours - exact).abs() <= allowed).all()
+    assert not ours[0].any()
+
+
+def test_a_row_by_int8_is_the_same_alone_and_among_others(library: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 1030, generator=generator)
+    weight = torch.randint(-127, 128, (77, 1030), generator=generator, dtype=torch.int8)
+    scale = torch.rand(77, generator=generator)
+    (whole,) = library("_weight_int8pack_mm", x, weight, scale, results=1)
+    for rows in (1, 2, 3, 4, 7, 8, 9, 50):
+        (some,) = library("_weight_int8pack_mm", x[:rows], weight, scale, results=1)
+        assert torch.equal(some, whole[:rows])
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("rows", [2, 20])
+def test_a_row_with_no_number_has_no_result_by_int8(number: float, rows: int, library: Any) -> None:
+    x, weight = torch.ones(rows, 40), torch.ones(5, 40, dtype=torch.int8)
+    x[1, 33] = number
+    (ours,) = library("_weight_int8pack_mm", x, weight, torch.ones(5), results=1)
+    assert ours[1].isnan().all()
+    assert torch.equal(ours[0], torch.full((5,), 40.0))
+
+
+def test_bytes_are_read_as_numbers(library: Any) -> None:
+    numbers = torch.tensor([1.5, -2.0, 3.25])
+    (read,) = library("view_dtype", numbers.view(torch.int8), FLOAT32, results=1)
+    assert torch.equal(read, numbers)
+    with pytest.raises(AotiError):
+        library("view_dtype", torch.zeros(7, dtype=torch.int8), FLOAT32, results=1)

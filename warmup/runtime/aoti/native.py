@@ -23,7 +23,7 @@ from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError
 
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
-_DTYPES = ("float32", "float16", "bfloat16", "int64", "uint8", "bool")
+_DTYPES = ("float32", "float16", "bfloat16", "int64", "uint8", "int8", "bool")
 _Int, _Pointer, _Lengths = ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64)
 _ALLOCATION = (ctypes.c_int64, _Lengths, _Lengths, _Int, _Int, _Int, _Pointer)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -143,10 +143,11 @@ _KINDS: dict[str, Any] = {
     "bfloat16": np.uint16,
     "int64": np.int64,
     "uint8": np.uint8,
+    "int8": np.int8,
     "bool": np.bool_,
 }
 ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _KINDS.items()}
-PREPARED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
+PREPARED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8", "U8": "uint8"}
 
 
 class NativeTensor:

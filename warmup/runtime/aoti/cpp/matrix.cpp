@@ -108,18 +108,6 @@ inline void tile(const float* left, int64_t left_step, const float* right, int64
   }
 }
 
-// The function `Of<n>::run` for n rows, of up to kMost.
-template <template <int> class Of, int kMost, class... Arguments>
-void with_rows(int64_t rows, const Arguments&... arguments) {
-  if constexpr (kMost > 0) {
-    if (rows == kMost) {
-      Of<kMost>::run(arguments...);
-    } else {
-      with_rows<Of, kMost - 1>(rows, arguments...);
-    }
-  }
-}
-
 // Rows [k, k + depth) and columns [column, column + columns) of the right matrix, as `depth` rows of whole vectors.
 template <int kVectors>
 void pack(const Matrix& right, int64_t k, int64_t depth, int64_t column, int64_t columns, float* panel) {

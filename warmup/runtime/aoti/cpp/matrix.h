@@ -33,4 +33,16 @@ float* scratch(Purpose purpose, int64_t floats);
 
 int thread_count();
 
+// The function `Of<n>::run` for n rows, of up to kMost.
+template <template <int> class Of, int kMost, class... Arguments>
+void with_rows(int64_t rows, const Arguments&... arguments) {
+  if constexpr (kMost > 0) {
+    if (rows == kMost) {
+      Of<kMost>::run(arguments...);
+    } else {
+      with_rows<Of, kMost - 1>(rows, arguments...);
+    }
+  }
+}
+
 }  // namespace snapcap

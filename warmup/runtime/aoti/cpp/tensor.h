@@ -20,11 +20,12 @@ constexpr int64_t kMaxDims = 8;
 constexpr size_t kAlignment = 64;  // bytes, a cache line and the widest vector
 
 // The numbers of c10::ScalarType, which packages are compiled with.
-enum Dtype : int32_t { kUint8 = 0, kInt32 = 3, kInt64 = 4, kFloat16 = 5, kFloat32 = 6, kBool = 11, kBfloat16 = 15 };
+enum Dtype : int32_t { kUint8 = 0, kInt8 = 1, kInt32 = 3, kInt64 = 4, kFloat16 = 5, kFloat32 = 6, kBool = 11, kBfloat16 = 15 };
 
 inline int64_t item_bytes(int32_t dtype) {
   switch (dtype) {
     case kUint8:
+    case kInt8:
     case kBool:
       return 1;
     case kFloat16:

@@ -63,6 +63,7 @@ __attribute__((visibility("default"))) void set_num_threads(int count) { threads
 SNAPCAP_C int32_t aoti_torch_device_type_cpu() { return 0; }
 SNAPCAP_C int32_t aoti_torch_device_type_cuda() { return 1; }
 SNAPCAP_C int32_t aoti_torch_dtype_uint8() { return kUint8; }
+SNAPCAP_C int32_t aoti_torch_dtype_int8() { return kInt8; }
 SNAPCAP_C int32_t aoti_torch_dtype_int32() { return kInt32; }
 SNAPCAP_C int32_t aoti_torch_dtype_int64() { return kInt64; }
 SNAPCAP_C int32_t aoti_torch_dtype_float16() { return kFloat16; }
@@ -102,6 +103,17 @@ SNAPCAP_C AOTITorchError aoti_torch__reinterpret_tensor(AtenTensorHandle self, i
                                                         AtenTensorHandle* made) {
   return guarded(__func__, [&] {
     *made = new Tensor(self->storage->share(), self->offset + offset, self->dtype, dims, sizes, strides);
+  });
+}
+
+// The same bytes as numbers of another size. Only vectors are served.
+SNAPCAP_C AOTITorchError aoti_torch_cpu_view_dtype(AtenTensorHandle self, int32_t dtype, AtenTensorHandle* made) {
+  return guarded(__func__, [&] {
+    const int64_t before = item_bytes(self->dtype), item = item_bytes(dtype), bytes = self->count() * before;
+    require(self->dims == 1 && self->row_major() && bytes % item == 0 && self->offset * before % item == 0,
+            "a view of another dtype is served of whole numbers of a vector");
+    const int64_t count = bytes / item, step = 1;
+    *made = new Tensor(self->storage->share(), self->offset * before / item, dtype, 1, &count, &step);
   });
 }
 

@@ -1,0 +1,92 @@
+"""Weights of int8: each linear layer of each family is rounded, and computes with the rounded weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.parity import device_cases
+from support.parity.device_cases import Captioner, open_model, open_runner, plan_of, steps_with_logits
+from torch import Tensor
+
+from snapcap.models.layers.linear import last_outputs, linear, quantised
+from snapcap.models.regions.table import Weights
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.runtime.slot_request import SlotRequest
+
+FAMILIES: Mapping[str, Callable[[Path], Captioner]] = {
+    "vit-gpt2": device_cases.vit_gpt2,
+    "blip": device_cases.blip,
+    "git": device_cases.git,
+    "smolvlm": device_cases.smolvlm,
+    "florence2": device_cases.florence2,
+    "llava": device_cases.llava,
+}
+# Regions that only look up embeddings, or cut an image into patches, have no weight in int8.
+WITHOUT = ("encoder_before", "decoder_before", "decoder_penalties", "decoder_sampling", "decoder_beams")
+CPU = torch.device("cpu")
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """The weight [out, in] that a layer computes with, in fp32."""
+    scale = weight.abs().amax(dim=1, keepdim=True) / 127
+    return torch.where(scale > 0, (weight / scale).round(), torch.zeros(())) * scale
+
+
+def test_a_weight_is_rounded_in_steps_of_each_output() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(30, 24) * torch.logspace(-4, 4, 30).unsqueeze(1)
+    weight[3] = 0
+    one = quantised(weight)
+    assert (one.dtype, one.shape) == (torch.int8, (30 * 24 + 30 * 4,))
+    x, bias = torch.randn(2, 5, 24), torch.randn(30)
+    torch.testing.assert_close(linear(x, one, bias), F.linear(x, rounded(weight), bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(linear(x, one), F.linear(x, rounded(weight)), rtol=1e-4, atol=1e-4)
+    step = weight.abs().amax(dim=1, keepdim=True) / 127
+    assert ((rounded(weight) - weight).abs() <= step / 2 * 1.0001).all()
+
+
+def test_the_last_outputs_of_a_layer_are_a_layer() -> None:
+    weight, x = torch.randn(30, 24), torch.randn(3, 24)
+    whole = linear(x, quantised(weight))
+    assert torch.equal(linear(x, last_outputs(quantised(weight), 12, 24)), whole[:, -12:])
+    assert torch.equal(last_outputs(weight, 12, 24), weight[-12:])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_computes_what_it_does_with_the_rounded_weights_in_fp32(family: str, tmp_path: Path) -> None:
+    captioner = FAMILIES[family](tmp_path)
+    plan = plan_of(CPU, "int8", (1, 2))
+    model, plain = open_model(captioner, plan), open_model(captioner, replace(plan, dtype="float32"))
+    assert model.dtype == torch.float32
+    sets: dict[str, tuple[tuple[Tensor, ...], ...]] = {}
+    for name, layers in plain.weights.sets.items():
+        ours = model.weights.sets[name]
+        assert any(each.dtype == torch.int8 for layer in ours for each in layer) is (not name.startswith(WITHOUT)), name
+        sets[name] = tuple(
+            tuple(each if mine.dtype == each.dtype else as_read(each, mine) for each, mine in zip(layer, own, strict=True))
+            for layer, own in zip(layers, ours, strict=True)
+        )
+    images = captioner.images(2)
+    answers = []
+    for each in (model, replace(plain, weights=Weights(sets))):
+        runner = open_runner(each, plan, EagerBackend())
+        runner.encode(Bucket(2), images, 0)
+        answers.append(steps_with_logits(runner, Bucket(2), [SlotRequest()] * 2, 8))
+    (tokens, logits), (expected, expected_logits) = answers
+    assert tokens == expected
+    torch.testing.assert_close(logits, expected_logits, atol=2e-4, rtol=2e-4)
+
+
+def as_read(weight: Tensor, of_int8: Tensor) -> Tensor:
+    """The numbers of a weight of int8, shaped as ``weight``, which GPT-2 has as [in, out]."""
+    inputs = next(each for each in weight.shape if of_int8.numel() == weight.numel() + 4 * (weight.numel() // each))
+    numbers, scale = of_int8[: weight.numel()].view(-1, inputs), of_int8[weight.numel() :].view(torch.float32)
+    found = numbers.float() * scale.unsqueeze(1)
+    for each in (found, found.t()):
+        if each.shape == weight.shape and (each - weight).abs().max() <= weight.abs().max() / 200:
+            return each.contiguous()
+    raise AssertionError("the numbers are not those of the weight")
