@@ -63,8 +63,8 @@ def load_weights(
     return Weights(sets)
 
 
-# The weights [out, in] of linear layers, by the end of a parameter's name. The patches' embedding stays in fp32: it is
-# small and reads pixels.
+# The weights [out, in] of linear layers, by the end of a parameter's name. The patches' embedding stays in fp32,
+# because it is small and reads pixels.
 _LINEAR = re.compile(r"(?:^|_)(?:qkv|kv|out|cross_q|cross_out|fc1|fc2|gate_up|down|projection|dense|head)_weight$")
 
 

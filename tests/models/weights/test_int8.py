@@ -65,10 +65,14 @@ def test_a_family_computes_what_it_does_with_the_rounded_weights_in_fp32(family:
     sets: dict[str, tuple[tuple[Tensor, ...], ...]] = {}
     for name, layers in plain.weights.sets.items():
         ours = model.weights.sets[name]
-        assert any(each.dtype == torch.int8 for layer in ours for each in layer) is (not name.startswith(WITHOUT)), name
+        assert any(each.dtype == torch.int8 for layer in ours for each in layer) is (
+            not name.startswith(WITHOUT)
+        ), name
         sets[name] = tuple(
-            tuple(each if mine.dtype == each.dtype else as_read(each, mine) for each, mine in zip(layer, own, strict=True))
-            for layer, own in zip(layers, ours, strict=True)
+            tuple(
+                one if other.dtype == one.dtype else as_read(one, other) for one, other in zip(*each, strict=True)
+            )
+            for each in zip(layers, ours, strict=True)
         )
     images = captioner.images(2)
     answers = []
