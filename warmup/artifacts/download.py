@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 
 
 # Names of files of weights: prepared on this machine, or fetched.
-PREPARED_NAME = re.compile(r"[0-9a-f]{64}(\.(cpu|cuda)\.(float32|bfloat16|float16|int8)\.[0-9a-f]{64})?\.safetensors")
+PREPARED_NAME = re.compile(
+    r"[0-9a-f]{64}(\.(cpu|cuda)\.(float32|bfloat16|float16|int8)\.[0-9a-f]{64})?\.safetensors"
+)
 # A file that the process with the lock of preparing writes. Without locks each process writes one of its own.
 UNFINISHED = ".writing"
 # Names of a content that is fetched: its lock, the file that is written, and the file that is verified until it is

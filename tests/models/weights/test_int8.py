@@ -13,8 +13,8 @@ from torch import Tensor
 
 from snapcap.models.layers.linear import last_outputs, linear, quantised
 from snapcap.models.regions.table import Weights
-from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.backends import EagerBackend
+from snapcap.warmup.plan.plan import Bucket
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
 FAMILIES: Mapping[str, Callable[[Path], Captioner]] = {
