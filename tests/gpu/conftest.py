@@ -128,6 +128,7 @@ def references(captioners: dict[str, Captioner], device: torch.device) -> dict[t
         (family, dtype): copy.deepcopy(captioner.model).to(DTYPES[dtype]).float().to(device)
         for family, captioner in captioners.items()
         for dtype in DTYPES
+        if DTYPES[dtype].is_floating_point
     }
 
 
