@@ -44,7 +44,7 @@ def activation(name: str) -> Activation:
     return table[name]
 
 
-_SCALE_BYTES = 4  # of an output's scale, fp32
+_SCALE_BYTES = 4  # an output has one scale, in fp32
 _MOST = 127  # so that a number and its negative are both there
 
 
