@@ -43,6 +43,8 @@ class History:
         assert len({each.slot for each in self.waiting.values()}) == len(self.waiting) <= QUEUE
 
     async def end(self) -> None:
+        self.world.add()  # a process for images whose processes have all died
+        await turns()
         while self.world.working():
             for process in self.world.working():
                 process.answer()
