@@ -43,8 +43,7 @@ class History:
         assert len({each.slot for each in self.waiting.values()}) == len(self.waiting) <= QUEUE
 
     async def end(self) -> None:
-        self.world.add()  # a process for images whose processes have all died
-        await turns()
+        await turns()  # an image whose process has just died is given to another one
         while self.world.working():
             for process in self.world.working():
                 process.answer()
