@@ -220,14 +220,16 @@ class Contenders:
         took: dict[str, float] = {}
         for turn in range(count):
             for name in [name for name in names if name not in self.problems]:
-                began = time.monotonic()
-                with self.attempt(name), console.status(f"{name}, round {turn + 1} of {count}"):
-                    if began + took.get(name, 0.0) > self.end:
-                        raise TimeOverError
-                    result = measure(name)
-                    found.setdefault(name, []).append(result)
-                took[name] = time.monotonic() - began
-                console.print(f"{name}: {self.problems.get(name, f'{took[name]:.1f} s')}")
+                # An interruption between two measurements is recorded like one inside.
+                with self.attempt(name):
+                    began = time.monotonic()
+                    with self.attempt(name), console.status(f"{name}, round {turn + 1} of {count}"):
+                        if began + took.get(name, 0.0) > self.end:
+                            raise TimeOverError
+                        result = measure(name)
+                        found.setdefault(name, []).append(result)
+                    took[name] = time.monotonic() - began
+                    console.print(f"{name}: {self.problems.get(name, f'{took[name]:.1f} s')}")
         for name in found.keys() & self.problems.keys():
             if self.problems[name] == _TIME_OVER:
                 del self.problems[name]  # the table has its number of rounds

@@ -78,6 +78,20 @@ def test_an_interrupted_run_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, t
     assert set(written["problems"]) == {"eager", "litserve"}
 
 
+def test_an_interruption_between_two_measurements_shows_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.setattr(contenders.Console, "print", lambda *_, **__: None)
+        raise KeyboardInterrupt
+
+    rounds = Rounds(monkeypatch, tmp_path, {})
+    monkeypatch.setattr(contenders.Console, "print", interrupted)
+    _, written = rounds.run("aot", "eager", rounds=2)
+    assert (rounds.order, list(written["samples"])) == (["aot"], ["aot"])
+    assert set(written["problems"]) == {"aot", "eager"}
+
+
 def test_a_server_that_cannot_be_measured_here_is_no_failure(tmp_path: Path) -> None:
     workload = replace(open_workload("demo", tmp_path), folder=tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["BlipForConditionalGeneration"]}')
