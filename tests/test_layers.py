@@ -74,7 +74,6 @@ FORBIDDEN = {
     "service": {"transformers"},
     "benchmarks": set(),
 }
-MOST_ENTRIES = 20
 
 
 def sources(layer: str) -> list[Path]:
@@ -135,18 +134,6 @@ def test_rooms_are_in_the_order_of_the_flow(layer: str) -> None:
 def test_no_start_waits_for_compiled_dataclasses(layer: str) -> None:
     users = {str(file.relative_to(ROOT)) for file in sources(layer) if "dataclasses.dataclass" in imported(file)}
     assert users <= {"models/dataclass.py"}, "import it from snapcap.models.dataclass"
-
-
-def test_folders_stay_small() -> None:
-    """What a stranger looks through."""
-    sizes = {
-        str(folder.relative_to(ROOT)): len(
-            [each for each in folder.iterdir() if each.stem not in ("__init__", "__pycache__")]
-        )
-        for layer in ROOMS
-        for folder in {file.parent for file in sources(layer)}
-    }
-    assert {folder: size for folder, size in sizes.items() if size > MOST_ENTRIES} == {}
 
 
 def test_files_stay_small() -> None:

@@ -49,6 +49,15 @@ def make_parser(text: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def make_server_parser(text: str | None, port: int) -> argparse.ArgumentParser:
+    """Returns the parser of a program that serves transformers' model: ``port`` is the default port."""
+    parser = make_parser(text)
+    parser.add_argument("--model", default="models/demo", help="checkpoint folder")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--port", type=int, default=port)
+    return parser
+
+
 def add_files(parser: argparse.ArgumentParser) -> None:
     """Adds `--cache` and `--json`, which every measurement has."""
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets in FOLDER")

@@ -13,7 +13,7 @@ from typing import Any
 import litserve  # type: ignore[import-not-found, unused-ignore]  # measured where it is installed
 from fastapi import Response
 
-from snapcap.benchmarks.harness.arguments import make_parser
+from snapcap.benchmarks.harness.arguments import make_server_parser
 from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.transformers_server import Captioner
 
@@ -49,10 +49,7 @@ class CaptionApi(litserve.LitAPI):  # type: ignore[misc, unused-ignore]  # LitSe
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="models/demo", help="checkpoint folder")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--port", type=int, default=8101)
+    parser = make_server_parser(__doc__, port=8101)
     parser.add_argument("--batch", type=int, default=16, help="greatest number of images in one call")
     options = parser.parse_args()
     mark("import_litserve")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from snapcap.benchmarks.harness.arguments import make_parser
+from snapcap.benchmarks.harness.arguments import make_server_parser
 from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.batcher import Batcher
 
@@ -159,10 +159,7 @@ def create_app(captioner: Captioner, batch: int) -> Any:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="models/demo", help="checkpoint folder")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--port", type=int, default=8100)
+    parser = make_server_parser(__doc__, port=8100)
     parser.add_argument("--batch", type=int, default=0, help="greatest number of images in a batch; 0: no batches")
     options = parser.parse_args()
     mark("interpreter")

@@ -67,7 +67,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-_ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
+ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
 
 
 class ShapeMemory:
@@ -115,4 +115,4 @@ class ShapeMemory:
 def spec_bytes(spec: Spec) -> int:
     """Returns the bytes of the elements of a buffer or view, without gaps between them."""
     dtype, shape, _ = spec
-    return _ITEM_BYTES[dtype] * math.prod(shape)
+    return ITEM_BYTES[dtype] * math.prod(shape)

@@ -1,4 +1,4 @@
-"""Which servers are compared, in which turns, and who is named because it was not measured."""
+"""Servers take turns in a comparison, and those that were not measured are named with the reason."""
 
 import argparse
 import json

@@ -50,7 +50,7 @@ BUSY = reply(429, b"", "Retry-After: 1")
 
 
 def tally_of(*servers: Answering) -> dict[str, Any]:
-    """What one good client counted of servers that give these replies, and how often each server was asked."""
+    """Returns the counts of one good client of servers that give these replies, with the requests to each server."""
 
     async def run() -> dict[str, Any]:
         started = [await each.start() for each in servers]

@@ -34,7 +34,7 @@ def torch_version() -> TorchVersion:
 
 
 def package_folder(package: str) -> Path:
-    """Where the modules of an installed package are. Raises MachineError if it is not installed."""
+    """Returns the folder with the modules of an installed package. Raises MachineError if it is not installed."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise MachineError(f"the package {package} is not installed in this environment")
@@ -72,12 +72,12 @@ _ANSWER_S = 60.0
 
 
 def find_compiler() -> str | None:
-    """None where there is none."""
+    """Returns the name of the first C++ compiler that is installed, or None."""
     return next((name for name in _names() if shutil.which(name)), None)
 
 
 def require_compiler() -> str:
-    """The C++ compiler that Inductor will call. Raises BuildError if there is none."""
+    """Returns the C++ compiler that Inductor will call. Raises BuildError if there is none."""
     if (name := find_compiler()) is not None:
         return name
     looked_for = " or ".join(_names())
@@ -88,7 +88,8 @@ def require_compiler() -> str:
 
 
 def compiler_version() -> str | None:
-    """The first line of what it says of itself; None where there is none, or it does not say."""
+    """Returns the first line of the C++ compiler's description of itself; None if there is no compiler, or if it
+    does not answer."""
     import subprocess  # noqa: PLC0415 - a compiled start asks no compiler
 
     name = find_compiler()

@@ -153,7 +153,8 @@ class TokenChoice(Generic[B]):
         return scores
 
     def _go_on_from(self, parents: B, rows: int) -> None:
-        """Where the host knows the parents, it copies what is to be copied; elsewhere the region has done it."""
+        """Copies each row's own K/V from its parent's row, if the host can reach these buffers. On a device whose
+        buffers the host cannot reach, the region has copied them."""
         memory, state = self._state.memory, self._state
         known, positions = memory.array(parents), memory.array(state.positions)
         key, value = memory.array(state.key), memory.array(state.value)

@@ -61,8 +61,9 @@ _logger = logging.getLogger("snapcap.jit")
 
 @contextlib.contextmanager
 def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Iterator["Jit | None"]:
-    """The compiler, imported, with a cache of its own until the block ends; None where there is none. Raises
-    StartError if there is none, and the start is strict; or the remote cache cannot be used as configured."""
+    """Yields the imported compiler, which has a cache of its own until the block ends; None if this machine has no
+    compiler. Raises StartError if there is no compiler and the start is strict, or if the remote cache cannot be
+    used as configured."""
     try:
         require_compiler()
     except BuildError as error:

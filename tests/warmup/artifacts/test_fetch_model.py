@@ -328,7 +328,8 @@ def test_what_a_manifest_may_not_say(
 def test_a_set_of_packages_is_no_model_and_a_model_no_set(
     shop: FolderStore, local: FolderStore, small: ModelFiles, signer: Signer, trust: Trust, manifest: Manifest
 ) -> None:
-    """Each manifest lies under the other's key, signed by a trusted key."""
+    """A manifest of packages is under a model's name, and a model's under that of packages. Both have a trusted
+    signature."""
     shop.write(model_name(small.manifest.key), seal(manifest, signer))
     assert failed(shop, local, trust)[0] == "corrupt"
     shop.write(manifest_name(manifest.key), seal(small.manifest, signer))

@@ -23,7 +23,15 @@ from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError
 
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
-_DTYPES = ("float32", "float16", "bfloat16", "int64", "uint8", "int8", "bool")
+_KINDS: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.uint16,  # the bits of 16-bit floats: nobody here computes with them
+    "bfloat16": np.uint16,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "int8": np.int8,
+    "bool": np.bool_,
+}
 _Int, _Pointer, _Lengths = ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64)
 _ALLOCATION = (ctypes.c_int64, _Lengths, _Lengths, _Int, _Int, _Int, _Pointer)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -59,7 +67,7 @@ class Libtorch:
             self._set_num_threads = functions[_SET_NUM_THREADS]
             self._allocate = ctypes.CDLL(None, handle=library).aoti_torch_empty_strided
             self._allocate.argtypes = _ALLOCATION
-            self._dtypes = {name: int(functions[f"aoti_torch_dtype_{name}"]()) for name in _DTYPES}
+            self._dtypes = {name: int(functions[f"aoti_torch_dtype_{name}"]()) for name in _KINDS}
             kind = "cpu" if cuda is None else "cuda"
             self._device = int(functions[f"aoti_torch_device_type_{kind}"]()), cuda or 0  # type and index
         except AttributeError as error:
@@ -137,16 +145,6 @@ class Libtorch:
 
 
 _ALIGNMENT = 64  # bytes, as torch's own allocator has it
-_KINDS: dict[str, Any] = {
-    "float32": np.float32,
-    "float16": np.uint16,  # the bits of 16-bit floats: nobody here computes with them
-    "bfloat16": np.uint16,
-    "int64": np.int64,
-    "uint8": np.uint8,
-    "int8": np.int8,
-    "bool": np.bool_,
-}
-ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _KINDS.items()}
 PREPARED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8", "U8": "uint8"}
 
 

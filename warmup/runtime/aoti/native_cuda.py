@@ -26,10 +26,10 @@ from typing import Any, Literal
 import numpy as np
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.memory import CopySlots, Spec, row_major
+from snapcap.models.memory.memory import ITEM_BYTES, CopySlots, Spec, row_major
 from snapcap.models.regions.table import Weights
 from snapcap.models.weights.prepared import MappedWeights
-from snapcap.warmup.runtime.aoti.native import ITEM_BYTES, PREPARED_DTYPES, Libtorch, NativeTensor
+from snapcap.warmup.runtime.aoti.native import PREPARED_DTYPES, Libtorch, NativeTensor
 from snapcap.warmup.runtime.aoti.packages import AotiError, CaptureError
 from snapcap.warmup.runtime.devices import Captured, DeviceHealth, NoRoomError, PendingTokens, Pixels
 

@@ -31,8 +31,6 @@ constexpr int64_t kDepth = 384;  // of a panel, which then is 48 KiB at most
 constexpr int64_t kFewRows = 8;  // that nothing is packed for
 constexpr int64_t kPartRows = 128;  // at most, of what a thread takes, so that none has much to do when others end
 
-int64_t ceiling(int64_t count, int64_t each) { return (count + each - 1) / each; }
-
 int64_t work_of(const Product& product) { return product.rows * product.columns * product.depth; }
 
 // What a tile's sums become: scaled and added to, or added to what is there, of a panel before.
@@ -151,20 +149,18 @@ struct PanelTile {
 template <int kVectors>
 void multiply_panel(const Product& product, int64_t begin, int64_t end, int64_t column, int64_t columns) {
   float* panel = scratch(kPanel, kDepth * kPanelColumns);
-  const int64_t tiles = ceiling(end - begin, kTileRows);
   for (int64_t k = 0; k < product.depth; k += kDepth) {
     const int64_t depth = std::min(kDepth, product.depth - k);
     const bool packs = product.right.column_step == 1 && columns == kVectors * kWidth;
     if (!packs) pack<kVectors>(product.right, k, depth, column, columns, panel);
     const Target target{product, k == 0};
-    for (int64_t each = 0; each < tiles; ++each) {  // as many rows each as the others, or one more
-      const int64_t row = begin + (end - begin) * each / tiles, after = begin + (end - begin) * (each + 1) / tiles;
-      if (packs && each == 0) {
+    in_groups(begin, end, kTileRows, [&](int64_t row, int64_t after) {
+      if (packs && row == begin) {
         with_rows<PanelTile<kVectors, true>::template Of, kTileRows>(after - row, target, row, k, depth, column, columns, panel);
       } else {
         with_rows<PanelTile<kVectors, false>::template Of, kTileRows>(after - row, target, row, k, depth, column, columns, panel);
       }
-    }
+    });
   }
 }
 
@@ -261,14 +257,13 @@ struct DeepTile {
 };
 
 void multiply_deep(const Product& product, int threads) {
-  const int64_t blocks = ceiling(product.columns, kDeepColumns), tiles = ceiling(product.rows, kDeepRows);
+  const int64_t blocks = ceiling(product.columns, kDeepColumns);
   const int64_t jobs = ceiling(blocks, kDeepBlocks);
   share_out(jobs, helpers_for(threads, work_of(product)), [&](int64_t job) {
     for (int64_t block = job * kDeepBlocks; block < std::min(blocks, (job + 1) * kDeepBlocks); ++block) {
-      for (int64_t each = 0; each < tiles; ++each) {
-        const int64_t row = product.rows * each / tiles, after = product.rows * (each + 1) / tiles;
+      in_groups(0, product.rows, kDeepRows, [&](int64_t row, int64_t after) {
         with_rows<DeepTile, kDeepRows>(after - row, product, row, block * kDeepColumns);
-      }
+      });
     }
   });
 }

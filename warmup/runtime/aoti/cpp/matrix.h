@@ -33,6 +33,15 @@ float* scratch(Purpose purpose, int64_t floats);
 
 int thread_count();
 
+inline int64_t ceiling(int64_t count, int64_t each) { return (count + each - 1) / each; }
+
+// body(row, after) for rows [begin, end) in the fewest groups of up to `most` rows, which differ by one row at most.
+template <class Body>
+void in_groups(int64_t begin, int64_t end, int64_t most, const Body& body) {
+  const int64_t rows = end - begin, groups = ceiling(rows, most);
+  for (int64_t each = 0; each < groups; ++each) body(begin + rows * each / groups, begin + rows * (each + 1) / groups);
+}
+
 // The function `Of<n>::run` for n rows, of up to kMost.
 template <template <int> class Of, int kMost, class... Arguments>
 void with_rows(int64_t rows, const Arguments&... arguments) {

@@ -74,8 +74,6 @@ inline Shorts widened(const int8_t* from) {
 #endif
 }
 
-int64_t ceiling(int64_t count, int64_t each) { return (count + each - 1) / each; }
-
 // A row as integers; returns what one of them stands for. A row of zeros stays zero, and a row with a number that is
 // none, or infinite, has a step that is none.
 float round_row(const float* from, int64_t depth, int16_t* to, int64_t steps) {
@@ -124,23 +122,23 @@ inline void put(const Quantised& of, int64_t row, int64_t k, int64_t column, int
 // Rows of a chunk of the depth: `panel` has pairs, kColumns of them a row.
 template <int kRows>
 struct Tile {
-static void run(const Quantised& of, int64_t row, int64_t k, int64_t pairs, int64_t column, int64_t columns,
-          const int16_t* panel) {
-  Integers sums[kRows][kTileVectors] = {};
-  const int16_t* left = of.left + row * of.steps + k;
-  for (int64_t pair = 0; pair < pairs; ++pair, panel += 2 * kColumns) {
-    Shorts b[kTileVectors];
-    for (int j = 0; j < kTileVectors; ++j) b[j] = load_shorts(panel + j * 2 * kWidth);
-    for (int i = 0; i < kRows; ++i) {
-      int32_t both;
-      std::memcpy(&both, left + i * of.steps + 2 * pair, sizeof both);
-      const Integers a = Integers{} + both;
-      for (int j = 0; j < kTileVectors; ++j) sums[i][j] = add_pairs(sums[i][j], (Shorts)a, b[j]);
+  static void run(const Quantised& of, int64_t row, int64_t k, int64_t pairs, int64_t column, int64_t columns,
+                  const int16_t* panel) {
+    Integers sums[kRows][kTileVectors] = {};
+    const int16_t* left = of.left + row * of.steps + k;
+    for (int64_t pair = 0; pair < pairs; ++pair, panel += 2 * kColumns) {
+      Shorts b[kTileVectors];
+      for (int j = 0; j < kTileVectors; ++j) b[j] = load_shorts(panel + j * 2 * kWidth);
+      for (int i = 0; i < kRows; ++i) {
+        int32_t both;
+        std::memcpy(&both, left + i * of.steps + 2 * pair, sizeof both);
+        const Integers a = Integers{} + both;
+        for (int j = 0; j < kTileVectors; ++j) sums[i][j] = add_pairs(sums[i][j], (Shorts)a, b[j]);
+      }
     }
+    for (int i = 0; i < kRows; ++i)
+      for (int j = 0; j < kTileVectors; ++j) put(of, row + i, k, column + j * kWidth, columns - j * kWidth, sums[i][j]);
   }
-  for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kTileVectors; ++j) put(of, row + i, k, column + j * kWidth, columns - j * kWidth, sums[i][j]);
-}
 };
 
 // Numbers [k, k + 2 * pairs) of some columns, as rows of kColumns pairs.
@@ -162,14 +160,12 @@ void pack(const Quantised& of, int64_t k, int64_t pairs, int64_t column, int64_t
 
 void multiply_panel(const Quantised& of, int64_t begin, int64_t end, int64_t column, int64_t columns) {
   auto* panel = reinterpret_cast<int16_t*>(scratch(kPanel, kDepth * kColumns / 2));
-  const int64_t tiles = ceiling(end - begin, kTileRows);
   for (int64_t k = 0; k < of.depth; k += kDepth) {
     const int64_t pairs = ceiling(std::min(kDepth, of.depth - k), 2);
     pack(of, k, pairs, column, columns, panel);
-    for (int64_t each = 0; each < tiles; ++each) {
-      const int64_t row = begin + (end - begin) * each / tiles, after = begin + (end - begin) * (each + 1) / tiles;
+    in_groups(begin, end, kTileRows, [&](int64_t row, int64_t after) {
       with_rows<Tile, kTileRows>(after - row, of, row, k, pairs, column, columns, panel);
-    }
+    });
   }
 }
 
@@ -220,13 +216,12 @@ struct Columns {
 };
 
 void multiply_columns(const Quantised& of, int threads) {
-  const int64_t jobs = ceiling(of.columns, kFewColumns), tiles = ceiling(of.rows, kColumnRows);
+  const int64_t jobs = ceiling(of.columns, kFewColumns);
   share_out(jobs, helpers_for(threads, of.rows * of.columns * of.depth), [&](int64_t job) {
     const int64_t begin = job * kFewColumns, end = std::min(of.columns, begin + kFewColumns);
-    for (int64_t each = 0; each < tiles; ++each) {
-      const int64_t row = of.rows * each / tiles, after = of.rows * (each + 1) / tiles;
+    in_groups(0, of.rows, kColumnRows, [&](int64_t row, int64_t after) {
       with_rows<Columns, kColumnRows>(after - row, of, row, begin, end);
-    }
+    });
   });
 }
 
