@@ -50,7 +50,7 @@ BUSY = reply(429, b"", "Retry-After: 1")
 
 
 def tally_of(*servers: Answering) -> dict[str, Any]:
-    """Returns the counts of one good client of servers that give these replies, with the requests to each server."""
+    """Returns the counts of one good client of these servers, and the number of requests to each server."""
 
     async def run() -> dict[str, Any]:
         started = [await each.start() for each in servers]

@@ -189,8 +189,9 @@ def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | 
 
 
 def read_record(store: FolderStore, name: str) -> Record | None:
-    """Returns a record of the store; None if there is none, or if its content is no record. Raises StoreError if the
-    store cannot be read."""
+    """Returns a record of the store; None if there is none, or if its content is no record.
+
+    Raises StoreError if the store cannot be read."""
     try:
         stored = store.read(name, _MOST_BYTES)
         record = None if stored is None else from_json(Record, stored.data)
