@@ -14,6 +14,7 @@ from typing import Protocol
 from snapcap.models.dataclass import dataclass
 
 _PR_SET_PDEATHSIG = 1
+_M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 class ForkError(OSError):
@@ -61,6 +62,7 @@ def fork_child(serve: Callable[[socket.socket], int], others: Iterable[Closable]
         for each in (ours, *others):
             each.close()
         _outlive_signals_but_not(parent)
+        _share_one_heap()
         status = serve(theirs)
     except BaseException:
         with contextlib.suppress(Exception):  # a full disk, or a closed standard error
@@ -103,3 +105,12 @@ def _outlive_signals_but_not(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before the prctl call
             os._exit(1)
+
+
+def _share_one_heap() -> None:
+    """Gives all threads of this process one heap. glibc would give each thread a heap of its own, and the memory
+    that one thread frees could not be used by another: 5 MB more for the demo model's encodes and decode steps."""
+    import ctypes  # noqa: PLC0415  only children need it
+
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)

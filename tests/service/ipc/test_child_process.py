@@ -1,5 +1,7 @@
 """Forks as their parents see them."""
 
+import platform
+
 import pytest
 from support.servers.server_process import python
 
@@ -80,3 +82,30 @@ print(time.monotonic() < end)
 def test_an_engine_process_that_is_forked_late_does_not_hold_the_port() -> None:
     run = python("-c", HELD)
     assert run.stdout == "True\n", run.stderr
+
+
+HEAPS = """
+import ctypes, os, threading
+from snapcap.service.ipc.fork import fork_child
+def serve(end):
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_size_t
+    both, addresses = threading.Barrier(2), []
+    def allocate():
+        both.wait()
+        addresses.append(library.malloc(100))
+        both.wait()
+    threads = [threading.Thread(target=allocate) for _ in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    heap = next(line for line in open("/proc/self/maps") if "[heap]" in line).split()[0]
+    first, last = (int(address, 16) for address in heap.split("-"))
+    print([first <= address < last for address in addresses], flush=True)
+    return 0
+os.waitpid(fork_child(serve, []).pid, 0)
+"""
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="ANOTHER C LIBRARY: ITS HEAPS ARE NOT KNOWN HERE")
+def test_the_threads_of_a_child_share_one_heap() -> None:
+    assert python("-c", HEAPS).stdout == "[True, True]\n"
