@@ -8,26 +8,20 @@ missing.
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import WeightsError
 from snapcap.models.names import Names, ties
+
+if TYPE_CHECKING:
+    from snapcap.models.processing.transform import Normalisation
 
 RegionFunction = Callable[..., Tensor]
 WeightSet = tuple[Tensor, ...]  # the weights of a region, in its order
 NamedWeights = dict[str, Tensor]  # the weights of a region, by parameter
-
-
-@dataclass(frozen=True)
-class Normalisation:
-    """Normalisation of a pixel value x by the image processor: (x * rescale - mean) / std, for each channel."""
-
-    rescale: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 def weight_names(function: Callable[..., object]) -> dict[str, bool]:
@@ -91,7 +85,7 @@ class WeightSource:
         layout: str,
         *,
         tied_head: bool,
-        normalisation: Normalisation,
+        normalisation: "Normalisation",
     ) -> None:
         """Takes the tensors of a checkpoint.
 

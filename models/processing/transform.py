@@ -9,7 +9,7 @@ transparent pixels, 16-bit greys, and large JPEGs, which are decoded at a fracti
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from snapcap.models.processing.image import Resize
 
 _HALF = (0.5, 0.5, 0.5)
+
+
+class Normalisation(NamedTuple):
+    """Normalisation of a pixel value x by the image processor: (x * rescale - mean) / std, for each channel."""
+
+    rescale: float = 1.0
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -147,30 +155,21 @@ class ImageTransform:
     def normalise(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
         """Normalises pixels: uint8 [H, W, 3] to float32 [3, H, W].
 
-        Computes ``(x * effective_rescale - effective_mean) / effective_std``. The encoder does this on the device.
-        This method is the definition that it follows.
+        The encoder does this on the device. This method is the definition that it follows.
         """
         import numpy as np  # noqa: PLC0415
 
-        x = pixels.astype(np.float32) * np.float32(self.effective_rescale)
-        mean, std = (np.array(v, np.float32) for v in (self.effective_mean, self.effective_std))
+        by = self.normalisation
+        mean, std = (np.array(values, np.float32) for values in (by.mean, by.std))
+        x = pixels.astype(np.float32) * np.float32(by.rescale)
         normalised: NDArray[np.float32] = ((x - mean) / std).transpose(2, 0, 1)
         return normalised
 
     @property
-    def effective_rescale(self) -> float:
-        """Factor of every pixel; 1 if rescaling is off."""
-        return self.rescale_factor if self.do_rescale else 1.0
-
-    @property
-    def effective_mean(self) -> tuple[float, ...]:
-        """Mean of each channel; 0 if normalising is off."""
-        return self.mean if self.do_normalize else (0.0, 0.0, 0.0)
-
-    @property
-    def effective_std(self) -> tuple[float, ...]:
-        """Standard deviation of each channel; 1 if normalising is off."""
-        return self.std if self.do_normalize else (1.0, 1.0, 1.0)
+    def normalisation(self) -> Normalisation:
+        """The normalisation of this model's pixels; neutral where rescaling and normalising are off."""
+        rescale = self.rescale_factor if self.do_rescale else 1.0
+        return Normalisation(rescale, self.mean, self.std) if self.do_normalize else Normalisation(rescale)
 
     @property
     def _resize(self) -> "Resize | None":

@@ -10,7 +10,8 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.errors import WeightsError
 from snapcap.models.layers.linear import quantised
-from snapcap.models.layers.weights import NamedWeights, Normalisation, WeightSource, in_order
+from snapcap.models.layers.weights import NamedWeights, WeightSource, in_order
+from snapcap.models.processing.transform import Normalisation
 from snapcap.models.regions.table import Weights, build_regions, layers_of
 from snapcap.models.weights.read import read_tensors, upload
 

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.layers.fused import compiled_function
-from snapcap.models.layers.weights import Normalisation, RegionFunction
+from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.memory.memory import Spec
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region, Weights
@@ -103,9 +103,9 @@ def open_workbench(job: BuildJob) -> Workbench:
 
 def _weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
     transform = ImageTransform.from_folder(job.checkpoint, config.vision.image_size, family=config.vision.family)
-    pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
     dtype = DTYPES[job.plan.dtype]
-    return load_weights(job.checkpoint, config, pixels, place, dtype, layout=job.plan.device_type)
+    normalisation = transform.normalisation
+    return load_weights(job.checkpoint, config, normalisation, place, dtype, layout=job.plan.device_type)
 
 
 def _spec(tensor: Tensor) -> Spec:

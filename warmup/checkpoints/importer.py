@@ -13,7 +13,7 @@ from snapcap.models.errors import WeightsError
 from snapcap.models.fields import ConfigError, FileError, is_there, json_or_empty, read_json
 from snapcap.models.names import ties
 from snapcap.models.processing.tokenizer import Tokenizer
-from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.processing.transform import ImageTransform, Normalisation
 from snapcap.models.weights.listing import FORMATS, weight_names
 from snapcap.warmup.checkpoints.local import ADAPTER, CheckpointError
 from snapcap.warmup.checkpoints.source import resolve_checkpoint
@@ -129,11 +129,9 @@ def _check_weights(staging: Path, config: ModelConfig) -> None:
     """Raises WeightsError where the server would miss a tensor. Only names, shapes and dtypes are looked at."""
     import torch  # noqa: PLC0415
 
-    from snapcap.models.layers.weights import Normalisation  # noqa: PLC0415 - torch
     from snapcap.models.weights.load import load_weights  # noqa: PLC0415 - torch
 
-    pixels = Normalisation(1.0, (0.0,) * 3, (1.0,) * 3)
-    load_weights(staging, config, pixels, torch.device("meta"), torch.float32, "cpu")
+    load_weights(staging, config, Normalisation(), torch.device("meta"), torch.float32, "cpu")
 
 
 def _without_aliases(tensors: "dict[str, Tensor]", config: ModelConfig) -> "dict[str, Tensor]":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
-from snapcap.models.layers.weights import Normalisation, takes
+from snapcap.models.layers.weights import takes
 from snapcap.models.memory.torch_memory import TorchDeviceMemory, TorchHostMemory, torch_memory
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.state import DecodeState
@@ -252,11 +252,7 @@ def load_model(
     """
     regions = build_regions(config)
     found = None if prepared is None else _prepared(prepared, regions, device)
-    if found is not None:
-        weights = found
-    else:
-        pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
-        weights = load_weights(folder, config, pixels, device, dtype)
+    weights = found or load_weights(folder, config, transform.normalisation, device, dtype)
     slots, memory = plan.table.largest.size, torch_memory(device)
     state = DecodeState.allocate(config, slots, plan.cache_length, memory, plan.activations)
     return LoadedModel(config, regions, weights, state, found is not None)

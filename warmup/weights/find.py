@@ -78,13 +78,12 @@ def layout_digest(config: ModelConfig, transform: "ImageTransform", models: Path
         OSError: the sources are not there, or cannot be read.
         MachineError: what is installed cannot be told.
     """
-    normalisation = transform.effective_rescale, transform.effective_mean, transform.effective_std
     described = {
         "sources": _source_digest(models or package_folder("snapcap.models")),
         "torch": torch_version().version,
         "dimensions": config.dimensions(),
         "prefix": config.prefix,
-        "normalisation": normalisation,
+        "normalisation": transform.normalisation,
     }
     return hashlib.sha256(canonical_json(described)).hexdigest()
 

@@ -183,13 +183,11 @@ def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, fil
 def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
     import torch  # noqa: PLC0415  seconds, where there may be nothing to do
 
-    from snapcap.models.layers.weights import Normalisation  # noqa: PLC0415
     from snapcap.models.weights.load import load_weights  # noqa: PLC0415
     from snapcap.models.weights.prepared_tensors import lay_out  # noqa: PLC0415
 
     torch.set_num_threads(1)  # beside a server
-    transform, dtype = checkpoint.transform, getattr(torch, plan.dtype)
-    pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
+    pixels, dtype = checkpoint.transform.normalisation, getattr(torch, plan.dtype)
     with torch.no_grad():
         given = (checkpoint.folder, checkpoint.config, pixels, torch.device("cpu"), dtype, plan.device_type)
         return lay_out(load_weights(*given), name)

@@ -32,7 +32,7 @@ def assert_equal_to_transformers(folder: Path, size: tuple[int, int], data: byte
     ours = transform.normalise(transform.decode(data).pixels)
     theirs = reference(folder, data)
     assert ours.shape == theirs.shape == (3, *size)
-    step = ONE_STEP * (transform.effective_rescale * 255) / min(transform.effective_std)
+    step = ONE_STEP * (transform.normalisation.rescale * 255) / min(transform.normalisation.std)
     assert np.abs(ours - theirs).max() <= step + 1e-6
 
 

@@ -58,7 +58,7 @@ def assert_equal_to_transformers(kind: str, folder: Path, size: tuple[int, int],
     ours = transform.normalise(transform.decode(data).pixels)
     theirs = reference(kind, folder, data)
     assert ours.shape == theirs.shape == (3, *size)
-    assert np.abs(ours - theirs).max() <= 1 / 255 / min(transform.effective_std) + 1e-6
+    assert np.abs(ours - theirs).max() <= 1 / 255 / min(transform.normalisation.std) + 1e-6
     assert np.abs(ours - theirs).mean() < 1e-4
     return transform
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.errors import WeightsError
-from snapcap.models.layers.weights import Normalisation, in_order, takes, takes_weights_of, weight_names
+from snapcap.models.layers.weights import in_order, takes, takes_weights_of, weight_names
+from snapcap.models.processing.transform import Normalisation
 from snapcap.models.regions.table import Weights
 from snapcap.models.weights.load import load_weights, weight_bytes
 

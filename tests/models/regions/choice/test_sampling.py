@@ -12,8 +12,8 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.layers.choice import sample
-from snapcap.models.layers.weights import Normalisation
 from snapcap.models.memory.torch_memory import torch_memory
+from snapcap.models.processing.transform import Normalisation
 from snapcap.models.regions.state import DecodeState
 from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import load_weights
