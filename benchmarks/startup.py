@@ -200,7 +200,7 @@ def without_places(startup: Mapping[str, Any]) -> dict[str, Any]:
 def expect(backend: str, later: bool = False) -> Callable[[Mapping[str, Any]], None]:
     """Returns a check that a start serves ``backend`` in every bucket. With ``later``, buckets may be warmed after
     READY."""
-    expected = {"warm", "eager", "captured"} | ({"pending"} if later else set())
+    expected = {"loaded", "warm", "eager", "captured"} | ({"pending"} if later else set())
 
     def check(startup: Mapping[str, Any]) -> None:
         backends = {bucket["backend"] for bucket in startup["buckets"]}

@@ -89,7 +89,7 @@ class Phase(BaseModel):
 class Bucket(BaseModel):
     component: Literal["encoder", "decoder"]
     size: int = Field(ge=1)
-    state: Literal["pending", "eager", "warm", "captured", "failed"]
+    state: Literal["pending", "eager", "loaded", "warm", "captured", "failed"]
     backend: str
     seconds: float | None = Field(description="Seconds that the warm-up of the bucket took.")
     start: float | None = Field(description="Moment at which the warm-up of the bucket began.")

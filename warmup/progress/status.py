@@ -68,7 +68,7 @@ def _counters() -> Mapping[str, Mapping[str, Any]]:
     return {} if utils is None else utils.counters
 
 
-BucketState = Literal["pending", "eager", "warm", "captured", "failed"]
+BucketState = Literal["pending", "eager", "loaded", "warm", "captured", "failed"]
 ComponentName = Literal["encoder", "decoder"]
 COMPONENTS: tuple[ComponentName, ...] = ("encoder", "decoder")
 

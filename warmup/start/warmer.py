@@ -1,6 +1,7 @@
 """Warms a runner: puts every bucket on a backend, and runs each once through the callables that serve."""
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
 SELF_TEST_TOKENS = 8
+# The longest run of a bucket before READY, in seconds of the device thread, if the run only computes: on a CPU, a
+# first run takes as long as a later one, and a large model's run of many images takes seconds.
+LONGEST_RUN_S = 0.25
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -75,6 +79,9 @@ class Warmer:
     def warm(self, buckets: tuple[Bucket, ...], backend: Backend | None = None) -> None:
         """Run these once, smallest first: a lone request is the rule. No row may be running.
 
+        On a CPU, a bucket is loaded and not run if its run would take longer than `LONGEST_RUN_S`, by the time that
+        the bucket before it took.
+
         ``backend``: put each bucket that is on none yet on this one just before it runs; meanwhile other threads
         open what comes after. The other buckets are put on it before launches are recorded, so that nothing is
         being opened then.
@@ -84,9 +91,15 @@ class Warmer:
         """
         for component in COMPONENTS:
             with self.timeline.phase(f"warm_{component}"):
+                seconds_a_row = 0.0
                 for bucket in buckets:
                     self._assign_first(component, bucket, backend)
-                    self._run_once(component, bucket, self.runner)
+                    if seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket):
+                        self._left(component, bucket)
+                    else:
+                        began = time.thread_time()  # how busy other processes keep the CPUs is not counted
+                        self._run_once(component, bucket, self.runner)
+                        seconds_a_row = (time.thread_time() - began) / bucket.size
         for bucket in self.table.buckets:
             for component in COMPONENTS:
                 self._assign_first(component, bucket, backend)
@@ -94,6 +107,17 @@ class Warmer:
             with self.timeline.phase("capture_graphs"):
                 for bucket in reversed(buckets):
                     self._capture(bucket)
+
+    def _left(self, component: ComponentName, bucket: Bucket) -> None:
+        known = self.status.bucket(component, bucket.size)
+        if known.state != "failed":
+            state: BucketState = "eager" if known.backend == "eager" else "loaded"
+            self.status.update(component, bucket.size, state, known.backend)
+
+    def _only_computes(self, component: ComponentName, bucket: Bucket) -> bool:
+        """Returns whether a first run only computes, as later ones do: jit compiles, and CUDA loads kernels."""
+        backend = self.status.bucket(component, bucket.size).backend
+        return not self.runner.runs_ahead and backend in ("aot", "eager")
 
     def warm_aside(self, bucket: Bucket) -> None:
         """Run a bucket once on buffers of its own, while rows are running."""

@@ -8,10 +8,11 @@ import torch
 
 from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.plan.plan import Bucket, BucketTable
-from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.torch_model import LoadedModel, torch_device
+from snapcap.warmup.start import warmer
 from snapcap.warmup.start.warmer import Warmer, self_test
 
 SIZES = (1, 4)
@@ -38,10 +39,10 @@ def test_every_region_of_every_bucket_runs_and_jit_with_all_layers(backend: str,
     runner = Runner(demo_model, torch_device(torch.device("cpu")))
     status, table = StartupStatus(), BucketTable.of(SIZES)
     status.expect(SIZES, "cpu", "float32")
-    warmer = Warmer(runner, table, status, Timeline(0.0), eager=counting)
-    warmer.assign(counting, table.buckets)
+    made = Warmer(runner, table, status, Timeline(0.0), eager=counting)
+    made.assign(counting, table.buckets)
     with torch.no_grad():
-        warmer.warm(table.buckets)
+        made.warm(table.buckets)
     regions = demo_model.regions
     for size in SIZES:
         for region in (*regions.encoder, *regions.decoder):
@@ -53,3 +54,20 @@ def test_every_region_of_every_bucket_runs_and_jit_with_all_layers(backend: str,
     encoded = counting.calls - before
     assert all(encoded[region.name, 1] == region.layers for region in regions.encoder)
     assert encoded["decoder_after", 1] == len(tokens)
+
+
+@pytest.mark.parametrize("backend", ["aot", "jit", "eager"])
+def test_on_a_cpu_long_runs_are_left_to_requests_unless_they_compile(
+    backend: str, demo_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmer, "LONGEST_RUN_S", 0.0)
+    counting, status, table = Counting(backend), StartupStatus(), BucketTable.of(SIZES)
+    runner = Runner(demo_model, torch_device(torch.device("cpu")))
+    status.expect(SIZES, "cpu", "float32")
+    with torch.no_grad():
+        Warmer(runner, table, status, Timeline(0.0), eager=counting).warm(table.buckets, counting)
+    first, *others = SIZES
+    left = {"aot": "loaded", "eager": "eager", "jit": "warm"}[backend]
+    assert {size for _, size in counting.calls} == ({*SIZES} if backend == "jit" else {first})
+    assert {bucket.state for bucket in status.buckets() if bucket.size in others} == {left}
+    assert all(runner.is_bound(component, bucket) for component in COMPONENTS for bucket in table.buckets)

@@ -4,6 +4,7 @@ const COMPONENTS = { encoder: "Encoder: looks at pictures", decoder: "Decoder: w
 const STATES = {
   pending: "pending",
   eager: "plain PyTorch",
+  loaded: "compiled",
   warm: "compiled",
   captured: "recorded",
   failed: "stays plain",
