@@ -48,21 +48,25 @@ def attend_cross(
 
 @triton_op("snapcap::attend_prefixed", mutates_args={"key_cache", "value_cache"})
 def attend_prefixed(
-    qkv: Tensor,  # [b, 3 * H * d]
+    qkv: Tensor,  # [b, (n + 2) * H * d]
     positions: Tensor,  # [b] int64
     key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
     value_cache: Tensor,  # [b, H, L, d], likewise
     prefix_key: Tensor,  # [b, H, d, T]
     prefix_value: Tensor,  # [b, H, T, d]
+    frequencies: Tensor | None,  # [d / 2] fp32: radians by which a position rotates queries and keys
     scale: float,
-) -> Tensor:  # [b, H * d]
+) -> Tensor:  # [b, n * H * d]
     """Caches each row's new token, and computes attention over a prefix and the row's cache up to this token, with
-    one softmax."""
-    rows, heads, width, length = key_cache.shape
+    one softmax. Each of the H heads of keys and values serves n heads of queries. A rotated token's position counts
+    from the prefix's first token."""
+    rows, shared, width, length = key_cache.shape
+    heads, prefix = qkv.shape[1] // width - 2 * shared, prefix_key.shape[3]
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
     launch(_attend_prefixed)[(rows, heads)](
         qkv,
         positions,
+        pointer(frequencies, qkv),
         key_cache,
         value_cache,
         prefix_key,
@@ -74,12 +78,14 @@ def attend_prefixed(
         *prefix_value.stride(),
         SCALE=scale,
         HEADS=heads,
+        SHARED=shared,
+        ROTATED=frequencies is not None,
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
         LENGTH=length,
         CHUNK=_CHUNK,
-        PREFIX=prefix_key.shape[3],
-        PREFIX_CHUNK=_CROSS_CHUNK,
+        PREFIX=prefix,
+        PREFIX_CHUNK=min(_CROSS_CHUNK, triton.next_power_of_2(prefix)),
         num_warps=4,
     )
     return out
@@ -127,9 +133,18 @@ def _attend_chunk(query, keys, values, key_length, value_length, j, here, real, 
 
 
 @triton.jit
+def _rotated(x, d, real, cos, sin, WIDTH: tl.constexpr):
+    """Loads the features ``d`` of a head at ``x``, and rotates the first half with the second (Su et al., 2021)."""
+    first = d < WIDTH // 2
+    partner = tl.load(x + tl.where(first, d + WIDTH // 2, d - WIDTH // 2), mask=real, other=0.0).to(tl.float32)
+    return tl.load(x + d, mask=real, other=0.0).to(tl.float32) * cos + tl.where(first, -partner, partner) * sin
+
+
+@triton.jit
 def _cache_new(
     qkv,
     position,
+    frequencies,
     keys,
     values,
     key_length,
@@ -140,18 +155,29 @@ def _cache_new(
     real,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
     WIDTH: tl.constexpr,
+    ROTATED: tl.constexpr,
+    PREFIX: tl.constexpr,
 ):
     """Caches the key and value of a row's new token. Returns its query, and a running softmax over this token
     alone.
 
     The softmax takes the token from registers, because the loads that follow may not see the new key and value
-    yet.
+    yet. Programs of heads that share a key and value all store the same.
     """
-    new = qkv + (row * 3 * HEADS + head) * WIDTH + d
-    query = tl.load(new, mask=real, other=0.0).to(tl.float32) * SCALE
-    new_key = tl.load(new + HEADS * WIDTH, mask=real, other=0.0)
-    new_value = tl.load(new + 2 * HEADS * WIDTH, mask=real, other=0.0)
+    new = qkv + row * (HEADS + 2 * SHARED) * WIDTH
+    at_key = new + (HEADS + head // (HEADS // SHARED)) * WIDTH
+    if ROTATED:
+        angle = (position + PREFIX).to(tl.float32) * tl.load(frequencies + d % (WIDTH // 2))
+        cos, sin = tl.cos(angle), tl.sin(angle)
+        query = _rotated(new + head * WIDTH, d, real, cos, sin, WIDTH)
+        new_key = _rotated(at_key, d, real, cos, sin, WIDTH).to(qkv.dtype.element_ty)
+    else:
+        query = tl.load(new + head * WIDTH + d, mask=real, other=0.0).to(tl.float32)
+        new_key = tl.load(at_key + d, mask=real, other=0.0)
+    query *= SCALE
+    new_value = tl.load(at_key + SHARED * WIDTH + d, mask=real, other=0.0)
     tl.store(keys + position * key_length, new_key, mask=real)
     tl.store(values + position * value_length, new_value, mask=real)
     top = tl.sum(query * new_key.to(tl.float32), 0)
@@ -187,7 +213,23 @@ def _attend_cached(
     keys = key_cache + row * key_row + head * key_head + d * key_width
     values = value_cache + row * value_row + head * value_head + d * value_width
     query, top, total, mixed = _cache_new(
-        qkv, position, keys, values, key_length, value_length, row, head, d, real, SCALE, HEADS, WIDTH
+        qkv,
+        position,
+        qkv,
+        keys,
+        values,
+        key_length,
+        value_length,
+        row,
+        head,
+        d,
+        real,
+        SCALE,
+        HEADS,
+        HEADS,
+        WIDTH,
+        ROTATED=False,
+        PREFIX=0,
     )
     for start in range(0, LENGTH, CHUNK):
         j = start + tl.arange(0, CHUNK)
@@ -201,6 +243,7 @@ def _attend_cached(
 def _attend_prefixed(
     qkv,
     positions,
+    frequencies,
     key_cache,
     value_cache,
     prefix_keys,
@@ -224,6 +267,8 @@ def _attend_prefixed(
     prefix_value_width,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROTATED: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -232,13 +277,30 @@ def _attend_prefixed(
     PREFIX_CHUNK: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
+    source = head // (HEADS // SHARED)  # the head of keys and values
     d = tl.arange(0, PADDED)
     real = d < WIDTH
     position = tl.load(positions + row)
-    keys = key_cache + row * key_row + head * key_head + d * key_width
-    values = value_cache + row * value_row + head * value_head + d * value_width
+    keys = key_cache + row * key_row + source * key_head + d * key_width
+    values = value_cache + row * value_row + source * value_head + d * value_width
     query, top, total, mixed = _cache_new(
-        qkv, position, keys, values, key_length, value_length, row, head, d, real, SCALE, HEADS, WIDTH
+        qkv,
+        position,
+        frequencies,
+        keys,
+        values,
+        key_length,
+        value_length,
+        row,
+        head,
+        d,
+        real,
+        SCALE,
+        HEADS,
+        SHARED,
+        WIDTH,
+        ROTATED,
+        PREFIX,
     )
     for start in range(0, LENGTH, CHUNK):
         j = start + tl.arange(0, CHUNK)
@@ -246,8 +308,8 @@ def _attend_prefixed(
             query, keys, values, key_length, value_length, j, j < position, real, top, total, mixed
         )
     far = row.to(tl.int64)
-    keys = prefix_keys + far * prefix_key_row + head * prefix_key_head + d * prefix_key_width
-    values = prefix_values + far * prefix_value_row + head * prefix_value_head + d * prefix_value_width
+    keys = prefix_keys + far * prefix_key_row + source * prefix_key_head + d * prefix_key_width
+    values = prefix_values + far * prefix_value_row + source * prefix_value_head + d * prefix_value_width
     for start in range(0, PREFIX, PREFIX_CHUNK):
         j = start + tl.arange(0, PREFIX_CHUNK)
         top, total, mixed = _attend_chunk(

@@ -12,6 +12,13 @@ from torch.library import triton_op
 from snapcap.models.kernels.launch import launch, normalised, pointer
 from snapcap.models.kernels.linear import FEW_ROWS, launch_norm
 
+_MOST_WIDTH = 2048  # of the rows of the weight that a program holds
+
+
+def fits_width(width: int) -> bool:
+    """Returns whether ``head`` is fast for hidden states of ``width`` features."""
+    return width <= _MOST_WIDTH
+
 
 @triton_op("snapcap::head", mutates_args={"tokens", "positions"})
 def head(
@@ -22,7 +29,7 @@ def head(
     weight: Tensor,  # [V, D]
     bias: Tensor | None,  # [V], or None
     gamma: Tensor | None,  # [D] of a norm before the product, or None without a norm
-    beta: Tensor | None,  # [D]
+    beta: Tensor | None,  # [D] of a layer norm; None for RMSNorm
     eps: float,
 ) -> Tensor:  # [b, V] fp32
     """Returns the logits, rounded to the dtype of ``hidden``, and advances ``tokens`` and ``positions`` as
@@ -52,12 +59,13 @@ def head(
             ROWS=rows,
             PADDED=triton.next_power_of_2(width),
             NORM=gamma is not None,
+            CENTRED=beta is not None,
             **common,
             num_warps=4,
         )
     else:
         # The norm is a launch of its own, because otherwise hundreds of programs would each normalise all rows.
-        x = hidden if gamma is None or beta is None else launch_norm(hidden, gamma, beta, eps)
+        x = hidden if gamma is None else launch_norm(hidden, gamma, beta, eps)
         launch(_many_rows)[(blocks,)](
             x,
             weight,
@@ -106,6 +114,7 @@ def _few_rows(
     BIAS: tl.constexpr,
     EPS: tl.constexpr,
     NORM: tl.constexpr,
+    CENTRED: tl.constexpr,
 ):
     block = tl.program_id(0)
     n = block * BN + tl.arange(0, BN)
@@ -114,11 +123,13 @@ def _few_rows(
     tile = tl.load(weight + n[:, None] * WIDTH + k[None, :], mask=live[:, None] & inside[None, :], other=0.0)
     if NORM:
         scale = tl.load(gamma + k, mask=inside, other=0.0).to(tl.float32)
-        shift = tl.load(beta + k, mask=inside, other=0.0).to(tl.float32)
+        shift = scale
+        if CENTRED:
+            shift = tl.load(beta + k, mask=inside, other=0.0).to(tl.float32)
     for row in tl.static_range(ROWS):
         value = tl.load(hidden + row * WIDTH + k, mask=inside, other=0.0).to(tl.float32)
         if NORM:
-            value = normalised(value, inside, scale, shift, EPS, WIDTH)
+            value = normalised(value, inside, scale, shift, EPS, WIDTH, CENTRED)
         y = tl.sum(tile.to(tl.float32) * value[None, :], 1)
         if BIAS:
             y += tl.load(bias + n, mask=live, other=0.0).to(tl.float32)

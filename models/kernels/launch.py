@@ -29,12 +29,18 @@ def activate(y, ACT: tl.constexpr):
         y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
     elif ACT == "relu":
         y = tl.maximum(y, 0.0)
+    elif ACT == "silu":
+        y = y * tl.sigmoid(y)
     return y
 
 
 @triton.jit
-def normalised(value, inside, gamma, beta, eps, WIDTH: tl.constexpr):
-    """Computes the layer norm of one row. The row, ``gamma`` and ``beta`` are in registers."""
-    mean = tl.sum(value, 0) / WIDTH
-    centred = tl.where(inside, value - mean, 0.0)
-    return centred * tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + eps) * gamma + beta
+def normalised(value, inside, gamma, beta, eps, WIDTH: tl.constexpr, CENTRED: tl.constexpr):
+    """Computes the norm of one row: layer norm if ``CENTRED``, else RMSNorm, which has no ``beta``. The row and the
+    parameters are in registers."""
+    if CENTRED:
+        value = tl.where(inside, value - tl.sum(value, 0) / WIDTH, 0.0)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps) * gamma
+    if CENTRED:
+        value += beta
+    return value

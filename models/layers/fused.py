@@ -1,9 +1,8 @@
 """Computes regions on CUDA in 16 bits in fewer and larger launches, with `models.kernels`, and chooses them.
 
 Each function has the parameters and the result of a plain function in `layers.gpt2`, `bert`, `bart`, `davit`,
-`git` or `vit`, and a build compares the two. Llama's layers have no such function: Inductor compiles the plain
-ones. Eager serving, the CPU and fp32 use the plain functions, with one exception: beam search on CUDA has kernels
-in fp32 too.
+`git`, `llama` or `vit`, and a build compares the two. Eager serving, the CPU and fp32 use the plain functions, with
+one exception: beam search on CUDA has kernels in fp32 too.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,18 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.layers import bart, bert, choice, cross_kv, davit, git, gpt2, vit
+from snapcap.models.layers import bart, bert, choice, cross_kv, davit, git, gpt2, llama, vit
 from snapcap.models.layers.linear import Activation, activation
 from snapcap.models.layers.weights import RegionFunction, weight_names
 
 DTYPES = (torch.bfloat16, torch.float16)
-_GPT2_BLOCK, _BERT_BLOCK, _GIT_BLOCK = (tuple(weight_names(each.block)) for each in (gpt2, bert, git))
+_GPT2_BLOCK, _BERT_BLOCK, _GIT_BLOCK, _LLAMA_BLOCK = (
+    tuple(weight_names(each.block)) for each in (gpt2, bert, git, llama)
+)
 
 
 def kernel_activation(act: Activation) -> str | None:
     """Returns the name of an activation in `kernels.launch`, or None if the kernels lack it."""
-    known = {activation("gelu"): "gelu", activation("gelu_new"): "gelu_tanh", activation("relu"): "relu"}
-    return known.get(act)
+    names = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu"}
+    return {activation(name): ours for name, ours in names.items()}.get(act)
 
 
 def gpt2_block(
@@ -143,10 +144,59 @@ def git_block(
         return y
 
     qkv = layer(hidden, "qkv")
-    attended = attend_prefixed(qkv, positions, key_cache, value_cache, image_key, image_value, scale)
+    attended = attend_prefixed(qkv, positions, key_cache, value_cache, image_key, image_value, None, scale)
     hidden = normed(layer(attended, "out", hidden), "norm1")
     inner = layer(hidden, "fc1", act=kernel_activation(act) or "")
     return normed(layer(inner, "fc2", hidden), "norm2")
+
+
+def llama_block(
+    hidden: Tensor,
+    positions: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    image_key: Tensor,
+    image_value: Tensor,
+    *weights: Tensor,  # the weights of `llama.block`
+    eps: float,
+    scale: float,
+    act: Activation,
+) -> Tensor:
+    from snapcap.models.kernels.attention import attend_prefixed  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.linear import fits_inputs, linear  # noqa: PLC0415  Triton
+
+    caches = (positions, key_cache, value_cache, image_key, image_value)
+    w = dict(zip(_LLAMA_BLOCK, weights, strict=True))
+    if not fits_inputs(w["down_weight"].shape[1]):
+        return llama.block(hidden, *caches, *weights, eps=eps, scale=scale, act=act)
+
+    def layer(x: Tensor, name: str, norm: str = "", residual: Tensor | None = None, gate: str = "") -> Tensor:
+        gamma = w[f"{norm}_weight"] if norm else None
+        y: Tensor = linear(x, w[f"{name}_weight"].t(), None, gamma, None, residual, eps, gate, bool(gate))
+        return y
+
+    attended = attend_prefixed(layer(hidden, "qkv", "norm1"), *caches, w["frequencies"], scale)
+    hidden = layer(attended, "out", residual=hidden)
+    inner = layer(hidden, "gate_up", "norm2", gate=kernel_activation(act) or "")
+    return layer(inner, "down", residual=hidden)
+
+
+def llama_head(
+    hidden: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    forced: Tensor,
+    norm_weight: Tensor,
+    head_weight: Tensor,
+    *,
+    eps: float,
+) -> Tensor:
+    from snapcap.models.kernels.head import fits_width, head  # noqa: PLC0415  Triton
+
+    if not fits_width(hidden.shape[1]):
+        return llama.head(hidden, tokens, positions, forced, norm_weight, head_weight, eps=eps)
+    logits: Tensor = head(hidden, tokens, positions, forced, head_weight, None, norm_weight, None, eps)
+    return logits
 
 
 def bert_head(
@@ -298,6 +348,8 @@ _FUSED: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     bart.block: bart_block,
     bart.decoder_block: florence2_block,
     git.block: git_block,
+    llama.block: llama_block,
+    llama.head: llama_head,
     bert.head: bert_head,
     davit.block: davit_block,
     davit.embed_pixels: davit_pixels,

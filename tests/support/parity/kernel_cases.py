@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.layers import bart, bert, choice, cross_kv, davit, git, gpt2
+from snapcap.models.layers import bart, bert, choice, cross_kv, davit, git, gpt2, llama
 from snapcap.models.layers.choice import reorder
 from snapcap.models.layers.fused import compiled_function
 from snapcap.models.layers.linear import activation
@@ -38,7 +38,13 @@ LARGE_TOKENS = 577  # tokens of a ViT-B/16 at 384 pixels: more than cross-attent
 # each row and head, whatever their number, and so has an activation: these cases need one row and a few.
 MANY_ROWS = 33
 FEW_ROWS = (1, 3)
-FEW_ROWS_ONLY = ("gpt2_block_relu", "bert_block_blip_base", "florence2_block_many_tokens", "git_block_many_tokens")
+FEW_ROWS_ONLY = (
+    "gpt2_block_relu",
+    "bert_block_blip_base",
+    "florence2_block_many_tokens",
+    "git_block_many_tokens",
+    "llama_block_many_tokens",
+)
 EPS = 1e-5
 
 
@@ -97,12 +103,22 @@ def step_cases(rows: int) -> Iterator[tuple[str, Any, list[Tensor]]]:
     yield "git_block", block, [hidden, positions, *caches, *weights(*git_shapes)]
     yield "git_block_many_tokens", block, [hidden, positions, *caches[:2], *large, *weights(*git_shapes)]
 
+    # Three heads of queries share a head of keys and values, and are wider together than the hidden states.
+    llama_shapes = [(WIDTH,), (5 * WIDTH, WIDTH), (HEAD_DIM // 2,), (WIDTH, 3 * WIDTH)]
+    llama_shapes += [(WIDTH,), (2 * INNER, WIDTH), (WIDTH, INNER)]
+    own = weights(*llama_shapes)
+    own[2] = 10000.0 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    block = partial(llama.block, act=activation("silu"), **common)
+    yield "llama_block", block, [hidden, positions, *caches, *own]
+    yield "llama_block_many_tokens", block, [hidden, positions, *caches[:2], *large, *own]
+
     forced = torch.full((rows, LENGTH), -1)
     forced[0, 1] = 7
     tokens = [torch.zeros(rows, dtype=torch.int64), positions, forced]
     head = weights((VOCABULARY, WIDTH))[0]
     head[140] = head[100]  # equal logits: the first is taken
     yield "gpt2_head", partial(gpt2.head, eps=EPS), [hidden, *tokens, *weights(*norm), head]
+    yield "llama_head", partial(llama.head, eps=EPS), [hidden, *tokens, *weights((WIDTH,)), head]
     plain = partial(bert.head, eps=EPS, act=None)
     yield "bert_head_plain", plain, [hidden, *tokens, head, *weights((VOCABULARY,))]
     transform = weights(square, (WIDTH,), *norm)
