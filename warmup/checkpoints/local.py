@@ -3,6 +3,7 @@
 `snapcap serve` asks for that before it forks anything; so this module imports next to nothing.
 """
 
+import contextlib
 import logging
 import os
 import stat
@@ -135,7 +136,20 @@ def checked(folder: Path, source: str) -> Path:
         raise CheckpointError(str(error)) from error
     if found:
         return folder
+    below = _folder_below(folder)
+    if below is not None:
+        raise CheckpointError(f"{source!r} has no config.json, but {str(below)!r} has one; give that folder")
     raise CheckpointError(f"{source!r} has no config.json; give the folder that save_pretrained wrote")
+
+
+def _folder_below(folder: Path) -> Path | None:
+    """Returns a checkpoint's folder inside another: a snapshot of the hub's cache, or one that a training left."""
+    for pattern in ("snapshots/*/config.json", "*/config.json"):
+        with contextlib.suppress(OSError):
+            found = next(folder.glob(pattern), None)
+            if found is not None:
+                return found.parent
+    return None
 
 
 def adapter_error(source: str, base: object = None) -> CheckpointError:
