@@ -6,6 +6,7 @@
 import contextlib
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
@@ -103,6 +104,9 @@ def local_folder(source: str) -> Path | None:
     CheckpointError if it is meant as a folder, and is none, or holds no checkpoint."""
     if source == SHIPPED or source.startswith(S3):
         return None
+    if "://" in source:
+        shown = re.sub("//[^/]*@", "//…@", source)[:200]  # somebody may have written a secret there
+        raise CheckpointError(f"{shown!r} is a URL; give the hub id, such as owner/name, a folder, or s3://…")
     try:
         folder = Path(source).expanduser()
     except RuntimeError:

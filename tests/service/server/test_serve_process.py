@@ -190,6 +190,10 @@ def test_a_start_that_cannot_succeed_ends_with_one_line(
         ("{hub}", "'{hub}' has no config.json, but '{hub}/snapshots/abc' has one; give that folder"),
         ("{trained}", "'{trained}' has no config.json, but '{trained}/checkpoint-500' has one; give that folder"),
         ("{file}", "'{file}' is a file; give the folder that holds config.json"),
+        (
+            "https://me:secret@example.com/me/model",
+            "'https://…@example.com/me/model' is a URL; give the hub id, such as owner/name, a folder, or s3://…",
+        ),
     ],
 )
 def test_a_wrong_folder_is_found_before_anything_is_forked(tmp_path: Path, model: str, sentence: str) -> None:
