@@ -136,7 +136,8 @@ class OpenAIRoutes:
 
     async def retrieve_model(self, request: Request) -> Response:
         """Returns the model, if the name is the served model's. The name may contain slashes."""
-        return JsonReply(self._model(request.path_params["model"]))
+        name = request.path_params["model"]
+        return JsonReply(self._model(name)) if name else await self.list_models(request)  # an address ends with /
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Captions the newest image in the messages, whatever the role of its message.

@@ -228,12 +228,16 @@ def client(options: S3Options) -> "S3Client":
         loader.list_available_services = lambda type_name: ["s3", *_OF_CREDENTIALS]
         session.register_component("data_loader", loader)
         session.set_default_client_config(config)  # clients of these services have the same bounds
+        # botocore itself reads AWS_DEFAULT_REGION only; AWS sets AWS_REGION in its containers.
+        region = session.get_config_variable("region") or os.environ.get("AWS_REGION") or options.region
+        if region:
+            session.set_config_variable("region", region)
         anonymous = session.get_credentials() is None
         if anonymous:
             config = config.merge(Config(signature_version=UNSIGNED))
-        # botocore itself reads AWS_DEFAULT_REGION only; AWS sets AWS_REGION in its containers.
-        region = options.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
-        made = session.create_client("s3", region, endpoint_url=options.endpoint_url, config=config)
+        made = session.create_client(
+            "s3", options.region or region, endpoint_url=options.endpoint_url, config=config
+        )
         s3 = cast("S3Client", made)
         bound_replies(s3, options.deadline)
         if anonymous:
