@@ -248,7 +248,10 @@ class UnknownOption(Unprocessable):
         if len(names) > _FEW:
             listed = "reference at /openapi.json lists the options"
         joined = f"{meant} The" if meant else "; the"
-        super().__init__(f"There is no option {named!r}{within and ' here'}{joined} {listed}.", option=named)
+        sentence = f"There is no option {named!r}{within and ' here'}{joined} {listed}."
+        if within and named in names:
+            sentence = f"The option {named!r} is not read here; put it into {within}."
+        super().__init__(sentence, option=named)
 
 
 class InvalidOption(Unprocessable):

@@ -161,7 +161,7 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     """ "1,4,16" to (1, 4, 16): batch sizes in increasing order; "auto" to (): chosen by the device."""
     if text == "auto":
         return ()
-    if re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", text):
+    if re.fullmatch(r"[0-9]{1,4}(, ?[0-9]{1,4})*", text):
         sizes = tuple(int(size) for size in text.split(","))
         if sizes[0] > 0 and all(a < b for a, b in pairwise(sizes)):
             return sizes

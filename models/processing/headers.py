@@ -31,6 +31,8 @@ class Header:
     key: the 16-bit sample values of the one transparent colour, if Pillow does not compare them.
     frame: (left, top, right, bottom) of the first frame, if it does not cover the whole picture.
     inverted: 0 is white, where Pillow takes it for black.
+    unsigned: numbers of 32 bits are never negative, where Pillow takes them for signed ones.
+    variant: describes the pixels in the error of a file that Pillow does not read.
     """
 
     format: str
@@ -42,6 +44,8 @@ class Header:
     key: tuple[int, ...] | None = None
     frame: tuple[int, int, int, int] | None = None
     inverted: bool = False
+    unsigned: bool = False
+    variant: str = "of this kind"
 
 
 # JPEG
@@ -496,7 +500,7 @@ def read_bmp(data: bytes) -> Header:
     if depth not in _BMP_DEPTHS:
         raise unsupported(f"BMP images of {depth} bits")
     if compression not in (_BMP_RLE8, _BMP_RLE4):
-        return Header("bmp", data, (width, height))
+        return Header("bmp", data, (width, height), variant=f"of {depth} bits with these masks")
     if width * height > MOST_RUN_PIXELS or len(data) > MOST_RUN_BYTES:
         raise too_complex("BMP", "its pixels in runs and is large", "save it without compression")
     return Header("bmp", data, (width, height), memory=4 * width * height)
@@ -507,13 +511,14 @@ def read_bmp(data: bytes) -> Header:
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES = 273, 277, 278, 279, 284
 _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
+_PALETTE, _NUMBERS = 320, 339  # the latter: unsigned, signed or floating numbers
 _SUB_DIRECTORIES, _DNG = 330, 50706
 # The numbers below are fill order, orientation, options of fax codes, predictor, palette, extra samples, number
 # format, JPEG's tables, coefficients and subsampling of YCbCr, and its reference black and white.
 _KEPT_TAGS = frozenset(
     {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES}
     | {_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES}
-    | {266, 274, 292, 293, 317, 320, 338, 339, 347, 529, 530, 531, 532}
+    | {266, 274, 292, 293, 317, _PALETTE, 338, _NUMBERS, 347, 529, 530, 531, 532}
 )
 _TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
 _TIFF_INTEGERS = {1: "B", 3: "H", 4: "I"}
@@ -570,7 +575,10 @@ def read_tiff(data: bytes) -> Header:
     inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
     memory = 0 if compression == _TIFF_RAW else pieces.memory
     # libtiff gets a copy of the file.
-    return Header("tiff", directory.written(pieces), size, memory=memory + len(data), inverted=inverted)
+    unsigned = directory.number(_NUMBERS, 1) == 1
+    written, memory = directory.written(pieces), memory + len(data)
+    variant = f"with {samples} × {max(bits)} bits a pixel, of this kind,"
+    return Header("tiff", written, size, memory=memory, inverted=inverted, unsigned=unsigned, variant=variant)
 
 
 class _TiffDirectory:
@@ -610,8 +618,12 @@ class _TiffDirectory:
         """Returns the file with a new directory at its end, which has only the tags that are needed and no further
         pages."""
         kept = []
+        padding = b"\0" * (len(self.data) & 1)
+        palette = self._wide_palette()
         for tag in sorted(_KEPT_TAGS & self.entries.keys()):
             kind, count, at, raw = self.entries[tag]
+            if tag == _PALETTE and palette:
+                raw = struct.pack(f"{self.order}I", len(self.data) + len(padding))
             size = _TIFF_SIZES.get(kind, 0)
             if tag in pieces.tags and count > pieces.count:
                 count = pieces.count  # Pillow would read pieces that are not in the picture
@@ -620,10 +632,17 @@ class _TiffDirectory:
             if not size or count > MOST_PARTS * 2 or at + count * size > len(self.data):
                 raise damaged("tiff")
             kept.append(self._entry.pack(tag, kind, count, raw))
-        padding = b"\0" * (len(self.data) & 1)
-        head = self.data[:4] + struct.pack(f"{self.order}I", len(self.data) + len(padding))
+        head = self.data[:4] + struct.pack(f"{self.order}I", len(self.data) + len(padding) + len(palette))
         length = struct.pack(f"{self.order}H", len(kept))
-        return b"".join([head, memoryview(self.data)[8:], padding, length, *kept, bytes(4)])
+        return b"".join([head, memoryview(self.data)[8:], padding, palette, length, *kept, bytes(4)])
+
+    def _wide_palette(self) -> bytes:
+        """Returns the palette in 16 bits a number, if a program wrote it in 8, as libtiff finds out too."""
+        entry = self.entries.get(_PALETTE)
+        values = self.numbers(_PALETTE, 3 << 8) if entry and entry.kind == 3 and entry.values <= 3 << 8 else ()
+        if max(values, default=256) > 255:
+            return b""
+        return struct.pack(f"{self.order}{len(values)}H", *(257 * value for value in values))
 
     def _unpack(self, letter: str, at: int) -> int:
         try:

@@ -13,7 +13,7 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -220,7 +220,7 @@ def _open(header: Header, max_pixels: int) -> Image.Image:
         raise _too_large("", max_pixels) from None
     except DAMAGED:
         if name in ("bmp", "tiff"):  # the header is whole, so Pillow lacks this variant
-            raise unsupported(f"{name.upper()} images of this kind") from None
+            raise unsupported(f"{name.upper()} images {header.variant}") from None
         raise damaged(name) from None
     _check_size(image.size, max_pixels)
     return image
@@ -230,7 +230,7 @@ def _load_rgb(image: Image.Image, header: Header) -> Image.Image:
     try:
         image.load()
         low = lower_halves(header) if header.key and len(header.key) > 1 else None
-        return to_rgb(image, header.key, low, header.frame, header.inverted)
+        return to_rgb(image, header.key, low, header.frame, header.inverted, header.unsigned)
     except DAMAGED:
         raise damaged(header.format) from None
 
@@ -502,6 +502,7 @@ def to_rgb(
     low: Image.Image | None = None,
     frame: tuple[int, int, int, int] | None = None,
     inverted: bool = False,
+    unsigned: bool = False,
 ) -> Image.Image:
     """Returns the image in RGB, or the same object if it is opaque RGB already.
 
@@ -511,6 +512,7 @@ def to_rgb(
         low: the low bytes of the samples of a colour image with a ``key``.
         frame: (left, top, right, bottom) outside of which the picture is transparent.
         inverted: 0 is white in a grey image of more than 8 bits.
+        unsigned: numbers of 32 bits that are negative in the image stand for large ones.
 
     Raises:
         ValueError: Pillow does not convert this mode.
@@ -518,15 +520,17 @@ def to_rgb(
     if image.mode == "RGB" and not (image.has_transparency_data or key or frame):
         return image
     # Programs without an alpha channel leave its bytes at 0.
-    opaque = image.format == "BMP" and image.mode == "RGBA" and image.getextrema()[3:] == ((0, 0),)
-    scale = _scale(image)
+    opaque = image.format in ("BMP", "TIFF") and image.mode == "RGBA" and image.getextrema()[3:] == ((0, 0),)
     whole = Image.new("RGB", image.size, "white")
     left, top, right, bottom = frame or (0, 0, *image.size)
     rows = max(_STRIP // image.width, 1)
-    for start in range(top, bottom, rows):
-        box = (left, start, right, min(start + rows, bottom))
+    boxes = [(left, start, right, min(start + rows, bottom)) for start in range(top, bottom, rows)]
+    scale = _scale(image, map(image.crop, boxes))
+    extremes: Any = image.getextrema() if unsigned and image.mode == "I" else (0, 0)
+    wrapped = extremes[0] < 0
+    for box in boxes:
         strip = image.crop(box).convert("RGBX") if opaque else image.crop(box)
-        rgb = _rgb(strip, scale)
+        rgb = _rgb(_highest_bytes(strip) if wrapped else strip, *scale)
         if inverted:
             rgb = ImageChops.invert(rgb)
         if key:
@@ -535,11 +539,15 @@ def to_rgb(
     return whole
 
 
-def _rgb(image: Image.Image, scale: float) -> Image.Image:
+def _rgb(image: Image.Image, factor: float, offset: float) -> Image.Image:
     if image.mode.startswith("I;16"):  # Pillow's own conversion clips 16 bits to 255 instead of scaling
-        return _halves(image)[0].convert("RGB")
+        upper, lower = _halves(image)
+        if factor > 1:
+            upper = upper.point([min(round(byte * factor), 255) for byte in range(256)])
+            upper = ImageChops.add(upper, lower.point([int(byte * factor) >> 8 for byte in range(256)]))
+        return upper.convert("RGB")
     if image.mode in ("I", "F"):
-        return image.point(lambda value: value * scale).convert("L").convert("RGB")
+        return image.point(lambda value: value * factor + offset).convert("L").convert("RGB")
     if image.mode == "La":  # Pillow converts this mode to no other
         image = image.convert("LA")
     if not image.has_transparency_data:
@@ -553,25 +561,42 @@ def _rgb(image: Image.Image, scale: float) -> Image.Image:
     return white
 
 
-def _scale(image: Image.Image) -> float:
-    """Returns the factor that brings the numbers of a picture of 32 bits a pixel to 0 to 255.
+def _scale(image: Image.Image, strips: Iterable[Image.Image]) -> tuple[float, float]:
+    """Returns the factor and the offset that bring the numbers of a picture of 32 bits a pixel to 0 to 255.
 
     The largest number decides which value is white: up to 1 for floats it is 1, up to 255 it is 255, up to 65535
-    for integers it is 65535. Above these limits it is the largest number itself.
+    for integers it is 65535. Above these limits it is the largest number itself. If numbers lie on both sides of 0,
+    the least is black.
+
+    Numbers of 16 bits have a factor if no number of a TIFF has more than 12: Pillow reads 12 bits so, and programs
+    of microscopes and scanners write them so. ``strips``: the image in parts.
     """
+    if image.mode.startswith("I;16") and image.format == "TIFF":
+        most = max(_largest(strip) for strip in strips)
+        return (float(1 << 16 - max(most.bit_length(), 8)) if most < 1 << 12 else 1.0), 0.0
     if image.mode not in ("I", "F"):
-        return 1.0
-    _, extreme = image.getextrema()
-    if isinstance(extreme, tuple):  # several bands, which these modes never have
-        return 1.0
-    largest = float(extreme)
+        return 1.0, 0.0
+    extremes: Any = image.getextrema()
+    least, largest = float(extremes[0]), float(extremes[1])
     if not math.isfinite(largest):
-        return 1.0
-    if largest <= 1 and image.mode == "F":
-        return 255.0
+        return 1.0, 0.0
+    if -1.1 * largest <= least < 0:  # a number far below 0 marks pixels without one
+        factor = 255 / (largest - least)
+        return factor, -least * factor
     if largest <= 255:
-        return 1.0
-    return 1 / 256 if image.mode == "I" and largest <= 65535 else 255 / largest
+        return 255.0 if largest <= 1 and image.mode == "F" else 1.0, 0.0
+    return (1 / 256 if image.mode == "I" and largest <= 65535 else 255 / largest), 0.0
+
+
+def _largest(image: Image.Image) -> int:
+    """Returns the largest number of an image of 16 bits, or one that has as many bits."""
+    (upper, lower) = (half.getextrema()[1] for half in _halves(image))
+    return int(upper) << 8 | (0 if upper else int(lower))
+
+
+def _highest_bytes(image: Image.Image) -> Image.Image:
+    """Returns the highest byte of each number of 32 bits."""
+    return Image.frombytes("L", image.size, image.tobytes()[3 if sys.byteorder == "little" else 0 :: 4])
 
 
 def _halves(image: Image.Image) -> tuple[Image.Image, Image.Image]:

@@ -1,5 +1,6 @@
 """Lists the files of a checkpoint that hold its weights: one file, or the files of an index. Imports no torch."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -15,7 +16,10 @@ FORMATS = (
 MOST_INDEX_BYTES = 16 * 1024 * 1024
 MOST_FILES = 1024  # greatest number of files in an index
 _MOST_NAME = 255  # greatest length in bytes of a folder's or file's name
-_OTHERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
+_TENSORS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_FOREIGN = (".h5", ".msgpack", ".gguf", ".onnx", ".tflite", ".mlpackage", ".npz", ".engine")
+_TRAINING = ("training_args.", "optimizer.", "scheduler.", "rng_state", "scaler.")  # files beside weights
+_PART = re.compile(r"-\d+-of-\d+\.\w+$")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -122,6 +126,17 @@ def _index_bytes(path: Path) -> bytes:
 
 
 def _nothing(folder: Path) -> str:
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHERS) if folder.is_dir() else []
-    found = f"; {others[0]!r}, which is there, is not read" if others else ""
-    return f"no weights in {folder}: model.safetensors or pytorch_model.bin is expected{found}"
+    """Describes a folder without weights that are read, and what to do."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [name for ending in _TENSORS + _FOREIGN for name in names if name.endswith(ending)]
+    name = next((name for name in others if not name.startswith(_TRAINING)), "")
+    single, index = FORMATS[0 if name.endswith(".safetensors") else 1]
+    if not name:
+        advice = "download or copy them again"
+    elif name.endswith(_FOREIGN):
+        advice = f"{name!r}, which is there, is not read; give the model's PyTorch weights"
+    elif _PART.search(name):
+        advice = f"{name!r} is a part of them, and {index} is missing; download or copy it again"
+    else:
+        advice = f"{name!r}, which is there, is not read; if it holds the whole model, rename it to {single}"
+    return f"no weights in {folder}: model.safetensors or pytorch_model.bin is expected; {advice}"

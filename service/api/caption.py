@@ -6,6 +6,7 @@ Images and options are read from the raw body, from multipart/form-data, or from
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -57,6 +58,7 @@ MAX_IMAGES = 16  # in one request
 Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes | str, CaptionOptions]]]
 _logger = logging.getLogger("snapcap.access")
 _IMAGE_PARTS = ("image", "images")
+_IMAGE_PART = re.compile(r"images?(?:\[[0-9]{0,9}\])?")  # PHP and some libraries of browsers send images[]
 _MEMBERS = ("image", *NAMES)
 
 
@@ -255,22 +257,26 @@ def _from_form(
 ) -> tuple[list[NamedImage], CaptionOptions]:
     given = [part for part in parts if not part.is_empty_input]
     files = [part.name for part in given if part.filename is not None]
-    pictures = [part for part in given if part.filename is not None or (part.name in _IMAGE_PARTS and part.data)]
-    if files and not any(part.name in _IMAGE_PARTS for part in pictures):
+    pictures = [part for part in given if part.filename is not None or (_is_image(part.name) and part.data)]
+    if files and not any(_is_image(part.name) for part in pictures):
         raise MissingImage(
             f"The form has a file part named {files[0][:64]!r}, but none named image; send the image as "
             "`curl -F image=@photo.jpg` does."
         )
-    if unknown := [name for name in files if name not in _IMAGE_PARTS]:
+    if unknown := [name for name in files if not _is_image(name)]:
         raise UnknownOption(unknown[0], (*_IMAGE_PARTS, *NAMES))
     if len(pictures) > at_most:
         raise TooManyImages(_too_many(len(pictures), at_most))
     images = [_named_image(part) for part in pictures]
-    fields = [part for part in given if part.filename is None and part.name not in _IMAGE_PARTS]
+    fields = [part for part in given if part.filename is None and not _is_image(part.name)]
     options = _options_from_text([(part.name, part.text) for part in fields], query)
     if not images:
         raise MissingImage("The form has no file part named image; send one as `curl -F image=@photo.jpg` does.")
     return images, options
+
+
+def _is_image(name: str) -> bool:
+    return _IMAGE_PART.fullmatch(name) is not None
 
 
 def _named_image(part: Part) -> NamedImage:

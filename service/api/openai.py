@@ -136,7 +136,8 @@ class OpenAIRoutes:
 
     async def retrieve_model(self, request: Request) -> Response:
         """Returns the model, if the name is the served model's. The name may contain slashes."""
-        return JsonReply(self._model(request.path_params["model"]))
+        name = request.path_params["model"]
+        return JsonReply(self._model(name)) if name else await self.list_models(request)  # an address ends with /
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Captions the newest image in the messages, whatever the role of its message.
@@ -281,7 +282,7 @@ def _option(name: str, value: Any, field: str, options: CaptionOptions) -> Capti
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value
+    stops = [value] if isinstance(value, str) and value else value or []
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise InvalidOption("stop", f"be text or a list of up to {MAX_STOPS} texts")
     for stop in stops:
@@ -390,12 +391,12 @@ def _one_image(images: Sequence[tuple[Mapping[str, Any], str]]) -> bytes | str:
         raise InvalidOption(where, _PARTS)
     url, where = part.get(IMAGES[0]), f"{where}.{IMAGES[0]}"
     if isinstance(url, dict):
-        url, where = url.get("url"), f"{where}.url"
-    if not isinstance(url, str):
+        url, where = url.get("url", ""), f"{where}.url"
+    elif not isinstance(url, str):
         raise InvalidOption(where, 'be an object such as {"url": "data:image/jpeg;base64,…"}')
-    if is_data_uri(url) or is_url(url):
+    if isinstance(url, str) and (is_data_uri(url) or is_url(url)):
         return image_or_url(url, where)
-    raise InvalidOption(where, "be a data URI with base64, as in data:image/jpeg;base64,…")
+    raise InvalidOption(where, "be a data URI with base64, as in data:image/jpeg;base64,…, or an http(s) URL")
 
 
 def text_of(value: Any, where: str) -> str:

@@ -69,14 +69,16 @@ class Number:
     def values(self) -> str:
         """Description of the accepted numbers, for messages and the documents."""
         noun = "a whole number" if self.kind is int else "a number"
-        start = f"above {self.low:g} and at most" if self.above else f"from {self.low:g} to"
-        return f"{noun} {start} {self.high if self.kind is int else format(self.high, 'g')}"
+        low, high = (each if self.kind is int else format(each, "g") for each in (self.low, self.high))
+        return f"{noun} above {low} and at most {high}" if self.above else f"{noun} from {low} to {high}"
 
     def read(self, text: str) -> Any:
-        """Returns the number that a text spells, or the text itself, which `checked` refuses."""
-        whole, decimal = r"[+-]?[0-9]{1,20}", r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
-        is_number = len(text) <= 64 and re.fullmatch(whole if self.kind is int else decimal, text)
-        return self.kind(text) if is_number else text
+        """Returns the number that a text spells, or the text itself, which `checked` refuses. 5.0 is a whole
+        number, as in JSON."""
+        whole = r" *([+-]?[0-9]{1,20})(?:\.0{0,20})? *"
+        decimal = r" *([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?) *"
+        number = re.fullmatch(whole if self.kind is int else decimal, text) if len(text) <= 64 else None
+        return self.kind(number[1]) if number else text
 
     def checked(self, name: str, value: Any) -> float:
         """Returns the value as `kind`. Raises InvalidOption if it is no such number."""
@@ -90,7 +92,7 @@ class Number:
         """Returns the JSON schema of the accepted numbers."""
         low = "exclusiveMinimum" if self.above else "minimum"
         numbers = {"type": "integer" if self.kind is int else "number", low: self.low, "maximum": self.high}
-        if not self.unset:
+        if not self.unset or self.low < _UNSET:
             return numbers
         return {**numbers, low: _UNSET} if self.low == 0 else {"anyOf": [numbers, {"const": _UNSET}]}
 
@@ -184,7 +186,7 @@ OPTIONS: Mapping[str, Option] = {
         default="the model's first",
     ),
     "max_new_tokens": Option(
-        Number(int, 1, 65536, unset=True),
+        Number(int, 1, 2**31 - 1, unset=True),  # far above any model's greatest: chat clients send 128000
         "Tokens to generate at most. The default, which is also -1, is the model's.",
         default="the model's",
         openai=("max_new_tokens", "max_tokens", "max_completion_tokens"),
@@ -216,7 +218,7 @@ OPTIONS: Mapping[str, Option] = {
         metavar="P",
     ),
     "seed": Option(
-        Number(int, 0, 2**63 - 1, unset=True),
+        Number(int, -(2**63), 2**64 - 1, unset=True),  # programs draw signed and unsigned seeds of 64 bits
         "Makes sampling repeatable. Without it, or with -1, each request samples differently.",
         default="none",
         metavar="N",

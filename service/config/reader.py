@@ -79,8 +79,8 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
                 values[field] = given
             elif given is not None:
                 values[field] = _parse(option, option.flag, given)
-            elif environ.get(option.variable):
-                values[field] = _parse(option, option.variable, environ[option.variable])
+            elif text := environ.get(option.variable, "").strip():  # files of variables end lines with CR LF
+                values[field] = _parse(option, option.variable, text)
         groups[name] = group(**values)
     return Settings(**groups)
 

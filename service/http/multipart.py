@@ -14,6 +14,7 @@ from python_multipart.exceptions import FormParserError
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import InvalidMultipart, UnsupportedMediaType
+from snapcap.service.http.json_text import decode_base64
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -30,6 +31,8 @@ _MAX_PART_HEADERS = 16
 _MAX_PART_HEADER_BYTES = 4096
 # Only these charsets are decoded: some codecs of Python take time that grows with the square of the text.
 _CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii"})
+# Encodings of a part's data as it is. Base64 is decoded.
+_AS_IT_IS = (b"", b"7bit", b"8bit", b"binary")
 _CHARSET_FIELD = "_charset_"  # RFC 7578: the charset of fields that do not name theirs
 
 
@@ -65,12 +68,12 @@ def boundary_of(content_type: str) -> bytes:
 
 def parse_multipart(boundary: bytes, body: bytes) -> list[Part]:
     """Returns the parts in order. Raises InvalidMultipart, UnsupportedMediaType."""
-    _check_delimiters(body, b"--" + boundary)
+    start = _check_delimiters(body, b"--" + boundary)
     parts = _Parts()
     limits = {"max_header_count": _MAX_PART_HEADERS, "max_header_size": _MAX_PART_HEADER_BYTES}
     try:
         parser = MultipartParser(boundary, parts.callbacks(), **limits)
-        for at in range(0, len(body), _PIECE):
+        for at in range(start, len(body), _PIECE):
             parser.write(body[at : at + _PIECE])
     except FormParserError as error:
         raise _unreadable(str(error)[:200] or "it is not well-formed") from None
@@ -82,19 +85,27 @@ def parse_multipart(boundary: bytes, body: bytes) -> list[Part]:
     return [part for part in parts.found if part.name != _CHARSET_FIELD]
 
 
-def _check_delimiters(body: bytes, delimiter: bytes) -> None:
-    """Limits the number of delimiters before parsing: the parser is slow, as it reads byte by byte after each of
-    them. Raises InvalidMultipart."""
-    at = _find(body, delimiter, 0)
+def _check_delimiters(body: bytes, delimiter: bytes) -> int:
+    """Returns the place of the first delimiter, which may have lines of text before it.
+
+    Limits the number of delimiters before parsing: the parser is slow, as it reads byte by byte after each of them.
+
+    Raises InvalidMultipart."""
+    start = at = _find(body, delimiter, 0)
+    if at < 0:
+        raise _unreadable("the boundary that the Content-Type names is not in it")
     for _ in range(_MAX_PARTS + 1):
         if at < 0:
-            return
+            return start if body[start - 1 : start] == b"\n" else 0
         at += len(delimiter)
         if body[at : at + 1] in (b" ", b"\t"):
             raise _unreadable("a boundary is followed by a space")
+        if body[at : at + 1] == b"\n":
+            raise _unreadable("a line ends with LF alone, and with CR LF in a form")
         at = _find(body, delimiter, at)
     if at >= 0:
         raise _unreadable(f"there are more than {_MAX_PARTS} parts, or the boundary is within a part")
+    return 0
 
 
 def _find(body: bytes, delimiter: bytes, start: int) -> int:
@@ -154,7 +165,19 @@ class _Parts:
         # The name of a file is only repeated in the reply, so a name that is not UTF-8, as of old clients, is
         # accepted.
         shown = None if filename is None else filename.decode("utf-8", "replace")
-        self.found.append(Part(_utf8(options[b"name"], "The name of a part"), shown, self._data.getvalue()))
+        self.found.append(Part(_utf8(options[b"name"], "The name of a part"), shown, self._decoded()))
+
+    def _decoded(self) -> bytes:
+        """Returns the data of the part, decoded if a client of mail's habits has encoded it."""
+        encoding = self._headers.get(b"content-transfer-encoding", b"").strip().lower()
+        data = self._data.getvalue()
+        if encoding in _AS_IT_IS:
+            return data
+        found = decode_base64(data) if encoding == b"base64" else b""
+        if data and not found:
+            shown = encoding[:40].decode("latin-1")
+            raise _unreadable(f"a part cannot be decoded from its Content-Transfer-Encoding, {shown!r}")
+        return found
 
     def _end(self) -> None:
         self.ended = True

@@ -144,12 +144,20 @@ class Dispatch:
         methods = self._apis.methods(path)
         if methods:
             raise MethodNotAllowed(scope["method"], path, methods)
-        raise nothing_at(path)
+        raise nothing_at(path, self._meant(path))
+
+    def _meant(self, path: str) -> str:
+        """Returns the path of an endpoint that differs in slashes or in a leading /v1, as addresses that clients
+        join wrongly do; "" if there is none."""
+        plain = f"/{'/'.join(filter(None, path[:_LONGEST_PATTERN].split('/')))}"
+        others = (plain, f"/v1{plain}", plain.removeprefix("/v1"))
+        return next((each for each in others if each != "/" and self._apis.methods(each)), "")
 
 
-def nothing_at(path: str) -> NotFound:
-    """Returns the error for a path without an endpoint."""
-    return NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")
+def nothing_at(path: str, meant: str = "") -> NotFound:
+    """Returns the error for a path without an endpoint. `meant`: the path that the client probably means."""
+    hint = f"did you mean {meant[:200]}? GET" if meant else "GET"
+    return NotFound(f"There is nothing at {path[:200]}; {hint} /openapi.json lists what there is.")
 
 
 def _check_query(query: bytes) -> None:

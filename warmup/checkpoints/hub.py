@@ -21,7 +21,6 @@ _ADVICE = {
     "HFValidationError": "that is neither a folder nor a hub id; hub ids look like owner/name",
 }
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_OFFLINE = "is not in the local cache and HF_HUB_OFFLINE is set; unset it, or give a folder"
 _UNREACHABLE = "check the network and HF_ENDPOINT, or give a folder"
 
 
@@ -35,7 +34,7 @@ def download_checkpoint(source: str) -> Path:
     """
     known = _whole_folder(source)
     if known is not None:
-        if _is_offline() or pinned_commit(source) is not None:
+        if _offline_variable() or pinned_commit(source) is not None:
             return known
         try:
             commit = within(OUTAGE_S, lambda: current_commit(source, OUTAGE_S), "snapcap-source")
@@ -135,8 +134,10 @@ def _use_home() -> None:
         os.environ["HF_HOME"] = str(user_cache("snapcap") / "huggingface")
 
 
-def _is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
+def _offline_variable() -> str:
+    """Returns the name of the variable by which the library is told to stay offline; "" without one."""
+    name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+    return name if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") else ""
 
 
 def _sentence(error: Exception, source: str) -> str:
@@ -144,8 +145,8 @@ def _sentence(error: Exception, source: str) -> str:
     if name in _ADVICE:
         return f"{source!r}: {_ADVICE[name]}"
     if name in ("LocalEntryNotFoundError", "IncompleteSnapshotError", "ConnectError", "ConnectTimeout"):
-        if _is_offline():
-            return f"{source!r} {_OFFLINE}"
+        if offline := _offline_variable():
+            return f"{source!r} is not in the local cache and {offline} is set; unset it, or give a folder"
         from huggingface_hub.constants import ENDPOINT  # noqa: PLC0415 - only sources on the hub need it
 
         cause = error.__cause__ or error  # the library's own sentence leaves the HTTP client's error out

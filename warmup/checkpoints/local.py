@@ -3,8 +3,10 @@
 `snapcap serve` asks for that before it forks anything; so this module imports next to nothing.
 """
 
+import contextlib
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
@@ -102,6 +104,9 @@ def local_folder(source: str) -> Path | None:
     CheckpointError if it is meant as a folder, and is none, or holds no checkpoint."""
     if source == SHIPPED or source.startswith(S3):
         return None
+    if "://" in source:
+        shown = re.sub("//[^/]*@", "//…@", source)[:200]  # somebody may have written a secret there
+        raise CheckpointError(f"{shown!r} is a URL; give the hub id, such as owner/name, a folder, or s3://…")
     try:
         folder = Path(source).expanduser()
     except RuntimeError:
@@ -135,7 +140,20 @@ def checked(folder: Path, source: str) -> Path:
         raise CheckpointError(str(error)) from error
     if found:
         return folder
+    below = _folder_below(folder)
+    if below is not None:
+        raise CheckpointError(f"{source!r} has no config.json, but {str(below)!r} has one; give that folder")
     raise CheckpointError(f"{source!r} has no config.json; give the folder that save_pretrained wrote")
+
+
+def _folder_below(folder: Path) -> Path | None:
+    """Returns a checkpoint's folder inside another: a snapshot of the hub's cache, or one that a training left."""
+    for pattern in ("snapshots/*/config.json", "*/config.json"):
+        with contextlib.suppress(OSError):
+            found = next(folder.glob(pattern), None)
+            if found is not None:
+                return found.parent
+    return None
 
 
 def adapter_error(source: str, base: object = None) -> CheckpointError:

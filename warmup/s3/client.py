@@ -59,6 +59,8 @@ _PERMISSIONS = {
     "DeleteObject": "s3:DeleteObject",
 }
 _READING = "s3:ListBucket and s3:GetObject"
+# Services that give botocore credentials: for a role, as on Kubernetes of AWS, and for a single sign-on or login.
+_OF_CREDENTIALS = ("sts", "sso", "sso-oidc", "signin")
 _EMPTY = ("", "Access Denied", "Access Denied.", "AccessDenied", "Forbidden")  # texts that add nothing to the code
 _CHANGED = ("PreconditionFailed", "InvalidRange", "412", "416")
 
@@ -159,6 +161,8 @@ def name_missing_credentials(parsed: Any, **_: object) -> None:
 def _refusal(code: str, response: Mapping[str, Any], operation: str) -> str:
     """Describes a refusal of S3: with advice if the code is known, else with S3's own message."""
     said = _line(response.get("Error", {}).get("Message") or "")
+    if operation.startswith("AssumeRole"):
+        return f"the role cannot be assumed; check its trust policy and the token ({code}: {said})"
     if code in _DENIED:
         told = f"access is denied; give the role {_PERMISSIONS.get(operation, _READING)}, or {_CREDENTIALS}"
         return f"{told} ({code}{'' if said in _EMPTY else f': {said}'})"
@@ -221,12 +225,19 @@ def client(options: S3Options) -> "S3Client":
         session = Session(profile=options.profile)
         # botocore would list the services by a walk through a thousand folders of descriptions.
         loader: Any = create_loader(session.get_config_variable("data_path"))
-        loader.list_available_services = lambda type_name: ["s3"]
+        loader.list_available_services = lambda type_name: ["s3", *_OF_CREDENTIALS]
         session.register_component("data_loader", loader)
+        session.set_default_client_config(config)  # clients of these services have the same bounds
+        # botocore itself reads AWS_DEFAULT_REGION only; AWS sets AWS_REGION in its containers.
+        region = session.get_config_variable("region") or os.environ.get("AWS_REGION") or options.region
+        if region:
+            session.set_config_variable("region", region)
         anonymous = session.get_credentials() is None
         if anonymous:
             config = config.merge(Config(signature_version=UNSIGNED))
-        made = session.create_client("s3", options.region, endpoint_url=options.endpoint_url, config=config)
+        made = session.create_client(
+            "s3", options.region or region, endpoint_url=options.endpoint_url, config=config
+        )
         s3 = cast("S3Client", made)
         bound_replies(s3, options.deadline)
         if anonymous:

@@ -98,7 +98,7 @@ UNREAD = {
     "TIFF images with LZMA": encoded(SMALL, "TIFF", compression="lzma"),
     "TIFF images with compression 50002": tiff(*SIZE, (259, 3, 50002)),
     "TIFF images in CIELAB colours": encoded(SMALL.convert("LAB"), "TIFF"),
-    "TIFF images of this kind": tiff(*SIZE[:2], (258, 3, 24), *SIZE[3:]),
+    "TIFF images with 1 × 24 bits a pixel": tiff(*SIZE[:2], (258, 3, 24), *SIZE[3:]),
     "BMP images of compression 4": encoded(SMALL, "BMP")[:30] + b"\4\0\0\0" + encoded(SMALL, "BMP")[34:],
     "BMP images of 2 bits": encoded(SMALL, "BMP")[:28] + b"\2\0" + encoded(SMALL, "BMP")[30:],
     "PNG images that were changed for iPhone apps (CgBI)": encoded(SMALL)[:8]

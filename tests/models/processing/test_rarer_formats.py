@@ -100,6 +100,68 @@ def test_greys_of_more_than_8_bits_are_scaled(order: str) -> None:
         assert np.abs(shades[..., 0] - grey / grey.max() * 255).max() <= 1, most
 
 
+GREY = np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) * 4095 // (HEIGHT * WIDTH - 1)  # of 12 bits
+SHADES = GREY >> 4
+
+
+def strip(data: bytes, bits: int, *tags: tuple[int, int, list[int]], order: str = "<", samples: int = 1) -> bytes:
+    """A TIFF of one strip without compression; a tag of its own is (number, 3 for 2 bytes, values)."""
+    given = {each[0]: each for each in tags}
+    own = ((258, 3, [bits] * samples), (259, 3, [1]), (262, 3, [1]), (273, 4, [8]), (277, 3, [samples]))
+    for each in ((256, 3, [WIDTH]), (257, 3, [HEIGHT]), *own, (278, 3, [HEIGHT]), (279, 4, [len(data)])):
+        given.setdefault(each[0], each)
+    directory, values, end = b"", b"", 8 + len(data) + 2 + 12 * len(given) + 4
+    for tag, kind, numbers in sorted(given.values()):
+        packed = struct.pack(f"{order}{len(numbers)}{'H' if kind == 3 else 'I'}", *numbers)
+        directory += struct.pack(f"{order}HHI", tag, kind, len(numbers))
+        directory += packed.ljust(4, b"\0") if len(packed) <= 4 else struct.pack(f"{order}I", end + len(values))
+        values += packed if len(packed) > 4 else b""
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(data))
+    return head + data + struct.pack(f"{order}H", len(given)) + directory + bytes(4) + values
+
+
+def in_12_bits(grey: NDArray[Any]) -> bytes:
+    return int("".join(f"{value:012b}" for value in grey.flat), 2).to_bytes(grey.size * 12 // 8, "big")
+
+
+NUMBERS = {
+    "12 bits": strip(in_12_bits(GREY), 12),
+    "12 bits in 16": strip(GREY.astype("<u2").tobytes(), 16),
+    "12 bits in 16, the other order": strip(GREY.astype(">u2").tobytes(), 16, order=">"),
+    "10 bits in 16": strip((GREY >> 2).astype("<u2").tobytes(), 16),
+    "16 bits": strip((GREY << 4).astype("<u2").tobytes(), 16),
+    "32 bits": strip((GREY.astype("<u4") << 20).tobytes(), 32),
+    "16 bits around 0": strip(((GREY << 4) - (1 << 15)).astype("<i2").tobytes(), 16, (339, 3, [2])),
+    "32 bits around 0": strip((GREY - 1000).astype("<i4").tobytes(), 32, (339, 3, [2])),
+    "floats around 0": strip((GREY / 2047.5 - 1).astype("<f4").tobytes(), 32, (339, 3, [3])),
+}
+
+
+@pytest.mark.parametrize("data", NUMBERS.values(), ids=NUMBERS.keys())
+def test_greys_come_out_alike_whatever_numbers_a_program_writes(data: bytes) -> None:
+    assert np.abs(decoded(data)[..., 0].astype(int) - SHADES).max() <= 1
+
+
+def test_a_number_far_below_0_is_no_pixel() -> None:
+    """As programs of maps mark it."""
+    grey = (GREY >> 4).astype("<f4")
+    grey[0, 0] = -9999
+    assert np.abs(decoded(strip(grey.tobytes(), 32, (339, 3, [3])))[..., 0].astype(int) - SHADES).max() <= 1
+
+
+@pytest.mark.parametrize("step", [1, 257])
+def test_a_palette_in_8_or_16_bits_a_number(step: int) -> None:
+    palette = [step * shade for shade in (*range(256), *range(255, -1, -1), *[0] * 256)]
+    pixels = decoded(strip(SHADES.astype("u1").tobytes(), 8, (262, 3, [3]), (320, 3, palette)))
+    assert (pixels == np.stack([SHADES, 255 - SHADES, 0 * SHADES], -1)).all()
+
+
+def test_a_fourth_channel_that_no_program_has_filled_in() -> None:
+    rgb = np.asarray(PICTURE)
+    data = np.concatenate([rgb, np.zeros((HEIGHT, WIDTH, 1), np.uint8)], -1).tobytes()
+    assert (decoded(strip(data, 8, (262, 3, [2]), samples=4)) == rgb).all()
+
+
 def test_a_16_bit_grey_whose_zero_is_white() -> None:
     grey = (np.arange(HEIGHT * WIDTH, dtype=np.uint16) * 10).reshape(HEIGHT, WIDTH)
     data = bytearray(encoded(Image.fromarray(grey), "TIFF"))

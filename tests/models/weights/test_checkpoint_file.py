@@ -205,12 +205,28 @@ def test_an_index_is_bounded(folder: Path) -> None:
 
 
 def test_a_folder_without_weights_says_what_is_expected(folder: Path) -> None:
-    with pytest.raises(WeightsError, match=r"model\.safetensors or pytorch_model\.bin is expected$"):
+    for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth"):
+        (folder / name).touch()
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin is expected; download or copy them again$"):
         read_tensors(folder)
-    (folder / "model.fp16.safetensors").touch()
-    with pytest.raises(
-        WeightsError, match=r"is expected; 'model\.fp16\.safetensors', which is there, is not read$"
-    ):
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("model.fp16.safetensors", r"is not read; if it holds the whole model, rename it to model\.safetensors"),
+        ("last.ckpt", r"is not read; if it holds the whole model, rename it to pytorch_model\.bin"),
+        ("model-00002-of-00003.safetensors", r"is a part .* model\.safetensors\.index\.json is missing"),
+        ("pytorch_model-00002-of-00003.bin", r"is a part .* pytorch_model\.bin\.index\.json is missing"),
+        ("model-Q4_K_M.gguf", "is not read; give the model's PyTorch weights"),
+        ("model.onnx", "is not read; give the model's PyTorch weights"),
+        ("tf_model.h5", "is not read; give the model's PyTorch weights"),
+    ],
+)
+def test_weights_of_another_name_or_program_are_named_with_what_to_do(folder: Path, name: str, advice: str) -> None:
+    for each in (name, "training_args.bin"):
+        (folder / each).touch()
+    with pytest.raises(WeightsError, match=f"is expected; {re.escape(repr(name))},? .*{advice}"):
         read_tensors(folder)
 
 

@@ -68,6 +68,8 @@ def test_the_newest_image_is_captioned_whoever_sent_it(ask, picture, role: str) 
         {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}},
         {"type": "image_url", "image_url": None},
         {"type": "image_url", "image_url": {"url": None}},
+        {"type": "image_url", "image_url": {"url": "blob:http://localhost/1"}},
+        {"type": "image_url", "image_url": {"uri": "data:image/png;base64,aa=="}},
     ],
 )
 def test_no_older_image_is_captioned_in_place_of_one_that_is_not_read(ask, picture, role: str, part: Part) -> None:
@@ -143,6 +145,7 @@ def test_fields_of_a_chat(ask, picture, engine) -> None:
         ({"stream_options": {"include_usage": True}}, ""),
         ({"stream_options": {"include_usage": None, "include_obfuscation": "x", "chunk_size": 5}}, ""),
         ({"stop": None, "tools": [], "logit_bias": {}, "functions": []}, ""),
+        ({"stop": ""}, ""),
     ):
         reply = ask(user, **fields)
         assert (caption(reply), reply.headers.get("x-snapcap-ignored", "")) == ("9 7", ignored)

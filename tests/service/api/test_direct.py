@@ -1,5 +1,6 @@
 """Every endpoint is found by its path, at whatever prefix; what is missing says what there is instead."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,26 @@ def test_a_path_too_long_for_any_model_is_nowhere(app: Application) -> None:
         reply = client.get(f"/v2/models/{'a' * length}")
         assert (reply.status_code, detail in reply.json()["error"]) == (404, True)
     assert client.put(f"/v2/models/{'a' * 1100}").status_code == 404, "and no method is allowed there"
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/caption/", "/v1/caption"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("//v1/chat/completions/", "/v1/chat/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/models", "/v1/models"),
+        ("/readyz/", "/readyz"),
+        ("/v1/captain", ""),
+        ("//", ""),
+        ("/" * 3000, ""),
+    ],
+)
+def test_an_address_that_was_joined_wrongly_is_told_the_right_one(app: Application, path: str, meant: str) -> None:
+    reply = TestClient(app, base_url="http://localhost").request("GET", f"http://localhost{path}")
+    assert reply.status_code == 404
+    assert re.findall("did you mean (.*?)[?]", reply.text) == [meant] * bool(meant)
 
 
 def test_an_endpoint_takes_the_request_and_no_other_route_has_its_name(app: Application) -> None:

@@ -163,10 +163,28 @@ def test_minus_one_is_not_given(ask: Ask, engine, value: float) -> None:
     assert named(ask(max_new_tokens=value, seed=value, top_k=value)) == []
     params = engine.requests[-1].params
     assert (params.max_new_tokens, params.top_k, params.seed) == (None, 0, None)
-    for name in ("max_new_tokens", "seed", "top_k"):
+    for name in ("max_new_tokens", "top_k"):
         assert ask(**{name: -2}).status_code == 422
     for name in ("temperature", "num_beams", "no_repeat_ngram_size"):
         assert ask(**{name: value}).status_code == 422
+
+
+@pytest.mark.parametrize("seed", [-2, -(2**63), 2**63, 2**64 - 1, 5.0])
+def test_any_64_bits_are_a_seed(ask: Ask, engine, seed: float) -> None:
+    assert named(ask(seed=seed, temperature=1)) == []
+    assert engine.requests[-1].params.seed == seed
+
+
+@pytest.mark.parametrize("length", [65_537, 128_000, 2**31 - 1])
+def test_a_greater_length_than_the_models_is_as_the_docs_say(
+    client: TestClient, api: str, ask: Ask, length: int
+) -> None:
+    """Chat clients send the length of other models."""
+    reply = ask(max_new_tokens=length)
+    if api in ("openai", "huggingface"):
+        assert named(reply) == []
+    else:
+        assert (reply.status_code, "what the model holds" in reply.text) == (422, True)
 
 
 def test_an_option_of_one_api_is_not_passed_over_in_another(client: TestClient, image: Png) -> None:
@@ -183,6 +201,11 @@ def test_queries_and_forms(client: TestClient, image: Png, engine) -> None:
     query = "utm_source=x&max_new_tokens=-1&n=1&seed=-1&unknown=&top_p="
     assert named(client.post(f"/v1/caption?{query}", content=image(9))) == ["utm_source"]
     assert (engine.requests[-1].params.max_new_tokens, engine.requests[-1].params.seed) == (None, None)
+    assert named(client.post("/v1/caption?top_k=3.0&seed=%205%20&temperature=1.", content=image(9))) == []
+    params = engine.requests[-1].params
+    assert (params.top_k, params.seed, params.temperature) == (3, 5, 1.0)
+    for wrong in ("3.5", "3,0", "3 0", "0x3", "null", "٣"):
+        assert client.post("/v1/caption", params={"top_k": wrong}, content=image(9)).status_code == 422
     files = {"image": ("a.png", image(9))}
     for path in ("/v1/caption", "/v1/captions"):
         reply = client.post(f"{path}?_=1", files=files, data={"csrf_token": "x", "top_k": "3"})
@@ -213,7 +236,7 @@ def test_options_of_hugging_faces_pipelines(client: TestClient, image: Png, engi
     ):
         assert named(ask(**fields)) == []
         assert engine.requests[-1].params.max_new_tokens == tokens
-    for wrong in (0, "9", 1.5, True, 10**9):
+    for wrong in (0, "9", 1.5, True, 10**10):
         refused = ask(max_length=wrong)
         assert (refused.status_code, "'max_length' must be a whole number" in refused.text) == (422, True)
     assert ask(num_beam_groups=2).status_code == 422

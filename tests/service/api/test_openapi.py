@@ -108,7 +108,8 @@ def test_replies_of_other_apis_are_as_described(client: TestClient, image: Png, 
     chat = {"model": "fake", "messages": [{"role": "user", "content": parts}]}
     check(client.post("/", content=image()).json(), "HuggingFaceCaptions")
     check(client.post("/", content=b"no").json(), "HuggingFaceError")
-    check(client.get("/v1/models").json(), "ModelList")
+    for path in ("/v1/models", "/v1/models/"):
+        check(client.get(path).json(), "ModelList")
     check(client.get("/v1/models/fake").json(), "Model")
     check(client.get("/v1/models/other").json(), "OpenAIError")
     check(client.post("/v1/chat/completions", json=chat).json(), "ChatCompletion")

@@ -49,6 +49,16 @@ def test_a_repeatable_option_takes_several_in_either_way() -> None:
 
 def test_an_empty_variable_counts_as_unset() -> None:
     assert read(SNAPCAP_PORT="").http.port == 8000
+    assert read(SNAPCAP_PORT=" \n").http.port == 8000
+
+
+@pytest.mark.parametrize(("before", "after"), [(" ", ""), ("", "\n"), ("", "\r"), ("\t", " \r\n")])
+def test_white_space_around_a_variable_is_left_out(before: str, after: str) -> None:
+    """As files of secrets end, and lines of files from Windows."""
+    values = {"PORT": "9000", "MODEL": "s3://bucket/x", "BUCKETS": "1, 4,16", "LOG_FORMAT": "json", "STRICT": "on"}
+    settings = read(**{f"SNAPCAP_{name}": f"{before}{value}{after}" for name, value in values.items()})
+    assert (settings.http.port, settings.model.source) == (9000, "s3://bucket/x")
+    assert (settings.compute.buckets, settings.log.format, settings.compute.strict) == ((1, 4, 16), "json", True)
 
 
 def test_values_are_parsed() -> None:

@@ -169,6 +169,36 @@ def test_an_input_without_a_file_and_an_option_without_a_value_are_not_given(
     assert post(client, form(FILE + image(5), field(b"sede", b""))).json()["code"] == "unknown_option"
 
 
+@pytest.mark.parametrize("name", [b"image", b"images", b"image[]", b"images[]", b"images[0]"])
+def test_names_that_libraries_give_the_elements_of_a_list(client: TestClient, image: Png, name: bytes) -> None:
+    reply = post(client, form(FILE.replace(b'"image"', b'"%b"' % name) + image(5)))
+    assert reply.json().get("caption") == "5 7", reply.text
+    assert post(client, form(FILE.replace(b'"image"', b'"%b["' % name) + image(5))).status_code == 422
+
+
+@pytest.mark.parametrize("encoding", [b"binary", b"8bit", b"Base64 "])
+def test_a_part_in_an_encoding_of_mails(client: TestClient, image: Png, encoding: bytes) -> None:
+    line = b"Content-Transfer-Encoding: " + encoding + b"\r\n"
+    data = base64.encodebytes(image(5)) if b"64" in encoding else image(5)
+    reply = post(client, form(FILE.replace(b"\r\n\r\n", b"\r\n" + line + b"\r\n") + data))
+    assert reply.json().get("caption") == "5 7", reply.text
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (form(FILE + b"x").replace(b"B", b"C"), "the boundary that the Content-Type names is not in it"),
+        (form(FILE + b"x").replace(b"\r\n", b"\n"), "a line ends with LF alone"),
+        (form(b"Content-Transfer-Encoding: base64\r\n" + FILE + b"#"), "cannot be decoded .*'base64'"),
+        (form(b"Content-Transfer-Encoding: quoted-printable\r\n" + FILE + b"#"), "cannot be .*'quoted-printable'"),
+    ],
+)
+def test_what_is_wrong_with_a_form_is_named(body: bytes, said: str) -> None:
+    with pytest.raises(InvalidMultipart, match=said):
+        parse_multipart(b"B", body)
+    assert parse_multipart(b"B", b"a text for old programs\r\n" + form(FILE + b"x"))[0].data == b"x"
+
+
 def test_an_image_without_a_file_name(client: TestClient, image: Png) -> None:
     """As clients send bytes that they have in memory, and as pages send what they have drawn."""
     small, large = (b"data:image/png;base64," + base64.b64encode(image(5) + bytes(more)) for more in (0, 100_000))

@@ -187,12 +187,22 @@ def test_a_start_that_cannot_succeed_ends_with_one_line(
             "there is no folder './no-such-folder'; give a folder, a hub id or s3://bucket/prefix",
         ),
         ("{empty}", "'{empty}' has no config.json; give the folder that save_pretrained wrote"),
+        ("{hub}", "'{hub}' has no config.json, but '{hub}/snapshots/abc' has one; give that folder"),
+        ("{trained}", "'{trained}' has no config.json, but '{trained}/checkpoint-500' has one; give that folder"),
         ("{file}", "'{file}' is a file; give the folder that holds config.json"),
+        (
+            "https://me:secret@example.com/me/model",
+            "'https://…@example.com/me/model' is a URL; give the hub id, such as owner/name, a folder, or s3://…",
+        ),
     ],
 )
 def test_a_wrong_folder_is_found_before_anything_is_forked(tmp_path: Path, model: str, sentence: str) -> None:
-    names = {"empty": str(tmp_path), "file": str(tmp_path / "file")}
+    names = {name: str(tmp_path / name) for name in ("empty", "file", "hub", "trained")}
     (tmp_path / "file").touch()
+    for below in ("empty", "hub/snapshots/abc", "trained/checkpoint-500"):
+        (tmp_path / below).mkdir(parents=True)
+        (tmp_path / below / "config.json").touch()
+    (tmp_path / "empty/config.json").unlink()
     program = """
 import os, sys
 def fork(): raise AssertionError("forked")

@@ -42,7 +42,7 @@ _BEYOND_SCHEMAS = (
     "this model has one task alone",
     "Inference-Header-Content-Length",
     "not JSON",  # binary tensor data without the header that says where it begins
-    "to 9223372036854775807",  # a float cannot be compared with it
+    "to 18446744073709551615",  # a float cannot be compared with it
 )
 
 

@@ -150,6 +150,8 @@ def test_a_hub_id_becomes_a_folder_also_offline(hub: str, tmp_path: Path) -> Non
     offline = resolve_from_hub(["me/safe", "me/pickled", "me/none"], tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
     assert offline[:2] == [str(safe), str(pickled)]
     assert offline[2] == "'me/none' is not in the local cache and HF_HUB_OFFLINE is set; unset it, or give a folder"
+    (too,) = resolve_from_hub(["me/none"], tmp_path, HF_ENDPOINT=hub, TRANSFORMERS_OFFLINE="yes")
+    assert too == offline[2].replace("HF_HUB", "TRANSFORMERS")
 
 
 @pytest.mark.parametrize("kind", ["refused", "silent", "no such host", "500", "403"])

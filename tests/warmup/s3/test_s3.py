@@ -208,11 +208,46 @@ def test_without_credentials_a_public_bucket_is_read_and_a_private_one_is_named(
         list_objects(public, "bucket", "a", soon())
 
 
+@pytest.mark.parametrize("way", ["web identity", "profile"])
+def test_a_role_is_assumed_of_which_another_service_gives_the_credentials(
+    way: str, s3: Any, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS's Kubernetes names a token's file; a profile names a role and whose credentials assume it."""
+    role = "arn:aws:iam::123456789012:role/captions"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", s3_server)
+    monkeypatch.setenv("AWS_REGION", "eu-west-3")
+    (tmp_path / "file").write_text(
+        f"[profile other]\nrole_arn = {role}\nsource_profile = own\n"
+        "[profile own]\naws_access_key_id = key\naws_secret_access_key = secret\n"
+    )
+    if way == "profile":
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "file"))
+    else:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "file"))
+        monkeypatch.setenv("AWS_ROLE_ARN", role)
+    s3.put_object(Bucket="bucket", Key="a/x", Body=b"x")
+    tokens: list[bool] = []
+    own = client(S3Options(endpoint_url=s3_server, profile="other" if way == "profile" else None))
+    own.meta.events.register_first(
+        "before-send.s3", lambda request, **_: tokens.append("X-Amz-Security-Token" in request.headers)
+    )
+    assert [entry.key for entry in list_objects(own, "bucket", "a", soon())] == ["a/x"]
+    assert tokens == [True]
+    assert own.meta.region_name == "eu-west-3"
+
+
 @pytest.mark.parametrize(
     ("code", "message", "operation", "said"),
     [
         ("Odd", "Do  that\nfirst.", "ListObjectsV2", "S3 refused the request (Odd: Do that first.)"),
         ("Odd", "", "ListObjectsV2", "S3 refused the request (Odd)"),
+        (
+            "AccessDenied",
+            "Not authorized",
+            "AssumeRoleWithWebIdentity",
+            "the role cannot be assumed; check its trust policy and the token (AccessDenied: Not authorized)",
+        ),
         ("Odd", "x\x1b[31m" + "y" * 10_000, "GetObject", "S3 refused the request (Odd: x [31m" + "y" * 294 + ")"),
         (
             "SlowDown",
