@@ -13,7 +13,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
-from snapcap.models.processing.processor_config import processed_size, read_processor
+from snapcap.models.processing.processor_config import ANSWERS, NESTED_FILE, processed_size, read_processor
 from snapcap.models.text import ChatIds, GenerationConfig, ImageMarkup, Task
 
 __all__ = ["ConfigError", "ModelConfig"]
@@ -136,7 +136,7 @@ class ModelConfig:
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
         module = cast(Family, import_module(f"snapcap.models.families.{_FAMILIES[family]}"))
         if module.SIZED_BY_PROCESSOR:
-            config = _sized(config, folder, family)
+            config = _with_answers(_sized(config, folder, family), folder)
         parts = module.read(config, json_or_empty(folder / "generation_config.json"))
         dtype = config.values.get("dtype") or config.values.get("torch_dtype")
         read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
@@ -151,6 +151,12 @@ def _sized(config: Fields, folder: Path, family: str) -> Fields:
         return config
     vision = {**config.section("vision_config").values, "image_size": [*size]}
     return Fields({**config.values, "vision_config": vision}, config.prefix)
+
+
+def _with_answers(config: Fields, folder: Path) -> Fields:
+    """Returns the configuration with the processor's settings of how answers are read, if its file has some."""
+    answers = json_or_empty(folder / NESTED_FILE).get(ANSWERS)
+    return config if answers is None else Fields({**config.values, ANSWERS: answers}, config.prefix)
 
 
 def _with_template(config: ModelConfig, markup: ImageMarkup, folder: Path, chat_of: ChatOf | None) -> ModelConfig:
