@@ -102,6 +102,21 @@ class ModelConfig:
         """Width of the states that cross-attention reads."""
         return self.decoder.hidden_size if self.projected else self.vision.hidden_size
 
+    def with_text_tokens(self, tokens: int) -> "ModelConfig":
+        """Returns the configuration of an encoder that reads texts of so many tokens beside the image; 0: its own.
+
+        Raises:
+            ConfigError: the encoder reads no text, or the model has no positions for such texts.
+        """
+        if not tokens:
+            return self
+        own, room = self.decoder.text_tokens, self.decoder.n_positions - self.vision.image_tokens
+        if not own or self.decoder.reads_prompt:
+            raise ConfigError("text_tokens", tokens, "the encoder of this model reads no text; leave it out")
+        if not own <= tokens <= room:
+            raise ConfigError("text_tokens", tokens, f"this model has positions for {own} to {room} tokens")
+        return replace(self, decoder=replace(self.decoder, text_tokens=tokens))
+
     def dimensions(self) -> dict[str, Any]:
         """Returns everything that shapes a region, by name, in nested dictionaries: factors of the artifact key."""
         prefix = {"prefix": len(self.prefix)} if self.prefix else {}

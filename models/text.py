@@ -1,6 +1,7 @@
 """Defines the parts of a model's text: special tokens and lengths, tasks, a chat template, rotary positions."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 from snapcap.models.dataclass import dataclass
@@ -147,6 +148,15 @@ class Task(NamedTuple):
     def takes_text(self) -> bool:
         """True if a request gives a part of the text."""
         return INPUT in self.text
+
+    @staticmethod
+    def find(name: str, tasks: Iterable["Task"]) -> "Task | None":
+        """Returns the task of this name, or None if there is none. Where a model reads any text, a name in <> that
+        is none of the ``tasks`` is itself the text, as ``<GENERATE_TAGS>`` of a fine-tuned checkpoint."""
+        known = {task.name: task for task in tasks}
+        takes_any = any(task.text == INPUT for task in known.values())
+        own = Task(name, name + INPUT, True) if takes_any and re.fullmatch(r"<\w+>", name) else None
+        return known.get(Task.named(name), own)
 
     @staticmethod
     def named(name: str) -> str:

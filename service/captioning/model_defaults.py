@@ -2,7 +2,6 @@
 Reads the answer from the tokens that come back."""
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,13 +72,13 @@ class ModelDefaults:
         self._before = 0 if config is None or config.chat is None else config.prefix_length
         self.not_done = () if config is None else config.generation.not_done
         self._most_text = 0 if config is None else config.decoder.text_tokens
-        known = () if config is None else config.tasks
+        self._all = () if config is None else config.tasks
         self._marked = (
-            tokenizer if config is None or not known else tokenizer.with_marks(_omitted(config.generation))
+            tokenizer if config is None or not self._all else tokenizer.with_marks(_omitted(config.generation))
         )
         self._texts: dict[str, tuple[int, ...]] = {}
-        self._too_long: dict[str, str] = {}
-        self._tasks = {each.name: each for each in known if each.takes_text or self._reads(each)}
+        self._not_read: dict[str, str] = {}  # why the encoder cannot read a task's text
+        self._tasks = {each.name: each for each in self._all if each.takes_text or self._reads(each)}
         self._task = self._known(task) if task else next(iter(self._tasks.values()), None)
         if self._task is not None and self._task.name not in self._tasks:
             self._reads(self._task)
@@ -190,21 +189,17 @@ class ModelDefaults:
     def _task_of(self, options: CaptionOptions) -> Task | None:
         return self._known(options.task) if options.task else self._task
 
-    def _known(self, task: str) -> Task:
-        """Returns the task of this name. A name in <> that is none of the family's is the task's text itself, as
-        ``<GENERATE_TAGS>`` of a fine-tuned checkpoint. Raises InvalidOption or UnsupportedOption."""
+    def _known(self, name: str) -> Task:
+        """Returns the task of this name. Raises InvalidOption or UnsupportedOption if there is no such task, or if
+        the encoder cannot read its text."""
         if not self._tasks:
             raise UnsupportedOption("task", "this model has one task alone, so leave it out")
-        name = Task.named(task)
-        if name in self._tasks:
-            return self._tasks[name]
-        if name in self._too_long:
-            raise InvalidOption("task", f"be another: {self._too_long[name]}")
-        takes_any = any(each.text == INPUT for each in self._tasks.values())
-        if takes_any and re.fullmatch(r"<\w+>", task):
-            return Task(task, task + INPUT, True)
-        own = "; a task of the checkpoint's own is written as <NAME>" if takes_any else ""
-        raise InvalidOption("task", f"be one of {', '.join(self._tasks)}{own}")
+        task = Task.find(name, self._all)
+        if task is None:
+            raise InvalidOption("task", f"be one of {', '.join(self._tasks)}, or the checkpoint's own in <>")
+        if task.name in self._not_read:
+            raise InvalidOption("task", f"be another: {self._not_read[task.name]}")
+        return task
 
     def _reads(self, task: Task) -> bool:
         """Tokenizes the text of a task that a request needs no text for. Returns whether the encoder can read it.
@@ -220,7 +215,7 @@ class ModelDefaults:
         if not wrong:
             self._texts[task.name] = ids
         elif task.keeps_marks and not task.takes_text:
-            self._too_long[task.name] = wrong
+            self._not_read[task.name] = wrong
         else:
             from snapcap.models.fields import ConfigError  # noqa: PLC0415  with a checkpoint only
 
@@ -249,7 +244,8 @@ class ModelDefaults:
     def _unreadable(self, ids: Sequence[int]) -> str:
         """Returns why the encoder cannot read these ids; "" if it can."""
         if len(ids) > self._most_text:
-            return f"its text has {len(ids)} tokens, the encoder takes {self._most_text}"
+            more = f"`--text-tokens {len(ids)}` makes room"
+            return f"its text has {len(ids)} tokens, the encoder takes {self._most_text}; {more}"
         beyond = _beyond(self._tokenizer, ids, self._rows)
         return beyond and f"its text cannot be read: {beyond}"
 
