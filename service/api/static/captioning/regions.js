@@ -1,33 +1,29 @@
 "use strict";
 
-const COLOURS = 6; // of outlines, in turn; the style has them
-
 /** The parts of the picture that an answer names, drawn over the preview. */
 const regions = {
   /** Draws them, or nothing. `size`: [width, height] of what was sent, in whose pixels they are. */
   draw(found, [width, height]) {
     const drawing = byId("regions");
-    const nothing = !found?.length || !width || !height;
-    drawing.toggleAttribute("hidden", nothing);
-    if (nothing) return void drawing.replaceChildren();
-    drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const letter = Math.max(width, height) / 30;
-    drawing.replaceChildren(...found.flatMap((region, number) => this.shapes(region, number % COLOURS, letter)));
+    const some = Boolean(found?.length && width && height);
+    drawing.toggleAttribute("hidden", !some);
+    drawing.setAttribute("viewBox", some ? `0 0 ${width} ${height}` : "0 0 1 1");
+    drawing.replaceChildren(...(some ? found.flatMap((region, number) => this.shapes(region, number, Math.max(width, height) / 30)) : []));
   },
 
-  shapes({ label, box, polygons }, colour, letter) {
+  /** The outlines of a part, and its label inside its box. `letter`: height of the label in pixels. */
+  shapes({ label, box, polygons }, number, letter) {
     const [left, top, right, bottom] = box;
+    const color = `hsl(${(number * 137) % 360} 95% 65%)`; // neighbours differ most
     const outlines = polygons ?? [[left, top, right, top, right, bottom, left, bottom]];
-    const made = outlines.map((outline) => this.shape("polygon", colour, { points: outline.join(" ") }));
-    // A label stands inside its box, so that none is cut off at the top.
-    const text = this.shape("text", colour, { x: left + letter / 4, y: top + letter, "font-size": letter });
+    const text = this.shape("text", { color, x: left + letter / 4, y: top + letter, "font-size": letter });
     text.textContent = label.length > 40 ? `${label.slice(0, 40)}…` : label;
-    return [...made, text];
+    return [...outlines.map((outline) => this.shape("polygon", { color, points: outline.join(" ") })), text];
   },
 
-  shape(name, colour, attributes) {
+  shape(name, attributes) {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [attribute, value] of Object.entries({ ...attributes, class: `colour-${colour}` })) made.setAttribute(attribute, value);
+    for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
     return made;
   },
 };
