@@ -13,7 +13,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
-from snapcap.models.processing.processor_config import processed_size, read_processor
+from snapcap.models.processing.processor_config import ANSWERS, NESTED_FILE, processed_size, read_processor
 from snapcap.models.text import ChatIds, GenerationConfig, ImageMarkup, Task
 
 __all__ = ["ConfigError", "ModelConfig"]
@@ -102,6 +102,21 @@ class ModelConfig:
         """Width of the states that cross-attention reads."""
         return self.decoder.hidden_size if self.projected else self.vision.hidden_size
 
+    def with_text_tokens(self, tokens: int) -> "ModelConfig":
+        """Returns the configuration of an encoder that reads texts of so many tokens beside the image; 0: its own.
+
+        Raises:
+            ConfigError: the encoder reads no text, or the model has no positions for such texts.
+        """
+        if not tokens:
+            return self
+        own, room = self.decoder.text_tokens, self.decoder.n_positions - self.vision.image_tokens
+        if not own or self.decoder.reads_prompt:
+            raise ConfigError("text_tokens", tokens, "the encoder of this model reads no text; leave it out")
+        if not own <= tokens <= room:
+            raise ConfigError("text_tokens", tokens, f"this model has positions for {own} to {room} tokens")
+        return replace(self, decoder=replace(self.decoder, text_tokens=tokens))
+
     def dimensions(self) -> dict[str, Any]:
         """Returns everything that shapes a region, by name, in nested dictionaries: factors of the artifact key."""
         prefix = {"prefix": len(self.prefix)} if self.prefix else {}
@@ -136,7 +151,7 @@ class ModelConfig:
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
         module = cast(Family, import_module(f"snapcap.models.families.{_FAMILIES[family]}"))
         if module.SIZED_BY_PROCESSOR:
-            config = _sized(config, folder, family)
+            config = _with_answers(_sized(config, folder, family), folder)
         parts = module.read(config, json_or_empty(folder / "generation_config.json"))
         dtype = config.values.get("dtype") or config.values.get("torch_dtype")
         read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
@@ -151,6 +166,12 @@ def _sized(config: Fields, folder: Path, family: str) -> Fields:
         return config
     vision = {**config.section("vision_config").values, "image_size": [*size]}
     return Fields({**config.values, "vision_config": vision}, config.prefix)
+
+
+def _with_answers(config: Fields, folder: Path) -> Fields:
+    """Returns the configuration with the processor's settings of how answers are read, if its file has some."""
+    answers = json_or_empty(folder / NESTED_FILE).get(ANSWERS)
+    return config if answers is None else Fields({**config.values, ANSWERS: answers}, config.prefix)
 
 
 def _with_template(config: ModelConfig, markup: ImageMarkup, folder: Path, chat_of: ChatOf | None) -> ModelConfig:

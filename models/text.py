@@ -1,6 +1,8 @@
 """Defines the parts of a model's text: special tokens and lengths, tasks, a chat template, rotary positions."""
 
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 
@@ -107,12 +109,54 @@ class GenerationConfig:
         return bool(self.suppressed or self.suppressed_first or self.biases or self.end_growth)
 
 
+class Region(NamedTuple):
+    """A part of a picture that an answer names, in pixels of the upright picture.
+
+    box: left, top, right and bottom.
+    polygons: outlines of the part, as x and y of each corner in turn. Empty if the part is the box.
+    """
+
+    label: str
+    box: tuple[int, int, int, int]
+    polygons: tuple[tuple[int, ...], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the region as JSON values, without ``polygons`` if there are none."""
+        shape = {"label": self.label, "box": [*self.box]}
+        return {**shape, "polygons": [[*outline] for outline in self.polygons]} if self.polygons else shape
+
+
+# Returns the regions that an answer names. The arguments are the answer's text with its special tokens, and the
+# (width, height) of the upright picture in pixels.
+ReadRegions = Callable[[str, tuple[int, int]], list[Region]]
+INPUT = "{input}"  # the place of a request's text in a task's text
+
+
 class Task(NamedTuple):
-    """A task that a model was trained for. Requests give its ``name``. The model reads ``text`` beside the
-    image."""
+    """A task that a model was trained for. Requests give its ``name``. The model reads ``text`` beside the image.
+
+    keeps_marks: special tokens are a part of the answer, except those of start, end and padding.
+    regions: reads the regions that the answer names. None for an answer that names none.
+    """
 
     name: str
     text: str
+    keeps_marks: bool = False
+    regions: ReadRegions | None = None
+
+    @property
+    def takes_text(self) -> bool:
+        """True if a request gives a part of the text."""
+        return INPUT in self.text
+
+    @staticmethod
+    def find(name: str, tasks: Iterable["Task"]) -> "Task | None":
+        """Returns the task of this name, or None if there is none. Where a model reads any text, a name in <> that
+        is none of the ``tasks`` is itself the text, as ``<GENERATE_TAGS>`` of a fine-tuned checkpoint."""
+        known = {task.name: task for task in tasks}
+        takes_any = any(task.text == INPUT for task in known.values())
+        own = Task(name, name + INPUT, True) if takes_any and re.fullmatch(r"<\w+>", name) else None
+        return known.get(Task.named(name), own)
 
     @staticmethod
     def named(name: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, Unpack
 
 from snapcap.models.errors import UserError
 from snapcap.models.processing.image_formats import ImageError
+from snapcap.models.text import Region
 from snapcap.service.captioning.options import CaptionOptions, OptionValues, options_from_json
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.config.reader import settings_of
@@ -46,16 +47,25 @@ class CaptionError(UserError):
 class Caption:
     """Holds a caption. ``text`` begins with the prompt, if there was one. ``tokens``: the number of generated
     tokens. ``finish_reason``: ``stop`` at an end token, ``length`` at ``max_new_tokens``. ``backend``: the backend
-    that ran the decoder. ``seconds``: from the decoded image to the last token."""
+    that ran the decoder. ``seconds``: from the decoded image to the last token. ``regions``: the parts of the image
+    that the answers of some tasks name, each with ``label``, ``box`` and ``polygons`` in pixels of the image as its
+    EXIF orientation turns it; None for other tasks."""
 
     text: str
     tokens: int
     finish_reason: FinishReason
     backend: str
     seconds: float
+    regions: tuple[Region, ...] | None = None
 
     def __str__(self) -> str:
         return self.text
+
+
+class _Pending(Future[Completion]):
+    """Waits for a completion. ``size``: (width, height) of the upright image, once it is decoded."""
+
+    size = (0, 0)
 
 
 class Captioner:
@@ -74,7 +84,7 @@ class Captioner:
     - a Pillow image;
     - a numpy array of RGB pixels: uint8, height × width × 3.
 
-    The options of a caption are those of the HTTP API: ``prompt``, ``task``, ``max_new_tokens``,
+    The options of a caption are those of the HTTP API: ``prompt``, ``task``, ``task_text``, ``max_new_tokens``,
     ``min_new_tokens``, ``min_length``, ``temperature``, ``top_k``, ``top_p``, ``seed``, ``num_beams``,
     ``length_penalty``, ``early_stopping``, ``no_repeat_ngram_size``, ``repetition_penalty``, and ``timeout``, in
     seconds from the moment when the image is read.
@@ -140,7 +150,7 @@ class Captioner:
                 has ended.
         """
         asked = self._asked(options)
-        future: Future[Completion] = Future()
+        future = _Pending()
         try:
             self._begin(asked, image, future)
             return self._caption(asked, future)
@@ -214,43 +224,47 @@ class Captioner:
         self,
         asked: Asked,
         image: Image,
-        future: "Future[Completion]",
+        future: _Pending,
         tokens: "queue.SimpleQueue[int | None] | None" = None,
     ) -> None:
         """Decodes an image and submits it to the engine. An error becomes the exception of the future."""
         try:
             if not future.cancelled():
                 began, on_token = time.monotonic(), None if tokens is None else tokens.put
-                self._model.engine.submit(asked.request("", self._pixels(image), future, on_token, began))
+                pixels, future.size = self._pixels(image)
+                self._model.engine.submit(asked.request("", pixels, future, on_token, began))
         except Exception as error:
             with suppress(InvalidStateError):
                 future.set_exception(error)
 
-    def _pixels(self, image: Image) -> Any:
+    def _pixels(self, image: Image) -> tuple[Any, tuple[int, int]]:
+        """Returns the pixels for the encoder, and the (width, height) of the upright image."""
         transform = self._model.checkpoint.transform
-        if isinstance(image, str | os.PathLike):
-            return transform.decode(Path(image).read_bytes()).pixels
+        image = image if isinstance(image, str | os.PathLike) or _is_of_pillow(image) else _copied(image)
+        if isinstance(image, str | os.PathLike | bytes):
+            decoded = transform.decode(image if isinstance(image, bytes) else Path(image).read_bytes())
+            return decoded.pixels, decoded.size
         if _is_of_pillow(image):
+            from snapcap.models.processing.image import upright_size  # noqa: PLC0415  a program with files alone decodes later
+
             with self._pillow:
-                return transform.convert(image)
-        image = _copied(image)
-        if isinstance(image, bytes):
-            return transform.decode(image).pixels
+                return transform.convert(image), upright_size(image)
         if _is_array(image):
-            return transform.convert(_from_array(image))
+            return transform.convert(_from_array(image)), (image.shape[1], image.shape[0])
         raise CaptionError(
             f"{type(image).__name__} is no image; give the name of a file, its bytes, a Pillow image or a numpy "
             "array"
         )
 
-    def _caption(self, asked: Asked, future: "Future[Completion]") -> Caption:
+    def _caption(self, asked: Asked, future: _Pending) -> Caption:
         try:
             done = future.result()
         except Exception as error:
             raise self._error(error) from error
-        text = self._model.checkpoint.tokenizer.caption(asked.resolved.prompt_ids, done.tokens)
+        text, regions = self._model.defaults.answer(asked.resolved, done.tokens, future.size)
         seconds = done.queue_s + done.encode_s + done.decode_s
-        return Caption(text, len(done.tokens), done.finish_reason, done.backend, seconds)
+        found = None if regions is None else tuple(regions)
+        return Caption(text, len(done.tokens), done.finish_reason, done.backend, seconds, found)
 
     def _error(self, error: Exception) -> CaptionError:
         if isinstance(error, CaptionError):
@@ -267,7 +281,7 @@ class Captioner:
         return CaptionError(reason_of(error) if known else f"{type(error).__name__}: {reason_of(error)}")
 
     def _in_order(self, images: Iterable[Image], asked: Asked) -> Generator[Caption | CaptionError, None, None]:
-        waiting: deque[Future[Completion]] = deque()
+        waiting: deque[_Pending] = deque()
         ahead = images_ahead(self._model.largest // asked.resolved.params.num_beams or 1, self._threads)
         try:
             for image in images:
@@ -280,8 +294,8 @@ class Captioner:
             for future in waiting:
                 future.cancel()
 
-    def _later(self, asked: Asked, image: Image) -> "Future[Completion]":
-        future: Future[Completion] = Future()
+    def _later(self, asked: Asked, image: Image) -> _Pending:
+        future = _Pending()
         if self._closed:
             future.set_exception(_closed())
         elif _is_of_pillow(image):  # decoded now: the caller may close it when the next image is taken
@@ -293,17 +307,17 @@ class Captioner:
                 future.set_exception(error)
         return future
 
-    def _outcome(self, asked: Asked, future: "Future[Completion]") -> Caption | CaptionError:
+    def _outcome(self, asked: Asked, future: _Pending) -> Caption | CaptionError:
         try:
             return self._caption(asked, future)
         except CaptionError as error:
             return error
 
     def _pieces(self, asked: Asked, image: Image) -> Generator[str, None, None]:
-        future: Future[Completion] = Future()
+        future = _Pending()
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         future.add_done_callback(lambda _: tokens.put(None))
-        tokenizer, prompt_ids = self._model.checkpoint.tokenizer, asked.resolved.prompt_ids
+        tokenizer, prompt_ids = self._model.defaults.tokenizer(asked.resolved.task), asked.resolved.prompt_ids
         text = tokenizer.stream(prompt_ids)
         shown = CaptionText(keep_leading_space=bool(prompt_ids) and not tokenizer.takes_instructions)
         try:

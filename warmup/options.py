@@ -67,6 +67,14 @@ class ModelOptions:
         parse=parse_int(0, 65536),
         metavar="N",
     )
+    text_tokens: int = option(
+        "text_tokens",
+        0,
+        "most tokens of a task and its text, for an encoder that reads them beside the image; more take longer; 0: "
+        "the model's number",
+        parse=parse_int(0, 65536),
+        metavar="N",
+    )
     cache_length: int = option(
         "cache_length",
         0,

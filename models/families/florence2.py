@@ -5,15 +5,19 @@ The class is `Florence2ForConditionalGeneration`. Checkpoints have one of two la
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 from snapcap.models.dimensions import DavitConfig, DavitStage, Florence2Config, Parts
 from snapcap.models.families.generation import read_generation
+from snapcap.models.families.parts import locations
 from snapcap.models.families.parts.bert import bart_names
 from snapcap.models.fields import MOST, MOST_LAYERS, Fields
 from snapcap.models.names import Names
-from snapcap.models.text import GenerationConfig, Task
+from snapcap.models.processing.processor_config import ANSWERS
+from snapcap.models.text import INPUT, GenerationConfig, Task
 
 SIZED_BY_PROCESSOR = True
 _ARCHITECTURE = "Florence2ForConditionalGeneration"
@@ -25,12 +29,15 @@ _TASK_TOKENS = 15  # the longest task has 14; together with the image's 577 toke
 _NEW_TOKENS = 128
 _EPS = 1e-5  # the default of torch.nn.LayerNorm, because there is no field for it
 _POSITION_OFFSET = 2  # rows of a position table before the first token's row, as in fairseq
-# The sentences that Florence2Processor puts in place of a task's name.
-_TASKS = (
-    Task("caption", "What does the image describe?"),
-    Task("detailed_caption", "Describe in detail what is shown in the image."),
-    Task("more_detailed_caption", "Describe with a paragraph what is shown in the image."),
+# Phrases whose boxes are no answer: those in the code of the first checkpoints. Later processors name them.
+_NO_PHRASES = (
+    "it,I,me,mine,you,your,yours,he,him,his,she,her,hers,they,them,their,theirs,one,oneself,we,us,our,ours,its,"
+    "myself,yourself,himself,herself,itself,ourselves,yourselves,themselves,this,that,these,those,who,whom,whose,"
+    "which,what,all,another,any,anybody,anyone,anything,each,everybody,everyone,everything,few,many,nobody,none,"
+    "several,some,somebody,someone,something,each other,one another,the image,image,images,the,a,an,a group,"
+    "other objects,lots,a set"
 )
+_OCR_PATTERN = "(.+?)" + 8 * r"<loc_(\d+)>"
 
 _TOWER = r"(?:model\.)?vision_tower"
 _BLOCK = rf"{_TOWER}\.blocks\.(\d+)\.(\d+)\.(spatial|channel)_block"
@@ -88,7 +95,55 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     encoder = _encoder(vision)
     decoder = _decoder(text, config)
     _meet(vision, encoder, text, decoder)
-    return Parts(encoder, decoder, _generation(generation, config, text, decoder), NAMES, True, _TASKS)
+    settings = _generation(generation, config, text, decoder)
+    tasks, not_done = _tasks(config)
+    return Parts(encoder, decoder, replace(settings, not_done=(*settings.not_done, *not_done)), NAMES, True, tasks)
+
+
+def _tasks(config: Fields) -> tuple[tuple[Task, ...], tuple[str, ...]]:
+    """Returns the tasks, with the sentences that Florence2Processor puts in place of a task's name, and the
+    processor's settings that are not supported."""
+    answers = config.section(ANSWERS) if ANSWERS in config.values else Fields({})
+    ocr, phrases = (
+        answers.section(kind) if kind in answers.values else Fields({}) for kind in ("ocr", "phrase_grounding")
+    )
+    banned = phrases.values.get("banned_grounding_tokens", [] if answers.values else _NO_PHRASES.split(","))
+    if not isinstance(banned, list) or not all(isinstance(each, str) for each in banned):
+        raise phrases.error("banned_grounding_tokens", banned, "a list of texts is expected")
+    area, pattern = ocr.values.get("AREA_THRESHOLD", 0.0), ocr.values.get("PATTERN", _OCR_PATTERN)
+    if isinstance(area, bool) or not isinstance(area, int | float):
+        raise ocr.error("AREA_THRESHOLD", area, "a number is expected")
+    boxes = locations.labelled_boxes
+    tasks = (
+        Task("caption", "What does the image describe?"),
+        Task("detailed_caption", "Describe in detail what is shown in the image."),
+        Task("more_detailed_caption", "Describe with a paragraph what is shown in the image."),
+        Task("ocr", "What is the text in the image?", True),
+        Task(
+            "ocr_with_region",
+            "What is the text in the image, with regions?",
+            True,
+            partial(locations.quads, least_area=area),
+        ),
+        Task("od", "Locate the objects with category name in the image.", True, boxes),
+        Task("dense_region_caption", "Locate the objects in the image, with their descriptions.", True, boxes),
+        Task("region_proposal", "Locate the region proposals in the image.", True, locations.boxes),
+        Task(
+            "caption_to_phrase_grounding",
+            f"Locate the phrases in the caption: {INPUT}",
+            True,
+            partial(boxes, banned=frozenset(banned)),
+        ),
+        Task("referring_expression_segmentation", f"Locate {INPUT} in the image with mask", True, locations.masks),
+        Task("region_to_segmentation", f"What is the polygon mask of region {INPUT}", True, locations.masks),
+        Task("open_vocabulary_detection", f"Locate {INPUT} in the image.", True, locations.boxes_or_masks),
+        Task("region_to_category", f"What is the region {INPUT}?", True),
+        Task("region_to_description", f"What does the region {INPUT} describe?", True),
+        Task("region_to_ocr", f"What text is in the region {INPUT}?", True),
+        Task("free_text", INPUT, True),
+    )
+    # A checkpoint's pattern is not run, because its time has no bound.
+    return tasks, () if pattern in (_OCR_PATTERN, None) else (f"{ocr.prefix}PATTERN = {str(pattern)[:80]}",)
 
 
 def _kind(part: Fields, known: tuple[str, ...]) -> None:

@@ -76,7 +76,7 @@ class Resize:
 
 def read_image(
     data: bytes, max_pixels: int, resize: Resize | None, room: int | None = None
-) -> tuple[Image.Image | Pixels, str]:
+) -> tuple[Image.Image | Pixels, str, tuple[int, int]]:
     """Decodes a picture into upright RGB, and resizes it.
 
     A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than twice the target size (Pillow's
@@ -93,7 +93,7 @@ def read_image(
         room: greatest number of bytes of memory for decoding. None sets no limit.
 
     Returns:
-        The picture, and its format, one of ``READ``.
+        The picture, its format, one of ``READ``, and the (width, height) that it had upright.
 
     Raises:
         ImageError: with any reason except ``wrong_size``.
@@ -133,11 +133,12 @@ def read_image(
     if box is not None and resize is not None and stored is not None:
         # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
         if method is None:
-            return _scaled(rgb, resize, stored, final, box=box), name
+            return _scaled(rgb, resize, stored, final, box=box), name, full
         first = _scaled(rgb, resize, stored, box=box)
         turned = _upright(first.image() if isinstance(first, Pixels) else first, method)
-        return _scaled(turned, resize, final), name
-    return _resized(_upright(rgb, method), resize), name
+        return _scaled(turned, resize, final), name, _swapped(full, _swaps_sides(method))
+    upright = _upright(rgb, method)
+    return _resized(upright, resize), name, upright.size
 
 
 def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) -> Image.Image | Pixels:
@@ -169,6 +170,11 @@ def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) ->
     if resize is not None:
         _check_target(resize.target(*upright.size))
     return _resized(upright, resize)
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Returns the (width, height) that a loaded Pillow image has upright."""
+    return _swapped(image.size, _swaps_sides(turn(image)))
 
 
 def _read_header(data: bytes) -> Header:

@@ -17,7 +17,8 @@ Channels = tuple[float, ...]
 LANCZOS, BILINEAR, BICUBIC, FILTERS = 1, 2, 3, range(6)
 MOST_EDGE = 4096  # transformers' own limit; above it transformers scales once more
 _FILE = "preprocessor_config.json"
-_NESTED_FILE = "processor_config.json"  # written by transformers 5, with tokenizer and image processor in one
+NESTED_FILE = "processor_config.json"  # written by transformers 5, with tokenizer and image processor in one
+ANSWERS = "post_processor_config"  # a member of the nested file
 _HALF = (0.5, 0.5, 0.5)
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -83,10 +84,10 @@ def read_processor(folder: Path) -> Mapping[str, Any] | None:
     Raises:
         ConfigError: a file cannot be read, or holds something else.
     """
-    nested = json_or_empty(folder / _NESTED_FILE).get("image_processor")
+    nested = json_or_empty(folder / NESTED_FILE).get("image_processor")
     if nested is not None:
         if not isinstance(nested, dict):
-            raise ConfigError("image_processor", nested, f"{_NESTED_FILE} must hold this object")
+            raise ConfigError("image_processor", nested, f"{NESTED_FILE} must hold this object")
         return nested
     file = folder / _FILE
     return read_json(file) if is_there(file) else None

@@ -112,13 +112,21 @@ _MAY_NEED_CLEAN_UP = re.compile(r" (?:[.?!,']|n't)").search  # the beginning of 
 class Tokenizer:
     """Encodes prompts and decodes captions. Safe to use from several threads."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, clean_up: bool, chat: ChatIds | None = None) -> None:
-        """``chat`` holds the chat template's token ids, if the model has a template."""
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        clean_up: bool,
+        chat: ChatIds | None = None,
+        omitted: frozenset[int] | None = None,
+    ) -> None:
+        """``chat`` holds the chat template's token ids, if the model has a template. ``omitted``: the only special
+        tokens that texts omit. None omits all special tokens."""
         self._chat = None if chat is None else _chat_encoder(backend, chat)
         self._backend = backend
         self._clean_up = clean_up
+        self._omitted = omitted
         joins = isinstance(backend.decoder, decoders.ByteLevel | decoders.WordPiece)
-        self._pieces = _Pieces(backend) if joins else None
+        self._pieces = _Pieces(backend, omitted is None) if joins else None
 
     @classmethod
     def from_folder(cls, folder: Path, chat: ChatIds | None = None) -> "Tokenizer":
@@ -129,6 +137,10 @@ class Tokenizer:
         """
         backend, config = read_backend(folder)
         return cls(backend, _cleans_up(backend, config), chat)
+
+    def with_marks(self, omitted: frozenset[int]) -> "Tokenizer":
+        """Returns the same tokenizer for texts that keep special tokens, except the ids in ``omitted``."""
+        return Tokenizer(self._backend, self._clean_up, omitted=omitted)
 
     @property
     def vocab_size(self) -> int:
@@ -159,7 +171,11 @@ class Tokenizer:
 
     def caption(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
         """Returns the caption of generated tokens, with the prompt if it is the caption's beginning."""
-        return self.decode([*self._begun(prompt_ids), *tokens])
+        return self.answer(prompt_ids, tokens).strip()
+
+    def answer(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
+        """Returns the text of `caption` with the space around it."""
+        return self._text([*self._begun(prompt_ids), *tokens])
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without the special tokens that a tokenizer may put around it. Raises
@@ -190,23 +206,25 @@ class Tokenizer:
         return () if self.takes_instructions else prompt_ids
 
     def _text(self, ids: list[int]) -> str:
+        if self._omitted:
+            ids = [each for each in ids if each not in self._omitted]
         text = None if self._pieces is None else self._pieces.text(ids)
         if text is None:
-            text = _decoded(self._backend, ids)
+            text = _decoded(self._backend, ids, self._omitted is None)
         if self._clean_up and _MAY_NEED_CLEAN_UP(text):
             for spaced, clean in _CLEAN_UP:
                 text = text.replace(spaced, clean)
         return text
 
 
-def _decoded(backend: tokenizers.Tokenizer, ids: list[int]) -> str:
+def _decoded(backend: tokenizers.Tokenizer, ids: list[int], skip_special: bool = True) -> str:
     """Returns the text of tokens.
 
     Raises:
         RuntimeError: the library fails on these tokens.
     """
     try:
-        return str(backend.decode(ids, skip_special_tokens=True))
+        return str(backend.decode(ids, skip_special_tokens=skip_special))
     except BaseException as error:
         raise RuntimeError(f"the tokenizer failed to make text of a caption's tokens ({failure(error)})") from None
 
@@ -225,14 +243,15 @@ class _Pieces(dict[int, str]):
     takes the event loop less time than decoding them.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, skip_special: bool) -> None:
         super().__init__()
         self._backend = backend
+        self._skip_special = skip_special
         self._first: dict[int, str] = {}  # the text of a token that follows no other
 
     def __missing__(self, token: int) -> str:
-        first = self._first[token] = _decoded(self._backend, [token])
-        both = _decoded(self._backend, [token, token])
+        first = self._first[token] = _decoded(self._backend, [token], self._skip_special)
+        both = _decoded(self._backend, [token, token], self._skip_special)
         self[token] = both.removeprefix(first)
         return self[token]
 

@@ -41,10 +41,12 @@ class DecodedImage:
 
     rgb: of the size that the encoder takes.
     format: one of ``image_formats.READ``.
+    size: (width, height) of the upright picture before it was resized.
     """
 
     rgb: Pixels
     format: str
+    size: tuple[int, int]
 
     @property
     def pixels(self) -> "NDArray[np.uint8]":
@@ -136,8 +138,8 @@ class ImageTransform:
         # Pillow.
         from snapcap.models.processing.image import read_image  # noqa: PLC0415
 
-        image, name = read_image(data, self.max_pixels, self._resize, room)
-        return DecodedImage(self._fitted(image), name)
+        image, name, size = read_image(data, self.max_pixels, self._resize, room)
+        return DecodedImage(self._fitted(image), name, size)
 
     def convert(self, image: "Image.Image") -> "NDArray[np.uint8]":
         """Converts a Pillow image into pixels of the encoder's size, uint8 [H, W, 3].

@@ -15,6 +15,7 @@ from snapcap.service.api.schema_parts import (
     IMAGE_OR_URL,
     JSON_BODY,
     URLS,
+    OptionalRegions,
     Problem,
     Responses,
     Schema,
@@ -119,6 +120,7 @@ class Caption(BaseModel):
     )
     backend: str
     timings: Timings
+    regions: OptionalRegions
 
 
 class CaptionItem(Caption):

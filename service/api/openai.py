@@ -21,6 +21,7 @@ from snapcap.service.api.caption import open_stream
 from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning import options
 from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import CaptionOptions, options_from_json, sort_fields
 from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
@@ -186,7 +187,7 @@ class OpenAIRoutes:
             stream.close()
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
         whole = {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(stream)}
-        return {**whole, **self._warnings(chat)}
+        return {**whole, **regions_member(stream.answer.regions), **self._warnings(chat)}
 
     async def _streamed(
         self, request: Request, chat: ChatRequest, permit: Permit, head: dict[str, Any]
@@ -229,7 +230,7 @@ class OpenAIRoutes:
         except Exception as error:
             yield json.dumps(openai_error(self._handler.note(request, error)))
             return
-        yield delta({}, stream.finish_reason, **self._warnings(chat))
+        yield delta({}, stream.finish_reason, **regions_member(stream.answer.regions), **self._warnings(chat))
         if chat.include_usage:
             yield chunk([], usage=_usage(stream), **_spent(stream))
         yield "[DONE]"

@@ -25,6 +25,7 @@ from snapcap.service.api.schema_parts import (
     JSON_BODY,
     URLS,
     ClosedReply,
+    OptionalRegions,
     OptionalText,
     caption_reply,
     nullable,
@@ -239,6 +240,7 @@ class ChatCompletion(ClosedReply):
     model: str
     choices: list[ChatChoice] = Field(min_length=1, max_length=1)
     usage: Usage
+    regions: OptionalRegions
     warnings: _OptionalTexts
 
 
@@ -272,6 +274,7 @@ class ChatCompletionChunk(ClosedReply):
     timings: _OptionalTimings = Field(
         description="The timings, as in a reply of /v1/caption. Present if `backend` is."
     )
+    regions: OptionalRegions
     warnings: _OptionalTexts
 
 

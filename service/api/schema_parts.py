@@ -155,6 +155,27 @@ OptionalText = Annotated[str | SkipJsonSchema[None], Field(default=None, json_sc
 OptionalCount = Annotated[int | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
 
 
+class Region(BaseModel):
+    """A part of the image that the text names, in pixels of the image that was sent, turned upright by its EXIF
+    orientation."""
+
+    label: str
+    box: tuple[int, int, int, int] = Field(description="Left, top, right and bottom.")
+    polygons: Annotated[
+        list[list[int]] | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)
+    ] = Field(description="Outlines, as x and y of each corner in turn. Absent if the part is the box.")
+
+
+OptionalRegions = Annotated[
+    list[Region] | SkipJsonSchema[None],
+    Field(
+        default=None,
+        json_schema_extra=without_default,
+        description="The parts of the image that the text names. Absent unless the task's answer names parts.",
+    ),
+]
+
+
 class ClosedReply(BaseModel):
     """An object with these members and no others."""
 

@@ -11,13 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.captioning.model_defaults import ModelDefaults, Resolved
+from snapcap.service.captioning.model_defaults import Answer, ModelDefaults, Resolved, regions_member
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream, LoopHandoff, until
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import Admission, Permit
-from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady, UnprocessableImage
+from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady, PromptTooLong, UnprocessableImage
 from snapcap.service.images.decode import (
     DecodedImage,
     EncodedImage,
@@ -33,8 +33,12 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.models.processing.tokenizer import Tokenizer
     from snapcap.models.processing.transform import ImageTransform
+    from snapcap.models.text import Region
     from snapcap.service.captioning.prompts import PromptReader
     from snapcap.service.engine.request import CaptionEngine, Completion
+
+# Greatest number of ids of a task's text that the process for prompts returns. An encoder reads fewer.
+_MOST_TEXT_IDS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class CaptionLimits:
 @dataclass(frozen=True)
 class CaptionResult:
     """Holds the result of a caption request. `tokens` is the number of generated tokens; `timings` are in
-    milliseconds."""
+    milliseconds. `regions`: as in `Answer`."""
 
     caption: str
     model: str
@@ -61,9 +65,12 @@ class CaptionResult:
     finish_reason: str
     backend: str
     timings: Mapping[str, float]
+    regions: "Sequence[Region] | None" = None
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        """Returns the result as JSON values, without `regions` if there are none to read."""
+        values = dict(vars(self))
+        return values | regions_member(values.pop("regions"))
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,7 @@ class Captioner:
             _submit(model, encoded, decoded, resolved, permit, times, future)
             completion = await self._handoff().result(future)
         self._completed()
-        return _result(model, resolved.prompt_ids, completion, times)
+        return _result(model, model.defaults.answer(resolved, completion.tokens, decoded.size), completion, times)
 
     async def stream(
         self,
@@ -222,8 +229,9 @@ class Captioner:
         encoded = EncodedImage(image, request_id, deadline, account)
         async with until(deadline):
             resolved = await self._resolve(model, options, encoded, live=live)
-            stream = self._new_stream(model, resolved.prompt_ids, stop, deadline, times)
             decoded = await self._decode(model, encoded, times)
+            read = partial(model.defaults.answer, resolved, size=decoded.size)
+            stream = self._new_stream(model, resolved, stop, deadline, times, read)
             # A stop sequence ends the generation early, so it needs each token at once. A beam search has no token
             # to give before its end.
             on_token = stream.feed if live or (stop and not resolved.params.searches) else None
@@ -233,7 +241,7 @@ class Captioner:
     def result(self, stream: CaptionStream) -> CaptionResult:
         """Returns the whole result of a stream that was read to its end, and that no stop sequence ended. Raises
         NotReady if the server has failed."""
-        return _result(self._servable(), stream.prompt_ids, stream.future.result(), stream.times)
+        return _result(self._servable(), stream.answer, stream.future.result(), stream.times)
 
     def close(self) -> None:
         """Stops the decode threads when their present images are done, and ends the process that tokenizes
@@ -245,14 +253,24 @@ class Captioner:
     async def _resolve(
         self, model: _Model, options: CaptionOptions, encoded: EncodedImage, *, live: bool = False
     ) -> Resolved:
-        """Resolves the options of a request, after the process that tokenizes prompts has read its prompt."""
+        """Resolves the options of a request, after the process that tokenizes prompts has read its texts."""
         limits = model.engine.limits
-        ids: tuple[int, ...] | None = None
-        if options.prompt and model.prompts is not None:
-            most = limits.max_prompt_tokens
-            reading = model.prompts.read(options.prompt, most, encoded.request_id, encoded.deadline)
-            ids = await self._handoff().result(reading)
-        return model.defaults.resolve(options, limits, live=live, read=ids)
+
+        async def read(text: str, most: int) -> tuple[int, ...] | None:
+            if not text or model.prompts is None:
+                return None
+            reading = model.prompts.read(text, most, encoded.request_id, encoded.deadline)
+            return await self._handoff().result(reading)
+
+        text = model.defaults.text(options)
+        ids = await read(options.prompt, limits.max_prompt_tokens)
+        try:
+            text_ids = await read(text, _MOST_TEXT_IDS)
+        except PromptTooLong:
+            raise InvalidOption("task_text", "have fewer tokens") from None
+        except InvalidOption as error:
+            raise InvalidOption("task_text", error.must) from None
+        return model.defaults.resolve(options, limits, live=live, read=ids, text_read=text_ids)
 
     async def _decode(self, model: _Model, encoded: EncodedImage, times: CaptionTimes) -> DecodedImage:
         """Decodes the image of a request. The metrics count it, decoded or unreadable."""
@@ -266,12 +284,19 @@ class Captioner:
         return decoded
 
     def _new_stream(
-        self, model: _Model, prompt_ids: tuple[int, ...], stop: Sequence[str], deadline: float, times: CaptionTimes
+        self,
+        model: _Model,
+        resolved: Resolved,
+        stop: Sequence[str],
+        deadline: float,
+        times: CaptionTimes,
+        read: Callable[[Sequence[int]], Answer],
     ) -> CaptionStream:
-        text = model.tokenizer.stream(prompt_ids)
+        prompt_ids = resolved.prompt_ids
+        text = model.defaults.tokenizer(resolved.task).stream(prompt_ids)
         continued = bool(prompt_ids) and not model.tokenizer.takes_instructions
         shown = CaptionText(stop, keep_leading_space=continued)
-        stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times)
+        stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times, read)
         stream.future.add_done_callback(partial(self._ended, times))
         return stream
 
@@ -302,17 +327,16 @@ class Captioner:
         return self._model
 
 
-def _result(
-    model: _Model, prompt_ids: Sequence[int], completion: "Completion", times: CaptionTimes
-) -> CaptionResult:
+def _result(model: _Model, answer: Answer, completion: "Completion", times: CaptionTimes) -> CaptionResult:
     times.completed(completion)
     return CaptionResult(
-        caption=model.tokenizer.caption(prompt_ids, completion.tokens),
+        caption=answer.text,
         model=model.name,
         tokens=len(completion.tokens),
         finish_reason=completion.finish_reason,
         backend=completion.backend,
         timings=times.milliseconds(time.monotonic()),
+        regions=answer.regions,
     )
 
 

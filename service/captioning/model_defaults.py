@@ -1,13 +1,14 @@
-"""Resolves the parts of a request that the model decides: the task, the checkpoint's options, and the tokens."""
+"""Resolves the parts of a request that the model decides: the task, the checkpoint's options, and the tokens.
+Reads the answer from the tokens that come back."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
-from snapcap.models.text import GenerationConfig, Task
+from snapcap.models.text import INPUT, GenerationConfig, Region, Task
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import InvalidOption, UnsupportedOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -25,11 +26,25 @@ _DEFAULTED = SamplingParams.__dataclass_fields__.keys() & GenerationConfig.__dat
 @dataclass(frozen=True)
 class Resolved:
     """Holds a request as the engine takes it. The caption begins with `prompt_ids`; the encoder reads `text_ids`
-    beside the image."""
+    beside the image. `task` is None for a model without tasks."""
 
     prompt_ids: tuple[int, ...]
     text_ids: tuple[int, ...]
     params: SamplingParams
+    task: Task | None = None
+
+
+class Answer(NamedTuple):
+    """Holds the text that a model wrote. `regions`: the parts of the image that the text names, in pixels of the
+    upright image; None for a task whose answer names none."""
+
+    text: str
+    regions: list[Region] | None = None
+
+
+def regions_member(regions: Sequence[Region] | None) -> dict[str, Any]:
+    """Returns the member `regions` of a reply; {} if there is none."""
+    return {} if regions is None else {"regions": [region.to_dict() for region in regions]}
 
 
 class ModelDefaults:
@@ -47,8 +62,8 @@ class ModelDefaults:
         self._tokenizer = tokenizer
         self._rows = None if config is None else config.decoder.vocab_size
         self.family = None if config is None else config.family  # transformers' `model_type`
-        self._texts = {} if config is None else _task_texts(tokenizer, config)
         self._unasked = self._instruction()
+        self._eos = () if config is None else config.generation.eos_ids[:1]
         self._bos = () if config is None else _begin(config.generation)
         self._defaults = SamplingParams() if config is None else _params(config.generation)
         self._plain = self._defaults == SamplingParams()
@@ -56,12 +71,52 @@ class ModelDefaults:
         # min_length.
         self._before = 0 if config is None or config.chat is None else config.prefix_length
         self.not_done = () if config is None else config.generation.not_done
-        self._task = self._known(task) if task else next(iter(self._texts), "")
+        self._most_text = 0 if config is None else config.decoder.text_tokens
+        self._all = () if config is None else config.tasks
+        self._marked = (
+            tokenizer if config is None or not self._all else tokenizer.with_marks(_omitted(config.generation))
+        )
+        self._texts: dict[str, tuple[int, ...]] = {}
+        self._not_read: dict[str, str] = {}  # why the encoder cannot read a task's text
+        self._tasks = {each.name: each for each in self._all if each.takes_text or self._reads(each)}
+        self._task = self._known(task) if task else next(iter(self._tasks.values()), None)
+        if self._task is not None and self._task.name not in self._tasks:
+            self._reads(self._task)
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Names of the tasks for requests, the default first; empty if the model has only one task."""
-        return tuple(sorted(self._texts, key=lambda name: name != self._task))
+        default = () if self._task is None else (self._task.name,)
+        return (*default, *(name for name in self._tasks if name not in default))
+
+    def text(self, options: CaptionOptions) -> str:
+        """Returns the text that is tokenized for the task of a request; "" if its ids are known.
+
+        Raises:
+            InvalidOption, UnsupportedOption: there is no such task, or it lacks a text, or takes none.
+        """
+        task, given = self._task_of(options), options.task_text.strip()
+        if task is None or not task.takes_text:
+            if not given:
+                return ""
+            if task is None:
+                raise UnsupportedOption("task_text", "this model has one task alone, so leave it out")
+            raise InvalidOption("task_text", f"be absent, because the task {task.name} takes no text")
+        if not given and task.name in self._tasks:
+            raise InvalidOption("task_text", f"be given, because the task {task.name} takes a text")
+        return "" if not given and task.name in self._texts else task.text.replace(INPUT, given)
+
+    def tokenizer(self, task: Task | None) -> "Tokenizer":
+        """Returns the tokenizer that makes the text of a task's answers."""
+        return self._marked if task is not None and task.keeps_marks else self._tokenizer
+
+    def answer(self, resolved: Resolved, tokens: Sequence[int], size: tuple[int, int]) -> Answer:
+        """Returns the answer that a request's tokens are. `size`: (width, height) of the upright image."""
+        task, tokenizer = resolved.task, self.tokenizer(resolved.task)
+        text = tokenizer.caption(resolved.prompt_ids, tokens)
+        if task is None or task.regions is None:
+            return Answer(text)
+        return Answer(text, task.regions(tokenizer.answer(resolved.prompt_ids, tokens), size))
 
     def resolve(
         self,
@@ -70,15 +125,16 @@ class ModelDefaults:
         *,
         live: bool = False,
         read: Sequence[int] | None = None,
+        text_read: Sequence[int] | None = None,
     ) -> Resolved:
-        """Resolves the options of a request. `live`: each token is wanted when it is generated. `read`: the
-        prompt's ids, if another process has tokenized the prompt; None tokenizes the prompt here.
+        """Resolves the options of a request. `live`: each token is wanted when it is generated. `read`,
+        `text_read`: ids of the prompt and of `text`, if another process has tokenized them; None tokenizes here.
 
         Raises:
             InvalidOption, UnsupportedOption, PromptTooLong
         """
-        task = self._known(options.task) if options.task else self._task
-        text_ids = self._texts[task] if task else ()
+        task = self._task_of(options)
+        text_ids = self._text_ids(task, options, text_read)
         prompt_ids = self._prompt_ids(options.prompt, read)
         params = options.sampling if self._plain else self._params(options, limits, live)
         if params.min_length:
@@ -86,7 +142,7 @@ class ModelDefaults:
             given = params.min_new_tokens
             params = replace(params, min_length=0, min_new_tokens=least if given is None else given)
         limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams)
-        return Resolved(prompt_ids, text_ids, params)
+        return Resolved(prompt_ids, text_ids, params, task)
 
     def _instruction(self) -> tuple[int, ...]:
         """Returns the token ids of a request without a prompt: the default instruction's, if the model takes
@@ -130,38 +186,68 @@ class ModelDefaults:
         beams = 1 if live or params.samples else min(params.num_beams, limits.max_beams)
         return replace(params, num_beams=beams, fewer_beams=beams > 1)
 
-    def _known(self, task: str) -> str:
-        """Returns the task's name as `tasks` has it. Raises InvalidOption or UnsupportedOption if there is no such
-        task."""
-        if not self._texts:
+    def _task_of(self, options: CaptionOptions) -> Task | None:
+        return self._known(options.task) if options.task else self._task
+
+    def _known(self, name: str) -> Task:
+        """Returns the task of this name. Raises InvalidOption or UnsupportedOption if there is no such task, or if
+        the encoder cannot read its text."""
+        if not self._tasks:
             raise UnsupportedOption("task", "this model has one task alone, so leave it out")
-        name = Task.named(task)
-        if name not in self._texts:
-            raise InvalidOption(
-                "task", f"be one of {', '.join(self._texts)}; what else a model can do is not served"
-            )
-        return name
+        task = Task.find(name, self._all)
+        if task is None:
+            raise InvalidOption("task", f"be one of {', '.join(self._tasks)}, or the checkpoint's own in <>")
+        if task.name in self._not_read:
+            raise InvalidOption("task", f"be another: {self._not_read[task.name]}")
+        return task
 
+    def _reads(self, task: Task) -> bool:
+        """Tokenizes the text of a task that a request needs no text for. Returns whether the encoder can read it.
 
-def _task_texts(tokenizer: "Tokenizer", config: "ModelConfig") -> dict[str, tuple[int, ...]]:
-    """Returns the token ids of each task's text, with the model's begin and end tokens, by the task's name."""
-    from snapcap.models.fields import ConfigError  # noqa: PLC0415  with a checkpoint only
-
-    generation, most = config.generation, config.decoder.text_tokens
-    texts = {}
-    for task in config.tasks:
+        Raises:
+            ConfigError: the encoder cannot read the text, and the model or the server needs the task.
+        """
         try:
-            text = tokenizer.encode(task.text)
+            ids = self._framed(self._tokenizer.encode(task.text.replace(INPUT, "")))
+            wrong = self._unreadable(ids)
         except TokenizerFailed as error:
-            raise ConfigError("tokenizer", task.name, f"its text cannot be read: {error.cause}") from None
-        ids = (*_begin(generation), *text, *generation.eos_ids[:1])
-        if len(ids) > most:
-            raise ConfigError("tokenizer", task.name, f"its text has {len(ids)} tokens, the encoder takes {most}")
-        beyond = _beyond(tokenizer, ids, config.decoder.vocab_size)
-        if beyond:
-            raise ConfigError("tokenizer", task.name, f"its text cannot be read: {beyond}")
-        texts[task.name] = ids
-    return texts
+            ids, wrong = (), error.cause
+        if not wrong:
+            self._texts[task.name] = ids
+        elif task.keeps_marks and not task.takes_text:
+            self._not_read[task.name] = wrong
+        else:
+            from snapcap.models.fields import ConfigError  # noqa: PLC0415  with a checkpoint only
+
+            raise ConfigError("tokenizer", task.name, wrong)
+        return not wrong
+
+    def _text_ids(self, task: Task | None, options: CaptionOptions, read: Sequence[int] | None) -> tuple[int, ...]:
+        """Returns the ids that the encoder reads beside the image. Raises InvalidOption, UnsupportedOption."""
+        text = self.text(options)
+        if task is None or not text:
+            return () if task is None else self._texts[task.name]
+        name = "task_text" if options.task_text else "task"
+        try:
+            ids = self._framed(self._tokenizer.encode(text) if read is None else read)
+        except TokenizerFailed as error:
+            _logger.warning("the tokenizer failed at a text", extra={"fields": {"error": error.cause}})
+            raise InvalidOption(name, str(error)) from None
+        if wrong := self._unreadable(ids):
+            raise InvalidOption(name, f"be a text that the model can read: {wrong}")
+        return ids
+
+    def _framed(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns the ids of a text between the model's begin and end tokens."""
+        return (*self._bos, *ids, *self._eos)
+
+    def _unreadable(self, ids: Sequence[int]) -> str:
+        """Returns why the encoder cannot read these ids; "" if it can."""
+        if len(ids) > self._most_text:
+            more = f"`--text-tokens {len(ids)}` makes room"
+            return f"its text has {len(ids)} tokens, the encoder takes {self._most_text}; {more}"
+        beyond = _beyond(self._tokenizer, ids, self._rows)
+        return beyond and f"its text cannot be read: {beyond}"
 
 
 def _beyond(tokenizer: "Tokenizer", ids: Sequence[int], rows: int | None) -> str:
@@ -178,6 +264,11 @@ def _beyond(tokenizer: "Tokenizer", ids: Sequence[int], rows: int | None) -> str
 
 def _begin(generation: GenerationConfig) -> tuple[int, ...]:
     return () if generation.forced_bos_id is None else (generation.forced_bos_id,)
+
+
+def _omitted(generation: GenerationConfig) -> frozenset[int]:
+    """Returns the special tokens that are no part of an answer."""
+    return frozenset((generation.start_id, generation.pad_id, *generation.eos_ids, *_begin(generation)))
 
 
 def _params(generation: GenerationConfig) -> SamplingParams:

@@ -44,6 +44,7 @@ class CaptionOptions:
     timeout: float | None = None
     clamp: bool = False
     task: str = ""
+    task_text: str = ""
     named: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
 
@@ -185,6 +186,11 @@ OPTIONS: Mapping[str, Option] = {
         "Task of a model that has tasks, such as `detailed_caption`: `tasks` of /startup lists them.",
         default="the model's first",
     ),
+    "task_text": Option(
+        Text(4000),
+        "Text of a task that takes one, such as the phrase whose place in the picture is wanted.",
+        metavar="TEXT",
+    ),
     "max_new_tokens": Option(
         Number(int, 1, 2**31 - 1, unset=True),  # far above any model's greatest: chat clients send 128000
         "Tokens to generate at most. The default, which is also -1, is the model's.",
@@ -263,6 +269,7 @@ class OptionValues(TypedDict, total=False):
 
     prompt: str | None
     task: str | None
+    task_text: str | None
     max_new_tokens: int | None
     min_new_tokens: int | None
     min_length: int | None

@@ -14,6 +14,7 @@ from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
+    from snapcap.service.captioning.model_defaults import Answer
     from snapcap.service.engine.request import Completion
 
 T = TypeVar("T")
@@ -69,7 +70,8 @@ class CaptionStream:
     """Streams the text of one caption on the event loop of `handoff`: an async iterator of pieces.
 
     `push` returns the text of one more token, and `end` the text that was held back. `deadline` is a moment of
-    `time.monotonic`. The code that submits the request sets the moments of `times`.
+    `time.monotonic`. The code that submits the request sets the moments of `times`. `read` returns the answer that
+    tokens are.
     """
 
     def __init__(
@@ -81,11 +83,13 @@ class CaptionStream:
         deadline: float,
         handoff: LoopHandoff,
         times: CaptionTimes,
+        read: "Callable[[Sequence[int]], Answer]",
     ) -> None:
         self.prompt_ids = prompt_ids
-        self.completion_tokens = 0
+        self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.future: Future[Completion] = Future()
+        self._read = read
         self._push = push
         self._end = end
         self._text = text
@@ -111,6 +115,16 @@ class CaptionStream:
         # The submitter's callback sets the same times, perhaps later.
         self.times.completed(completion)
         return completion.backend, self.times.milliseconds(time.monotonic())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Number of the tokens so far."""
+        return len(self.tokens)
+
+    @property
+    def answer(self) -> "Answer":
+        """The answer that the tokens so far are."""
+        return self._read(self.tokens)
 
     def __aiter__(self) -> "CaptionStream":
         return self
@@ -160,7 +174,7 @@ class CaptionStream:
     def _take_token(self, token: int) -> str:
         if self.finish_reason is not None:
             return ""
-        self.completion_tokens += 1
+        self.tokens.append(token)
         piece = self._text.push(self._push(token))
         if self._text.stopped:
             self.finish_reason = "stop"

@@ -46,13 +46,14 @@ class EncodedImage:
 @dataclass(frozen=True)
 class DecodedImage:
     """Holds a decoded image: its pixels as uint8 [H, W, 3] or in a slot of the shared pixels, and its file's
-    format. `began` is a moment of `time.monotonic`; `seconds` is the time that decoding took. `free_slot` frees the
-    slot, if the pixels are in one."""
+    format. `began` is a moment of `time.monotonic`; `seconds` is the time that decoding took. `size` is the (width,
+    height) of the upright image that was sent. `free_slot` frees the slot, if the pixels are in one."""
 
     pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"
     format: str
     began: float
     seconds: float
+    size: tuple[int, int]
     free_slot: Callable[[], object] | None = None
 
     def discard(self) -> None:
@@ -155,7 +156,7 @@ class ThreadImageDecoder:
             raise unreadable(error.reason, str(error)) from None
         except NeedsMemory as needs:
             raise too_large(needs.size, self._room or 0) from None
-        return DecodedImage(decoded.pixels, decoded.format, began, time.monotonic() - began)
+        return DecodedImage(decoded.pixels, decoded.format, began, time.monotonic() - began, decoded.size)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 HEAD = struct.Struct("=QQ")
 
 _NOTICE = struct.Struct("=Bii")  # kind, pid, status
-_ANSWER = struct.Struct("=BBddQH")  # kind, name, began, seconds, bytes of memory, bytes of text
+# Kind, name, began, seconds, width, height, bytes of memory, bytes of text.
+_ANSWER = struct.Struct("=BBddIIQH")
 _MOST_TEXT = 8_000
 _REASONS: tuple[str, ...] = get_args(Reason)
 _DECODED, _REFUSED, _BROKEN, _NEEDS = range(4)
@@ -55,11 +56,12 @@ class NoneBegan(NamedTuple):
 
 class Decoded(NamedTuple):
     """Reports that the image is decoded: the pixels are in the file of the process. `began`: a moment of
-    `time.monotonic`. `seconds`: duration of decoding."""
+    `time.monotonic`. `seconds`: duration of decoding. `size`: (width, height) of the upright image."""
 
     format: str
     began: float
     seconds: float
+    size: tuple[int, int]
 
 
 class Refused(NamedTuple):
@@ -114,14 +116,14 @@ class NoticeReader:
 
 def pack_answer(answer: Answer) -> bytes:
     match answer:
-        case Decoded(name, began, seconds):
-            return _ANSWER.pack(_DECODED, READ.index(name), began, seconds, 0, 0)
+        case Decoded(name, began, seconds, size):
+            return _ANSWER.pack(_DECODED, READ.index(name), began, seconds, *size, 0, 0)
         case Refused(reason, sentence):
             return _with_text(_REFUSED, _REASONS.index(reason), sentence.encode()[:_MOST_TEXT])
         case Broken(trace):
             return _with_text(_BROKEN, 0, trace.encode()[-_MOST_TEXT:])
         case Needs(size):
-            return _ANSWER.pack(_NEEDS, 0, 0.0, 0.0, size, 0)
+            return _ANSWER.pack(_NEEDS, 0, 0.0, 0.0, 0, 0, size, 0)
 
 
 class AnswerReader:
@@ -136,14 +138,14 @@ class AnswerReader:
         answers: list[Answer] = []
         held += data
         while len(held) - at >= _ANSWER.size:
-            kind, name, began, seconds, size, length = _ANSWER.unpack_from(held, at)
+            kind, name, began, seconds, width, height, size, length = _ANSWER.unpack_from(held, at)
             if length > _MOST_TEXT:
                 raise BadAnswer(f"a text of {length} bytes")
             end = at + _ANSWER.size + length
             if end > len(held):
                 break
             text = held[at + _ANSWER.size : end].decode(errors="replace")
-            answers.append(_answer(kind, name, began, seconds, size, text))
+            answers.append(_answer(kind, name, began, seconds, (width, height), size, text))
             at = end
         del held[:at]
         return answers
@@ -168,16 +170,19 @@ def _notice(kind: int, pid: int, code: int) -> Notice:
 
 
 def _with_text(kind: int, name: int, text: bytes) -> bytes:
-    return _ANSWER.pack(kind, name, 0.0, 0.0, 0, len(text)) + text
+    return _ANSWER.pack(kind, name, 0.0, 0.0, 0, 0, 0, len(text)) + text
 
 
-def _answer(kind: int, name: int, began: float, seconds: float, size: int, text: str) -> Answer:
-    if kind == _DECODED and name < len(READ) and math.isfinite(began) and 0 <= seconds < math.inf:
-        return Decoded(READ[name], began, seconds)
+def _answer(
+    kind: int, name: int, began: float, seconds: float, size: tuple[int, int], memory: int, text: str
+) -> Answer:
+    valid = math.isfinite(began) and 0 <= seconds < math.inf and min(size) > 0
+    if kind == _DECODED and name < len(READ) and valid:
+        return Decoded(READ[name], began, seconds, size)
     if kind == _REFUSED and name < len(_REASONS):
         return Refused(_REASONS[name], text)
     if kind == _BROKEN:
         return Broken(text)
     if kind == _NEEDS:
-        return Needs(size)
-    raise BadAnswer(f"kind {kind}, name {name}, {began} s, {seconds} s")
+        return Needs(memory)
+    raise BadAnswer(f"kind {kind}, name {name}, {began} s, {seconds} s, {size} pixels")

@@ -315,7 +315,8 @@ class ProcessImageDecoder:
         took = time.monotonic() - since
         # The process cannot be trusted: its decoding cannot have begun before it got the image.
         began, seconds = min(max(answer.began, since), since + took), min(answer.seconds, took)
-        return DecodedImage(pixels, answer.format, began, seconds, partial(self._slots.give_back, pixels.number))
+        free = partial(self._slots.give_back, pixels.number)
+        return DecodedImage(pixels, answer.format, began, seconds, answer.size, free)
 
     def _end(self, job: Job, outcome: DecodedImage | Exception) -> None:
         """Ends a job with its outcome. After several failures that no image should cause, the next new process gets

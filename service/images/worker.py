@@ -164,7 +164,7 @@ def _decode(image: bytes, room: int, file: int, transform: "ImageTransform") -> 
         return Refused("too_large", sentence)
     except Exception:
         return Broken(traceback.format_exc())
-    return Decoded(decoded.format, began, time.monotonic() - began)
+    return Decoded(decoded.format, began, time.monotonic() - began, decoded.size)
 
 
 def _address_space() -> int | None:

@@ -109,11 +109,10 @@ def caption_images(
         PromptTooLong, InvalidOption, UnsupportedOption: the model does not support the options. No caption was
             written.
     """
-    tokenizer, transform = model.checkpoint.tokenizer, model.checkpoint.transform
     asked = model.defaults.resolve(options, model.engine.limits)
     feed = Feed(
         model.engine,
-        lambda data: transform.decode(data).pixels,
+        model.checkpoint.transform.decode,
         Asked(asked, options.timeout),
         threads,
         images_ahead(model.largest, threads),
@@ -125,7 +124,7 @@ def caption_images(
         reason = outcome.reason
         if outcome.completion is not None:
             try:
-                outputs.write(outcome.path, tokenizer.caption(asked.prompt_ids, outcome.completion.tokens))
+                outputs.write(outcome.path, model.defaults.answer(asked, outcome.completion.tokens, outcome.size))
             except OSError as error:
                 reason = f"its caption cannot be written: {reason_of(error)}"
         if reason:

@@ -33,6 +33,8 @@ from snapcap.warmup.start.start import StartedModel
 if TYPE_CHECKING:
     import numpy as np
 
+    from snapcap.models.processing.transform import DecodedImage
+
     Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 _LAST_WORDS_S = 5.0
@@ -110,12 +112,14 @@ class OfflineModel:
 
 @dataclass(frozen=True)
 class FeedResult:
-    """Holds the outcome of one image: a completion, or the reason why there is none."""
+    """Holds the outcome of one image: a completion, or the reason why there is none. ``size``: (width, height) of
+    the upright image."""
 
     index: int
     path: str
     completion: Completion | None = None
     reason: str = ""
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ class Feed:
     """
 
     def __init__(
-        self, engine: Engine, decode: Callable[[bytes], "Pixels"], asked: Asked, threads: int, ahead: int
+        self, engine: Engine, decode: "Callable[[bytes], DecodedImage]", asked: Asked, threads: int, ahead: int
     ) -> None:
         """Prepares the feed; `outcomes` starts it. ``ahead`` should be at least twice the largest bucket: one batch
         runs while the next waits. The engine's queue has no bound of its own, so ``ahead`` bounds it."""
@@ -250,19 +254,19 @@ class Feed:
                 self._outcomes.put(FeedResult(index, paths[index], reason=self._reason(paths[index], error)))
 
     def _submit(self, index: int, path: str) -> None:
-        pixels = self._decode(Path(path).read_bytes())
+        decoded = self._decode(Path(path).read_bytes())
         future: Future[Completion] = Future()
-        future.add_done_callback(partial(self._done, index, path))
+        future.add_done_callback(partial(self._done, index, path, decoded.size))
         self._under_way[index] = future
-        self._engine.submit(self._asked.request(path, pixels, future))
+        self._engine.submit(self._asked.request(path, decoded.pixels, future))
 
-    def _done(self, index: int, path: str, future: "Future[Completion]") -> None:
+    def _done(self, index: int, path: str, size: tuple[int, int], future: "Future[Completion]") -> None:
         """Passes on the outcome of one request. Runs on the device thread, so it takes no lock."""
         if future.cancelled():
             return
         error = future.exception()
         if error is None:
-            self._outcomes.put(FeedResult(index, path, future.result()))
+            self._outcomes.put(FeedResult(index, path, future.result(), size=size))
         else:
             self._outcomes.put(FeedResult(index, path, reason=self._reason(path, error)))
 

@@ -1,6 +1,7 @@
 """Writes captions to the outputs of a job: printed lines, a file of rows, sidecars.
 
-A file of rows has a row for each image: `file_name`, `caption`, and `error` for an image without a caption. JSON
+A file of rows has a row for each image: `file_name`, `caption`, and `error` for an image without a caption. If a
+caption names regions of its image, `regions` has them: a list in JSON lines, the list as JSON text in tables. JSON
 lines have the format that ImageFolder of `datasets` reads: {"file_name": "a.jpg", "caption": "a red square"}. The
 sidecar of `image.jpg` is `image.txt` beside it, as training tools for image models expect.
 """
@@ -14,11 +15,12 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from snapcap.service.captioning.model_defaults import Answer
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.arguments import STDOUT, Job, ending
 from snapcap.service.offline.discovery import Failure, Found, OutputError, reason_of
@@ -32,11 +34,16 @@ _ROW_GROUP = 1 << 16  # rows of a Parquet file that are compressed together, and
 class Row(NamedTuple):
     """Holds what a file says of one image. ``file_name`` is relative to the file's folder if the image is below
     that folder, so that both can be moved together; otherwise it is absolute. ``error`` says why there is no
-    caption."""
+    caption. ``regions``: a list, or JSON text in a table; None for a caption that names none."""
 
     file_name: str
     caption: str | None
     error: str | None = None
+    regions: Any = None
+
+
+_ALWAYS = ("file_name", "caption")  # members of every JSON line
+_PLAIN = Row._fields[:-1]  # columns of a table without regions
 
 
 class Output:
@@ -49,7 +56,7 @@ class Output:
     def begin(self, images: Collection[str]) -> None:
         """Prepares the output for the outcomes of these images. Called once, before the first outcome."""
 
-    def write(self, image: str, caption: str) -> None:
+    def write(self, image: str, answer: Answer) -> None:
         """Writes a caption. Raises OSError if this caption cannot be written, OutputError if no caption can be."""
         raise NotImplementedError
 
@@ -71,9 +78,9 @@ class PrintedLines(Output):
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="surrogateescape", line_buffering=True)
 
-    def write(self, image: str, caption: str) -> None:
+    def write(self, image: str, answer: Answer) -> None:
         try:
-            print(f"{image}\t{' '.join(caption.splitlines())}")
+            print(f"{image}\t{' '.join(answer.text.splitlines())}")
         except OSError as error:  # the reader of the pipe has closed it, as `head` does
             # The end of the process flushes the buffer: redirected to /dev/null, the flush does not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -116,11 +123,11 @@ class Outputs:
         for failure in self._failures:
             self.fail(failure.path, failure.reason)
 
-    def write(self, image: str, caption: str) -> None:
+    def write(self, image: str, answer: Answer) -> None:
         """Writes a caption to each output that has none of this image. Raises OSError, OutputError."""
         for output in self._outputs:
             if not output.holds(image):
-                output.write(image, caption)
+                output.write(image, answer)
 
     def fail(self, image: str, reason: str) -> None:
         """Writes why an image has no caption to each output that has none of this image. Raises OutputError."""
@@ -204,13 +211,14 @@ class JsonLines(Output):
         self._keep = os.fstat(self._file).st_size
         self._failed -= again
 
-    def write(self, image: str, caption: str) -> None:
+    def write(self, image: str, answer: Answer) -> None:
         """Appends the row of a caption.
 
         Raises:
             OutputError: the row cannot be written. A regular file then ends with the row before.
         """
-        self._append(Row(self._name(image), caption))
+        regions = None if answer.regions is None else [region.to_dict() for region in answer.regions]
+        self._append(Row(self._name(image), answer.text, regions=regions))
         self._captioned.add(_key(image))
 
     def fail(self, image: str, reason: str) -> None:
@@ -248,7 +256,9 @@ class JsonLines(Output):
     def _row(self, number: int, line: bytes) -> Row:
         try:
             value: Any = json.loads(line)
-            return Row(os.fspath(value["file_name"]), value.get("caption"), value.get("error"))
+            return Row(
+                os.fspath(value["file_name"]), value.get("caption"), value.get("error"), value.get("regions")
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             raise _not_captions(f"{self.path} line {number} is not a caption") from None
 
@@ -296,8 +306,8 @@ class Table(Output):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.realpath(self._path))
 
-    def write(self, image: str, caption: str) -> None:
-        self._journal.write(image, caption)
+    def write(self, image: str, answer: Answer) -> None:
+        self._journal.write(image, answer)
 
     def fail(self, image: str, reason: str) -> None:
         self._journal.fail(image, reason)
@@ -311,8 +321,11 @@ class Table(Output):
         if not (self._writes and _size(self._journal.path)):
             return
         try:
+            # A file without regions has no column for them, as files of other models.
+            has_regions = any(row.regions is not None for row in self._all_rows())
+            columns = Row._fields if has_regions else _PLAIN
             with _replacing(self._path) as file:
-                self._format.write(file, self._all_rows())
+                self._format.write(file, columns, (row[: len(columns)] for row in self._all_rows()))
         except OSError as error:
             raise OutputError(
                 f"--output {self._path} cannot be written: {reason_of(error)}; {self._journal.path} has the "
@@ -331,14 +344,15 @@ class Table(Output):
             yield from (row for key, row in self._rows_before() if not self._journal.has_row(key))
         for row, _ in self._journal.lines():
             # A name that is not UTF-8 is written with escapes, as is its key.
-            yield Row._make(None if value is None else _valid(value) for value in row)
+            texts = (*row[:-1], None if row.regions is None else json.dumps(row.regions, ensure_ascii=False))
+            yield Row._make(None if value is None else _valid(value) for value in texts)
 
     def _rows_before(self) -> Iterator[tuple[str, Row]]:
         try:
             for row in self._format.read(self._path):
                 yield _key(self._folder, row.file_name), row
         except (ValueError, TypeError, csv.Error):  # pyarrow's errors are ValueErrors
-            columns = ", ".join(Row._fields)
+            columns = ", ".join(_PLAIN)
             raise _not_captions(f"{self._path} is not a table of the columns {columns}") from None
 
 
@@ -346,25 +360,28 @@ class TableFormat(NamedTuple):
     """Reads and writes the rows of a table.
 
     ``read`` takes a path, and raises ValueError, TypeError or csv.Error if the file is no such table. ``write``
-    takes an open file."""
+    takes an open file, the names of the columns and the rows."""
 
     read: Callable[[str], Iterator[Row]]
-    write: Callable[[IO[bytes], Iterable[Row]], None]
+    write: Callable[[IO[bytes], tuple[str, ...], Iterable[Sequence[str | None]]], None]
 
 
 def _read_csv(path: str) -> Iterator[Row]:
     with open(path, encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         rows = csv.reader(file)
-        if tuple(next(rows, ())) != Row._fields:
+        columns = tuple(next(rows, ()))
+        if columns not in (_PLAIN, Row._fields):
             raise ValueError
-        for name, caption, error in rows:
-            yield Row(name, None, error) if error else Row(name, caption)
+        for name, caption, error, *regions in rows:
+            if len(regions) != len(columns) - len(_PLAIN):
+                raise ValueError
+            yield Row(name, None, error) if error else Row(name, caption, None, "".join(regions) or None)
 
 
-def _write_csv(file: IO[bytes], rows: Iterable[Row]) -> None:
+def _write_csv(file: IO[bytes], columns: tuple[str, ...], rows: Iterable[Sequence[str | None]]) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text)  # lines end with CR LF, as RFC 4180 says
-    writer.writerow(Row._fields)
+    writer.writerow(columns)
     writer.writerows(rows)
     text.detach()
 
@@ -373,23 +390,23 @@ def _read_parquet(path: str) -> Iterator[Row]:
     from pyarrow import parquet  # noqa: PLC0415  an extra
 
     with parquet.ParquetFile(path) as file:
-        if tuple(file.schema_arrow.names) != Row._fields:
+        if tuple(file.schema_arrow.names) not in (_PLAIN, Row._fields):
             raise ValueError
         for batch in file.iter_batches():
             for row in batch.to_pylist():
                 yield Row(**row)
 
 
-def _write_parquet(file: IO[bytes], rows: Iterable[Row]) -> None:
+def _write_parquet(file: IO[bytes], columns: tuple[str, ...], rows: Iterable[Sequence[str | None]]) -> None:
     import pyarrow  # noqa: PLC0415  an extra
     from pyarrow import parquet  # noqa: PLC0415
 
-    schema = pyarrow.schema([(name, pyarrow.string()) for name in Row._fields])
+    schema = pyarrow.schema([(name, pyarrow.string()) for name in columns])
     with parquet.ParquetWriter(file, schema) as writer:
         rows = iter(rows)
         while group := list(islice(rows, _ROW_GROUP)):
-            columns = [pyarrow.array(column, pyarrow.string()) for column in zip(*group, strict=True)]
-            writer.write_table(pyarrow.table(columns, schema=schema))
+            arrays = [pyarrow.array(column, pyarrow.string()) for column in zip(*group, strict=True)]
+            writer.write_table(pyarrow.table(arrays, schema=schema))
 
 
 TABLES = {".csv": TableFormat(_read_csv, _write_csv), ".parquet": TableFormat(_read_parquet, _write_parquet)}
@@ -406,13 +423,13 @@ class Sidecars(Output):
         newline."""
         return self._resume and _size(sidecar(image)) > 0
 
-    def write(self, image: str, caption: str) -> None:
+    def write(self, image: str, answer: Answer) -> None:
         """Writes the sidecar of an image. Raises OSError, and OutputError if the disk is full or read-only; the
         sidecar is then unchanged."""
         path = sidecar(image)
         try:
             with _replacing(path, durable=False) as file:
-                file.write(f"{caption}\n".encode())
+                file.write(f"{answer.text}\n".encode())
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise OutputError(f"{path} cannot be written: {error.strerror}") from error
@@ -468,7 +485,7 @@ def _valid(text: str) -> str:
 
 
 def _line(row: Row) -> bytes:
-    value = {name: value for name, value in row._asdict().items() if name != "error" or value is not None}
+    value = {name: value for name, value in row._asdict().items() if name in _ALWAYS or value is not None}
     try:
         return f"{json.dumps(value, ensure_ascii=False)}\n".encode()
     except UnicodeEncodeError:  # a file name that is not UTF-8; JSON escapes keep its bytes

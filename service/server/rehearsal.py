@@ -87,7 +87,7 @@ class DecodedBefore:
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
         slot = self._slots.take()
         free = partial(self._slots.give_back, slot)
-        return DecodedImage(FilledSlot(slot), "jpeg", time.monotonic(), 0.0, free)
+        return DecodedImage(FilledSlot(slot), "jpeg", time.monotonic(), 0.0, (1, 1), free)
 
 
 async def _ask(routes: CaptionRoutes, image: bytes, times: int) -> None:

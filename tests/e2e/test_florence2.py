@@ -93,11 +93,11 @@ def test_a_server_on_eager_captions_as_transformers_does(
     options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--backend", "eager")
     with ServerProcess(*options, "--buckets", "1,4", "--task", "detailed_caption") as server:
         startup = server.wait_ready().startup()
-        assert startup["tasks"] == ["detailed_caption", "caption", "more_detailed_caption"]
+        assert startup["tasks"][:3] == ["detailed_caption", "caption", "more_detailed_caption"]
         changed = expected | {"": expected["task=<DETAILED_CAPTION>"]}
         del changed["num_beams=2&no_repeat_ngram_size=0"]
         assert_captions(server, images, changed, "eager")
-        status, reply, _ = server.call("/v1/caption?task=<OD>", images[0].read_bytes())
+        status, reply, _ = server.call("/v1/caption?task=odd", images[0].read_bytes())
         assert status == 422
         assert "caption, detailed_caption, more_detailed_caption" in reply["detail"]
 
@@ -111,7 +111,7 @@ def test_a_compiled_server_without_torch_captions_as_transformers_does(
     with ServerProcess(*options, "--backend", "aot", "--strict") as server:
         startup = server.wait_ready().startup()
         assert (startup["tier"], startup["artifacts"]["result"], startup["torch_modules"]) == ("aot", "hit", 0)
-        assert startup["tasks"] == ["caption", "detailed_caption", "more_detailed_caption"]
+        assert startup["tasks"][:3] == ["caption", "detailed_caption", "more_detailed_caption"]
         assert_captions(server, images, expected, "aot")
         metrics = server.metrics()
     assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
@@ -120,7 +120,7 @@ def test_a_compiled_server_without_torch_captions_as_transformers_does(
 
 
 def test_a_task_that_the_model_has_not_stops_the_start(folder: Path, tmp_path: Path, images: list[Path]) -> None:
-    options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--task", "ocr")
+    options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--task", "odd")
     run = snapcap("caption", str(images[0]), *options)
     assert run.returncode != 0
-    assert "task ocr: this model has caption, detailed_caption, more_detailed_caption" in run.stderr
+    assert "task odd: this model has caption, detailed_caption, more_detailed_caption" in run.stderr

@@ -58,7 +58,7 @@ class Checkpoint:
     @classmethod
     def read(cls, options: StartOptions, folder: Path) -> "Checkpoint":
         """The checkpoint of these options, which is in ``folder``. Raises ConfigError as ``of`` does."""
-        return cls.of(options, folder, read_config(folder, options.store_folder))
+        return cls.of(options, folder, read_config(folder, options.store_folder, options.model.text_tokens))
 
     def whole(self) -> "Checkpoint":
         """The same with its weights, brought here first where they are not. Raises CheckpointError if they cannot
@@ -125,10 +125,13 @@ class _Record:
     chat: ChatIds
 
 
-def read_config(folder: Path, store_folder: Path) -> ModelConfig:
-    """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one. Raises
-    ConfigError, FileNotFoundError as ``ModelConfig.from_folder`` does."""
-    return ModelConfig.from_folder(folder, partial(_recorded, store_folder))
+def read_config(folder: Path, store_folder: Path, text_tokens: int = 0) -> ModelConfig:
+    """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one.
+
+    Raises:
+        ConfigError, FileNotFoundError: as ``ModelConfig.from_folder`` and ``with_text_tokens`` do.
+    """
+    return ModelConfig.from_folder(folder, partial(_recorded, store_folder)).with_text_tokens(text_tokens)
 
 
 def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:

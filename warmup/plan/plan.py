@@ -90,6 +90,7 @@ class Plan:
     threads: int
     encoder_mode: str = "default"
     decoder_mode: str = "default"
+    text_tokens: int = 0  # as in `ModelConfig.with_text_tokens`
 
     @property
     def device_type(self) -> str:
@@ -183,13 +184,14 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         threads=compute.threads or _threads(config),
         encoder_mode=compute.encoder_mode,
         decoder_mode=compute.decoder_mode,
+        text_tokens=options.model.text_tokens,
     )
 
 
 def _check_task(config: ModelConfig, task: str) -> None:
-    known = [each.name for each in config.tasks]
-    if task and Task.named(task) not in known:
-        raise StartError(f"task {task}: this model has {', '.join(known) or 'one task alone, so leave it out'}")
+    if task and Task.find(task, config.tasks) is None:
+        known = ", ".join(each.name for each in config.tasks)
+        raise StartError(f"task {task}: this model has {known or 'one task alone, so leave it out'}")
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:

@@ -91,7 +91,17 @@ def test_the_older_layout(tmp_path: Path) -> None:
     assert (generation.start_id, generation.eos_ids, generation.pad_id, generation.max_length) == (2, (2,), 1, 129)
     assert (generation.forced_bos_id, generation.forced_eos_id) == (0, 2)
     assert (generation.num_beams, generation.no_repeat_ngram_size, generation.early_stopping) == (3, 3, True)
-    assert [task.name for task in config.tasks] == ["caption", "detailed_caption", "more_detailed_caption"]
+    names = [task.name for task in config.tasks]
+    assert names[:3] == ["caption", "detailed_caption", "more_detailed_caption"]
+    assert (len(names), names[-1]) == (16, "free_text")
+    wider = config.with_text_tokens(79)
+    assert (wider.prefix_length, wider.dimensions()["decoder"]["text_tokens"]) == (577 + 79, 79)
+    assert config.with_text_tokens(0) is config
+    for tokens in (14, 1024 - 577 + 1):
+        with pytest.raises(
+            ConfigError, match=rf"text_tokens = {tokens}: this model has positions for 15 to 447 tok"
+        ):
+            config.with_text_tokens(tokens)
     encoder = build_regions(config).encoder
     assert [(region.name, region.layers) for region in encoder] == [
         ("encoder_before", 1),

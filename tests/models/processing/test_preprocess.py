@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from support.parity.pictures import encoded, scene, write_config
 
+from snapcap.models.processing.image import upright_size
 from snapcap.models.processing.transform import ImageTransform
 
 Pixels = NDArray[np.uint8]
@@ -197,3 +198,22 @@ def test_pixels_are_what_the_encoder_takes() -> None:
     assert decoded.pixels.dtype == np.uint8
     assert decoded.pixels.flags.c_contiguous
     assert decoded.format == "webp"
+
+
+@pytest.mark.parametrize("turn", [1, 3, 6, 7])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_the_size_is_that_of_the_upright_picture_before_it_is_resized(kind: str, turn: int) -> None:
+    """Also of a JPEG that is decoded at a fraction of its size, and of an image that Pillow has opened."""
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = encoded(scene(803, 401), kind, exif=exif)
+    upright = (401, 803) if turn > 4 else (803, 401)
+    for transform in (ImageTransform((32, 48)), ImageTransform((32, 48), resize_to=64, do_center_crop=True)):
+        assert transform.decode(data).size == upright
+    image = Image.open(io.BytesIO(data))
+    ImageTransform((32, 48)).convert(image)
+    assert upright_size(image) == upright
+
+
+def test_the_size_of_a_picture_that_is_not_resized_is_its_own() -> None:
+    assert ImageTransform((20, 30), do_resize=False).decode(encoded(scene(30, 20))).size == (30, 20)

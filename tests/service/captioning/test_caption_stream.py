@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from snapcap.models.text import Region
 from snapcap.service.api.app import Services
+from snapcap.service.captioning.model_defaults import Answer
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream, LoopHandoff
@@ -32,7 +34,13 @@ def stream(*stop: str, seconds: float = PATIENCE, end: str = "") -> CaptionStrea
     text = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
     handoff = LoopHandoff(asyncio.get_running_loop())
     deadline = time.monotonic() + seconds
-    return CaptionStream(text.push, text.end, CaptionText(stop), (7, 8, 9), deadline, handoff, CaptionTimes())
+    return CaptionStream(
+        text.push, text.end, CaptionText(stop), (7, 8, 9), deadline, handoff, CaptionTimes(), read_answer
+    )
+
+
+def read_answer(tokens: Sequence[int]) -> Answer:
+    return Answer(" ".join(map(str, tokens)), [Region(str(token), (0, 0, token, token)) for token in tokens])
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -52,6 +60,7 @@ def test_a_piece_is_there_before_the_next_token_is() -> None:
         await asyncio.to_thread(caption.future.set_result, completion(11, 12, reason="length"))
         assert await waiting is None
         assert (caption.finish_reason, len(caption.prompt_ids), caption.completion_tokens) == ("length", 3, 2)
+        assert caption.answer == read_answer((11, 12))
         assert await anext(caption, None) is None
 
     run(scenario())
@@ -139,7 +148,7 @@ class Decoded:
 
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
         self.slots_free -= 1
-        return DecodedImage(np.zeros((8, 8, 3), np.uint8), "png", 0.0, 0.0, self._free)
+        return DecodedImage(np.zeros((8, 8, 3), np.uint8), "png", 0.0, 0.0, (8, 8), self._free)
 
     def _free(self) -> None:
         self.slots_free += 1

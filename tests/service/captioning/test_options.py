@@ -28,7 +28,7 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 # Not given by requests: the model defaults decide them.
 INTERNAL = {"fewer_beams", "biased"}
 SAMPLING = {field.name for field in fields(SamplingParams)} - INTERNAL
-OWN = {"prompt", "task", "timeout"}
+OWN = {"prompt", "task", "task_text", "timeout"}
 
 
 def test_every_field_that_a_request_may_give_is_declared() -> None:

@@ -179,7 +179,7 @@ def test_a_process_that_says_what_none_says_is_killed(
         future = await world.ask(1) if bad != "unasked" else None
         if bad == "half an image":
             os.ftruncate(process.file, 6)
-            process.end.sendall(pack_answer(Decoded("png", 1.0, 0.5)))
+            process.end.sendall(pack_answer(Decoded("png", 1.0, 0.5, (3, 2))))
         elif bad == "needs what it has":
             process.answer(Needs(MEMORY // 4))
         else:

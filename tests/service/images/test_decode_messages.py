@@ -26,8 +26,9 @@ from snapcap.service.images.messages import (
 )
 
 MOMENT = st.floats(0, 1e9)
+SIDE = st.integers(1, 2**32 - 1)
 ANSWERS = st.one_of(
-    st.builds(Decoded, st.sampled_from(READ), MOMENT, MOMENT),
+    st.builds(Decoded, st.sampled_from(READ), MOMENT, MOMENT, st.tuples(SIDE, SIDE)),
     st.builds(Refused, st.sampled_from(get_args(Reason)), st.text(max_size=99)),
     st.builds(Broken, st.text(max_size=99)),
     st.builds(Needs, st.integers(0, 2**63)),
@@ -56,7 +57,8 @@ def test_nothing_else_gets_through(pieces: list[bytes]) -> None:
 
 def check(answer: Answer) -> None:
     match answer:
-        case Decoded(name, began, seconds):
+        case Decoded(name, began, seconds, size):
+            assert min(size) > 0
             assert name in READ
             assert math.isfinite(began)
             assert 0 <= seconds < math.inf

@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.fakes.list_engine import LIMITS, PATIENCE, Served
@@ -25,8 +27,11 @@ def paths(tmp_path: Path) -> list[str]:
     return [str(path) for path in sorted(tmp_path.iterdir())]
 
 
-def feed(served: Served, decode: Callable[[bytes], object] = int) -> Feed:
-    return Feed(served.engine, decode, ASKED, threads=2, ahead=AHEAD)  # type: ignore[arg-type]
+def feed(served: Served, decode: Callable[[bytes], object] = int, threads: int = 2) -> Feed:
+    def decoded(data: bytes) -> Any:
+        return SimpleNamespace(pixels=decode(data), size=(3, 2))
+
+    return Feed(served.engine, decoded, ASKED, threads=threads, ahead=AHEAD)
 
 
 def first_tokens(outcomes: list[FeedResult]) -> list[int]:
@@ -99,7 +104,7 @@ def test_what_nobody_takes_holds_up_the_decoders_and_not_the_device(served: Serv
         decoded.append(int(data))
         return int(data)
 
-    fed = Feed(served.engine, decode, ASKED, threads=1, ahead=AHEAD)  # type: ignore[arg-type]  # one: in order
+    fed = feed(served, decode, threads=1)  # one: in order
     outcomes = fed.outcomes(paths)
     first = next(outcomes)
     wait_for(lambda: len(decoded) > AHEAD and not served.scheduler.depth and not served.scheduler.running)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from snapcap.models.text import Region
+from snapcap.service.captioning.model_defaults import Answer
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.arguments import Job
@@ -25,12 +27,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(outputs: Outputs, *images: str, broken: tuple[str, ...] = (), killed: bool = False) -> None:
-    """Writes what a run writes, in which the `broken` images fail, and which may be killed before it finishes."""
+def write(
+    outputs: Outputs,
+    *images: str,
+    broken: tuple[str, ...] = (),
+    killed: bool = False,
+    regions: list[Region] | None = None,
+) -> None:
+    """Writes what a run writes, in which the `broken` images fail, and which may be killed before it finishes.
+    `regions`: of each caption."""
     with closing(outputs):
         outputs.begin()
         for image in images:
-            outputs.write(image, f"caption of {image}")
+            outputs.write(image, Answer(f"caption of {image}", regions))
         for image in broken:
             outputs.fail(image, f"{image} is broken")
         if not killed:
@@ -57,6 +66,28 @@ def rows(path: str) -> list[tuple[str, str | None, str | None]]:
     return [(row["file_name"], row["caption"], row.get("error")) for row in found]
 
 
+def records(path: str) -> list[dict[str, Any]]:
+    if path.endswith(".parquet"):
+        return list(parquet.read_table(path).to_pylist())
+    if path.endswith(".csv"):
+        with open(path, newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    return list(lines(path))
+
+
+def columns(path: str) -> set[str]:
+    return {name for record in records(path) for name in record}
+
+
+def regions_of(path: str) -> dict[str, Any]:
+    """The regions of each image, which are JSON text in a table."""
+    given = {record["file_name"]: record.get("regions") for record in records(path)}
+    return {
+        name: json.loads(regions or "null") if isinstance(regions, str) else regions
+        for name, regions in given.items()
+    }
+
+
 def captioned(*images: str) -> list[tuple[str, str, None]]:
     return [(image, f"caption of {image}", None) for image in images]
 
@@ -80,6 +111,20 @@ class TestEveryFormat:
         write(later, "x.png", "b.png")
         assert sorted(rows(path)) == sorted([*captioned("a.png", "b.png", "x.png"), *failed("y.png")])
         assert {each.name for each in here.iterdir()} == {path, "photos"}
+
+    def test_regions_have_a_column_as_soon_as_a_caption_names_some(self, path: str) -> None:
+        regions = [Region("ein „Hut“", (1, 2, 3, 4)), Region("", (0, 0, 5, 6), ((0, 0, 5, 0, 5, 6),))]
+        write(outputs("a.png", output=path), "a.png")
+        assert columns(path) <= {"file_name", "caption", "error"}
+        later = outputs("a.png", "b.png", "x.png", output=path, resume=True)
+        write(later, "b.png", broken=("x.png",), regions=regions)
+        last = outputs("a.png", "b.png", "c.png", "x.png", output=path, resume=True)
+        assert last.todo == ["c.png", "x.png"]
+        write(last, "c.png", "x.png", regions=[])
+        assert sorted(rows(path)) == sorted(captioned("a.png", "b.png", "c.png", "x.png"))
+        boxes = [{"label": "ein „Hut“", "box": [1, 2, 3, 4]}]
+        boxes.append({"label": "", "box": [0, 0, 5, 6], "polygons": [[0, 0, 5, 0, 5, 6]]})
+        assert regions_of(path) == {"a.png": None, "b.png": boxes, "c.png": [], "x.png": []}
 
     def test_a_killed_run_loses_nothing(self, here: Path, path: str) -> None:
         write(outputs("a.png", "b.png", output=path), "a.png")
@@ -231,7 +276,7 @@ class TestJsonLines:
     def test_a_full_disk_leaves_whole_lines(self, monkeypatch: pytest.MonkeyPatch) -> None:
         file = JsonLines("c.jsonl", resume=False, overwrite=False)
         file.begin([])
-        file.write("a.png", "x")
+        file.write("a.png", Answer("x"))
         real = os.write
 
         def half(descriptor: int, data: bytes) -> int:
@@ -241,7 +286,7 @@ class TestJsonLines:
 
         monkeypatch.setattr(os, "write", half)
         with pytest.raises(OutputError, match="No space left on device"):
-            file.write("b.png", "y")
+            file.write("b.png", Answer("y"))
         file.close()
         assert [line["file_name"] for line in lines("c.jsonl")] == ["a.png"]
 
@@ -303,7 +348,7 @@ class TestSidecars:
 
         monkeypatch.setattr(os, "replace", refuse)
         with pytest.raises(PermissionError):
-            Sidecars(resume=False).write("a.png", "x")
+            Sidecars(resume=False).write("a.png", Answer("x"))
         assert {path.name for path in Path().iterdir()} == {"a.txt", "photos"}
         assert Path("a.txt").read_text() == "before"
 
@@ -313,7 +358,7 @@ class TestSidecars:
 
         monkeypatch.setattr(os, "replace", full)
         with pytest.raises(OutputError, match="No space left on device"):
-            Sidecars(resume=False).write("a.png", "x")
+            Sidecars(resume=False).write("a.png", Answer("x"))
 
 
 def test_with_both_an_image_is_done_when_both_have_it() -> None:

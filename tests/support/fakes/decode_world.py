@@ -73,7 +73,7 @@ class Played:
         if answer is None:
             write_image(self.file, image[:1] * (SIZE[0] * SIZE[1] * 3))
         self._held = b""
-        self.end.sendall(pack_answer(answer or Decoded("png", 1.0, 0.5)))
+        self.end.sendall(pack_answer(answer or Decoded("png", 1.0, 0.5, (3, 2))))
 
     def die(self) -> None:
         if self.end.fileno() >= 0:

@@ -19,6 +19,7 @@ class Picture {
     this.blob = file;
     this.format = null;
     this.copies = 0;
+    this.size = null; // of a copy, in pixels
     this.notice = "";
     this.reply = null;
     this.problem = null;
@@ -57,6 +58,7 @@ class Picture {
     this.copies += 1;
     this.blob = copy.blob;
     this.format = copy.blob.type;
+    this.size = [copy.width, copy.height];
     this.notice = sentence(`${copy.width} × ${copy.height} pixels`);
     return true;
   }
@@ -114,6 +116,7 @@ async function streamedCaption(picture, signal, onText) {
     if (choice?.delta.content) onText((reply.caption += choice.delta.content));
     reply.model = chunk.model;
     reply.finish_reason = choice?.finish_reason ?? reply.finish_reason;
+    reply.regions = chunk.regions ?? reply.regions;
     if (chunk.usage) Object.assign(reply, { tokens: chunk.usage.completion_tokens, backend: chunk.backend, timings: chunk.timings });
   });
   if (!ended) throw new Problem("No answer", "The server closed the connection before the caption was complete.");

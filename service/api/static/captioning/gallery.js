@@ -91,7 +91,7 @@ const gallery = {
     return over.map((picture) => {
       const { name, wanted, reply, problem } = picture;
       const came = reply
-        ? { caption: reply.caption, model: reply.model, tokens: reply.tokens, finish_reason: reply.finish_reason, backend: reply.backend }
+        ? { caption: reply.caption, ...(reply.regions ? { regions: reply.regions } : {}), model: reply.model, tokens: reply.tokens, finish_reason: reply.finish_reason, backend: reply.backend }
         : { error: problem.detail, status: problem.status || null, code: problem.code || null };
       return JSON.stringify({ file_name: name, ...came, ...(Object.keys(wanted).length ? { options: wanted } : {}) });
     });

@@ -10,9 +10,11 @@ const options = {
       form.reportValidity();
       return null;
     }
-    const { task, prompt, num_beams: beams, max_new_tokens: longest } = Object.fromEntries(new FormData(form));
+    const { task, task_text: text, prompt, num_beams: beams, max_new_tokens: longest } = Object.fromEntries(new FormData(form));
     const set = {};
-    if (task && !byId("task-field").hidden) set.task = task;
+    const hasTasks = !byId("task-field").hidden;
+    if (task && hasTasks) set.task = task;
+    if (text && hasTasks) set.task_text = text;
     if (prompt) set.prompt = prompt;
     if (beams && Number(beams) !== 1) set.num_beams = Number(beams);
     if (longest) set.max_new_tokens = Number(longest);
@@ -40,7 +42,7 @@ const options = {
     const choices = tasks.map((task) => task.name ?? task);
     const first = element("option", "", { text: "the model's own", value: "" });
     select.replaceChildren(first, ...choices.map((name) => element("option", "", { text: name.replaceAll("_", " "), value: name })));
-    byId("task-field").hidden = !choices.length;
+    byId("task-field").hidden = byId("task-text-field").hidden = !choices.length;
     this.draw();
   },
 };

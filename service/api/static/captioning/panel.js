@@ -49,6 +49,8 @@ const panel = {
       if (mine.signal.aborted) return; // by who has shown something else since
       picture.state = "done";
       this.show({ reply: picture.reply, took: performance.now() - began, notice: picture.notice });
+      const { naturalWidth, naturalHeight } = byId("preview");
+      regions.draw(picture.reply.regions, picture.size ?? [naturalWidth, naturalHeight]);
       gallery.add([picture]);
       start.poll();
     } catch (problem) {
@@ -95,6 +97,7 @@ const panel = {
     byId("measured").hidden = reply === null;
     if (reply) this.measured(reply, took);
     say(byId("notice"), notice);
+    regions.draw(null, []);
     byId("stop").hidden = !progress;
     copyCaption.hidden = reply === null;
     this.problem(problem);

@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +11,9 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 from support.servers.page import give
 
+from snapcap.models.text import Region
 from snapcap.service.api.app import Services
-from snapcap.service.captioning.model_defaults import ModelDefaults
+from snapcap.service.captioning.model_defaults import Answer, ModelDefaults, Resolved
 from snapcap.service.engine.request import CaptionRequest, Completion
 
 OpenPage = Callable[..., Page]
@@ -61,6 +62,35 @@ def test_words_are_shown_as_they_come(begun: tuple[Page, CaptionRequest]) -> Non
     expect(page.locator("#by")).to_contain_text("3 tokens, cut at the limit, model fake, compiled.")
     expect(page.locator("#legend")).to_contain_text("3.0\u00a0ms")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+
+
+class Naming(ModelDefaults):
+    """Names a box and the outline of a mask, in pixels of the image."""
+
+    def answer(self, resolved: Resolved, tokens: Sequence[int], size: tuple[int, int]) -> Answer:
+        mask = Region("", (0, 0, 4, 4), ((0, 0, 4, 0, 4, 4), (1, 1, 2, 2)))
+        return Answer("two parts", [Region("<b>a hat</b>", (1, 2, 5, 6)), mask])
+
+
+def test_parts_that_an_answer_names_are_drawn_over_the_picture(
+    services: Services, engine, address: str, open_page: OpenPage, image
+) -> None:
+    model: Any = services.captioner._model
+    page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")
+    give(page, image(3))
+    expect(page.locator("#caption")).to_have_text("3 7")
+    expect(page.locator("#regions")).to_be_hidden()
+    naming = Naming(model.tokenizer)
+    services.captioner.attach(engine, None, model.tokenizer, "fake", model.image_decoder, naming)  # type: ignore[arg-type]
+    give(page, image(4))
+    drawing = page.locator("#regions")
+    expect(drawing).to_have_attribute("viewBox", "0 0 8 8")
+    expect(drawing.locator("text").first).to_have_text("<b>a hat</b>")
+    outlines = [each.get_attribute("points") for each in drawing.locator("polygon").all()]
+    assert outlines == ["1 2 5 2 5 6 1 6", "0 0 4 0 4 4", "1 1 2 2"]
+    assert drawing.bounding_box() == page.locator("#preview").bounding_box()
+    assert json.loads(page.evaluate("() => gallery.lines()[0]"))["regions"][0]["box"] == [1, 2, 5, 6]
 
 
 def test_stop_keeps_the_words_and_frees_the_slot(begun: tuple[Page, CaptionRequest]) -> None:
