@@ -280,7 +280,7 @@ def _attend_prefixed(
     source = head // (HEADS // SHARED)  # the head of keys and values
     d = tl.arange(0, PADDED)
     real = d < WIDTH
-    position = tl.load(positions + row)
+    position = tl.load(positions + row).to(tl.int32)
     keys = key_cache + row * key_row + source * key_head + d * key_width
     values = value_cache + row * value_row + source * value_head + d * value_width
     query, top, total, mixed = _cache_new(
@@ -302,7 +302,9 @@ def _attend_prefixed(
         ROTATED,
         PREFIX,
     )
-    for start in range(0, LENGTH, CHUNK):
+    # Loads of a loop whose end is known begin earlier, which is worth more than two chunks.
+    end = LENGTH if LENGTH <= 2 * CHUNK else position
+    for start in range(0, end, CHUNK):
         j = start + tl.arange(0, CHUNK)
         top, total, mixed = _attend_chunk(
             query, keys, values, key_length, value_length, j, j < position, real, top, total, mixed

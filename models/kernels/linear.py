@@ -68,12 +68,12 @@ def linear(
             *operands, *strides, ROWS=rows, IN=inputs, OUT=outputs, PADDED=padded, BN=block, **flags, num_warps=8
         )
         return out
-    if rows < _SEPARATE_NORM:
-        columns = 16 if gated or outputs < 2048 else 32
-        tile = {"BN": columns, "BK": 256 // parts, "num_warps": 4, "num_stages": 3}
+    if gated:
+        tile = {"BN": 32, "BK": 64, "num_warps": 4, "num_stages": 4}
+    elif rows < _SEPARATE_NORM:
+        tile = {"BN": 16 if outputs < 2048 else 32, "BK": 256, "num_warps": 4, "num_stages": 3}
     else:
-        columns = 32 if gated or outputs < 2048 else 64
-        tile = {"BN": columns, "BK": 128, "num_warps": 8, "num_stages": 4}
+        tile = {"BN": 32 if outputs < 2048 else 64, "BK": 128, "num_warps": 8, "num_stages": 4}
     grid = (triton.cdiv(outputs, tile["BN"]), triton.cdiv(rows, 16))
     launch(_many_rows)[grid](*operands, rows, *strides, IN=inputs, OUT=outputs, **tile, **flags)
     return out

@@ -19,7 +19,7 @@ from snapcap.models.layers.linear import activation
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.warmup.build.check_worker import example_groups
 
-WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2
+WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 150, 33, 150, 2
 # Batch, grid, window, width, heads, groups: windows of a power of two, of two, of neither, over the edge; channels
 # that are no power of two.
 DAVIT_CASES = (
