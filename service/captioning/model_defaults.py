@@ -4,6 +4,7 @@ Reads the answer from the tokens that come back."""
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snapcap.models.dataclass import dataclass
@@ -73,9 +74,7 @@ class ModelDefaults:
         self.not_done = () if config is None else config.generation.not_done
         self._most_text = 0 if config is None else config.decoder.text_tokens
         self._all = () if config is None else config.tasks
-        self._marked = (
-            tokenizer if config is None or not self._all else tokenizer.with_marks(_omitted(config.generation))
-        )
+        self._omitted = frozenset[int]() if config is None else _omitted(config.generation)
         self._texts: dict[str, tuple[int, ...]] = {}
         self._not_read: dict[str, str] = {}  # why the encoder cannot read a task's text
         self._tasks = {each.name: each for each in self._all if each.takes_text or self._reads(each)}
@@ -109,6 +108,10 @@ class ModelDefaults:
     def tokenizer(self, task: Task | None) -> "Tokenizer":
         """Returns the tokenizer that makes the text of a task's answers."""
         return self._marked if task is not None and task.keeps_marks else self._tokenizer
+
+    @cached_property
+    def _marked(self) -> "Tokenizer":
+        return self._tokenizer.with_marks(self._omitted)
 
     def answer(self, resolved: Resolved, tokens: Sequence[int], size: tuple[int, int]) -> Answer:
         """Returns the answer that a request's tokens are. `size`: (width, height) of the upright image."""

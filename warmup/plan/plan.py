@@ -80,7 +80,8 @@ class Plan:
     """Everything that shapes a compiled region besides the model's own dimensions.
 
     ``device`` is cpu or cuda:N, ``dtype`` a torch dtype's name, which in int8 is that of linear layers' weights
-    alone, ``threads`` the CPU threads of one operation.
+    alone, ``threads`` the CPU threads of one operation, ``text_tokens`` the argument of
+    `ModelConfig.with_text_tokens`.
     """
 
     device: str
@@ -90,7 +91,7 @@ class Plan:
     threads: int
     encoder_mode: str = "default"
     decoder_mode: str = "default"
-    text_tokens: int = 0  # as in `ModelConfig.with_text_tokens`
+    text_tokens: int = 0
 
     @property
     def device_type(self) -> str:
