@@ -596,7 +596,8 @@ def _scale(image: Image.Image, strips: Iterable[Image.Image]) -> tuple[float, fl
 
 def _largest(image: Image.Image) -> int:
     """Returns the largest number of an image of 16 bits, or one that has as many bits."""
-    (upper, lower) = (half.getextrema()[1] for half in _halves(image))
+    extremes: list[Any] = [half.getextrema() for half in _halves(image)]
+    (_, upper), (_, lower) = extremes
     return int(upper) << 8 | (0 if upper else int(lower))
 
 

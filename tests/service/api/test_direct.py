@@ -76,7 +76,7 @@ def test_a_path_too_long_for_any_model_is_nowhere(app: Application) -> None:
 def test_an_address_that_was_joined_wrongly_is_told_the_right_one(app: Application, path: str, meant: str) -> None:
     reply = TestClient(app, base_url="http://localhost").request("GET", f"http://localhost{path}")
     assert reply.status_code == 404
-    assert re.findall("did you mean (.*?)[?]", reply.text) == [meant] * bool(meant)
+    assert set(re.findall("did you mean (.*?)[?]", reply.text)) == ({meant} if meant else set())
 
 
 def test_an_endpoint_takes_the_request_and_no_other_route_has_its_name(app: Application) -> None:
