@@ -90,7 +90,8 @@ def serve_regions(work: Work) -> int:
 
 def open_workbench(job: BuildJob) -> Workbench:
     """Set up torch in this process and describe the model, without reading a weight."""
-    config, plan = ModelConfig.from_folder(job.checkpoint), job.plan
+    plan = job.plan
+    config = ModelConfig.from_folder(job.checkpoint, image_tokens=plan.image_tokens)
     device, dtype = open_device(plan)
     described = MemoryPlan(config, plan)
     weights = _weights(job, config, torch.device("meta"))

@@ -58,7 +58,8 @@ class Checkpoint:
     @classmethod
     def read(cls, options: StartOptions, folder: Path) -> "Checkpoint":
         """The checkpoint of these options, which is in ``folder``. Raises ConfigError as ``of`` does."""
-        return cls.of(options, folder, read_config(folder, options.store_folder))
+        config = read_config(folder, options.store_folder, options.images.max_image_tokens)
+        return cls.of(options, folder, config)
 
     def whole(self) -> "Checkpoint":
         """The same with its weights, brought here first where they are not. Raises CheckpointError if they cannot
@@ -125,10 +126,10 @@ class _Record:
     chat: ChatIds
 
 
-def read_config(folder: Path, store_folder: Path) -> ModelConfig:
-    """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one. Raises
-    ConfigError, FileNotFoundError as ``ModelConfig.from_folder`` does."""
-    return ModelConfig.from_folder(folder, partial(_recorded, store_folder))
+def read_config(folder: Path, store_folder: Path, image_tokens: int) -> ModelConfig:
+    """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one.
+    ``image_tokens``: as in ``ModelConfig.from_folder``. Raises ConfigError, FileNotFoundError as that does."""
+    return ModelConfig.from_folder(folder, partial(_recorded, store_folder), image_tokens)
 
 
 def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:

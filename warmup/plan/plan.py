@@ -6,7 +6,7 @@ The artifact key is made of the plan, so it is known while torch is still being 
 from collections.abc import Iterable
 from typing import Any
 
-from snapcap.models.config import ModelConfig
+from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.text import Task
 from snapcap.warmup.artifacts.key import Factors, build_factors, machine_factors
@@ -80,7 +80,7 @@ class Plan:
     """Everything that shapes a compiled region besides the model's own dimensions.
 
     ``device`` is cpu or cuda:N, ``dtype`` a torch dtype's name, which in int8 is that of linear layers' weights
-    alone, ``threads`` the CPU threads of one operation.
+    alone, ``threads`` the CPU threads of one operation, ``image_tokens`` the most tokens of a picture of any shape.
     """
 
     device: str
@@ -90,6 +90,7 @@ class Plan:
     threads: int
     encoder_mode: str = "default"
     decoder_mode: str = "default"
+    image_tokens: int = IMAGE_TOKENS
 
     @property
     def device_type(self) -> str:
@@ -183,6 +184,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         threads=compute.threads or _threads(config),
         encoder_mode=compute.encoder_mode,
         decoder_mode=compute.decoder_mode,
+        image_tokens=options.images.max_image_tokens,
     )
 
 
