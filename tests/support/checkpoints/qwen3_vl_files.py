@@ -93,7 +93,7 @@ def write_files(folder: Path) -> int:
     backend = byte_level_bpe(["Can you describe this image?", "user\nassistant\n"], list(SPECIALS))
     backend.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "Qwen2Tokenizer",
+        "tokenizer_class": "GPT2TokenizerFast",
         "bos_token": None,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
