@@ -169,8 +169,8 @@ _TOKEN_BUCKETS = (64, 128, 256, 512)
 class Qwen3VisionConfig(VisionConfig):
     """Qwen3-VL's encoder (Bai et al., 2025), as ``models.layers.qwen3_vision`` computes it.
 
-    It takes pictures of any shape, which are packed (``models.processing.packed``): ``image_size`` is the height
-    and width of the packed array, whose last row holds the picture's grid. A token of the decoder combines 2 × 2
+    The encoder takes packed pictures of any shape (``models.processing.packed``). ``image_size`` is the height and
+    width of the packed array, whose last row holds the picture's grid. A token of the decoder combines 2 × 2
     patches of 16 × 16 pixels.
 
     position_side: rows and columns of the position table, between which a picture's positions are interpolated.

@@ -1,7 +1,7 @@
 """Reads Qwen3-VL (Bai et al., 2025): an encoder for pictures of any shape, a projector, and Qwen3.
 
-The class is `Qwen3VLForConditionalGeneration`. A picture becomes a token for each 32 × 32 pixels. One picture is
-read; several pictures and videos are not supported.
+The class is `Qwen3VLForConditionalGeneration`. A picture becomes a token for each 32 × 32 pixels. A request has
+one picture; several pictures and videos are not supported.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ def _vision(fields: Fields) -> Qwen3VisionConfig:
         raise fields.error("rope_parameters", rope, f"only a rope_theta of {_VISION_THETA} is supported")
     return Qwen3VisionConfig(
         family="qwen3_vl",
-        image_size=fields.size_pair("image_size", 0),  # of the image processor
+        image_size=fields.size_pair("image_size", 0),  # read from the image processor's file
         patch_size=(16, 16),
         hidden_size=hidden,
         num_layers=layers,

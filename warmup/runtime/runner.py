@@ -291,8 +291,11 @@ class Runner(Generic[B]):
     def replay(self, component: Component, bucket: Bucket) -> Callable[[], B]:
         """Returns a function that replays a captured bucket without copying inputs, to time the device alone. An
         encoder's bucket is replayed for its greatest number of tokens."""
-        encodes = self._encode[bucket].encodes if component == "encoder" else {}
-        captured = (encodes[max(encodes)] if encodes else self._step[bucket]).captured
+        if component == "encoder":
+            encodes = self._encode[bucket].encodes
+            captured = encodes[max(encodes)].captured
+        else:
+            captured = self._step[bucket].captured
         if captured is None:
             raise ValueError(f"{component} bucket {bucket.size} is not captured")
         return captured.replay

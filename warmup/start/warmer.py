@@ -168,7 +168,7 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
 
 
 def built_in_image(vision: VisionConfig) -> Pixels:
-    """Pixels [height, width, 3] of a bright disc on a gradient. Of a packed picture, each token has the disc."""
+    """Pixels [height, width, 3] of a bright disc on a gradient. In a packed picture, each token has the disc."""
     if vision.token_buckets:
         tokens = vision.token_buckets[0]
         (picture,) = examples(vision.image_size, (tokens,))

@@ -138,7 +138,9 @@ def test_vision_prefix_logits_and_tokens_equal_transformers(case: tuple[Any, Pat
         seen = model.model.visual(given["pixel_values"], grid_thw=given["image_grid_thw"])
         features = [level[: length - len(prefix)] for level in state.features[:, 1 + row]]
         torch.testing.assert_close(features, [*seen.deepstack_features], rtol=1e-4, atol=2e-4)
-        torch.testing.assert_close(last[row, :length], output.hidden_states[-2][0, :length], rtol=1e-4, atol=2e-4)
+        if len(state.features) < runner.config.decoder.num_layers - 1:  # else transformers' has yet to be added to
+            expected = output.hidden_states[-2][0, :length]
+            torch.testing.assert_close(last[row, :length], expected, rtol=1e-4, atol=2e-4)
         for layer, cache in enumerate(output.past_key_values.layers):
             keys, values = cache.keys[0, :, :length], cache.values[0, :, :length]
             torch.testing.assert_close(state.cross_key[layer, 1 + row].mT[:, :length], keys, rtol=1e-4, atol=2e-4)

@@ -171,10 +171,7 @@ def generated(
     model: Any, image: Image.Image, before: Sequence[int], after: Sequence[int], count: int, **settings: Any
 ) -> tuple[list[int], tuple[torch.Tensor, ...]]:
     """Returns the tokens that transformers' model generates, and the logits of each step."""
-    output = model.generate(
-        **model_inputs(image, before, after),
-        **{"max_new_tokens": count, "do_sample": False, "output_logits": True, **settings},
-        return_dict_in_generate=True,
-    )
-    start = output.sequences.shape[1] if not count else model_inputs(image, before, after)["input_ids"].shape[1]
-    return output.sequences[0, start:].tolist(), output.logits
+    given = model_inputs(image, before, after)
+    settings = {"max_new_tokens": count, "do_sample": False, "output_logits": True, **settings}
+    output = model.generate(**given, **settings, return_dict_in_generate=True)
+    return output.sequences[0, given["input_ids"].shape[1] :].tolist(), output.logits
