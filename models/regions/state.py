@@ -70,8 +70,8 @@ class DecodeState(Generic[B]):
     texts: B | None = None
     # Rows and columns of tokens of each slot's picture, [slots + 1, 2] int64. None if all pictures have one shape.
     grids: B | None = None
-    # Features that an encode adds to the output of the first decoder layers, [layers, slots + 1, tokens of an image,
-    # hidden size]. None if it adds nothing. Decode steps do not read them.
+    # Features that an encode adds to the output of the first decoder layers, [layers, slots + 1, tokens of an
+    # image, hidden size]. None if it adds nothing. Decode steps do not read them.
     features: B | None = None
 
     @classmethod
