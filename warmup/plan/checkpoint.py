@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.models.config import ModelConfig
+from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import is_there, read_bytes
 from snapcap.models.json_object import from_json, to_json
@@ -126,7 +126,7 @@ class _Record:
     chat: ChatIds
 
 
-def read_config(folder: Path, store_folder: Path, image_tokens: int) -> ModelConfig:
+def read_config(folder: Path, store_folder: Path, image_tokens: int = IMAGE_TOKENS) -> ModelConfig:
     """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one.
     ``image_tokens``: as in ``ModelConfig.from_folder``. Raises ConfigError, FileNotFoundError as that does."""
     return ModelConfig.from_folder(folder, partial(_recorded, store_folder), image_tokens)

@@ -1,5 +1,4 @@
-"""Writes what a Qwen3-VL checkpoint has beside its weights, makes pictures, and asks transformers' model about
-them."""
+"""Writes a Qwen3-VL checkpoint's files beside its weights, makes pictures, and asks transformers' model of them."""
 
 import json
 from collections.abc import Sequence
