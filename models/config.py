@@ -18,6 +18,8 @@ from snapcap.models.text import ChatIds, GenerationConfig, ImageMarkup, Task
 
 __all__ = ["ConfigError", "ModelConfig"]
 
+IMAGE_TOKENS = 256  # default of the most tokens of a picture, for encoders that take pictures of any shape
+
 ChatOf = Callable[[Path, ImageMarkup], ChatIds]
 
 # The module of `models.families` for each ``model_type``. A start imports only the one that it needs.
@@ -27,6 +29,7 @@ _FAMILIES = {
     "git": "git",
     "idefics3": "idefics3",
     "llava": "llava",
+    "qwen3_vl": "qwen3_vl",
     "smolvlm": "idefics3",
     "vision-encoder-decoder": "vision_encoder_decoder",
 }
@@ -117,6 +120,11 @@ class ModelConfig:
             raise ConfigError("text_tokens", tokens, f"this model has positions for {own} to {room} tokens")
         return replace(self, decoder=replace(self.decoder, text_tokens=tokens))
 
+    def for_tokens(self, tokens: int) -> "ModelConfig":
+        """Returns the configuration of an encoder whose packed pictures have at most so many tokens."""
+        vision = replace(self.vision, image_size=(tokens + 1, self.vision.image_size[1]))
+        return replace(self, vision=vision)
+
     def dimensions(self) -> dict[str, Any]:
         """Returns everything that shapes a region, by name, in nested dictionaries: factors of the artifact key."""
         prefix = {"prefix": len(self.prefix)} if self.prefix else {}
@@ -129,7 +137,9 @@ class ModelConfig:
         }
 
     @classmethod
-    def from_folder(cls, folder: Path, chat_of: ChatOf | None = None) -> "ModelConfig":
+    def from_folder(
+        cls, folder: Path, chat_of: ChatOf | None = None, image_tokens: int = IMAGE_TOKENS
+    ) -> "ModelConfig":
         """Reads a folder's ``config.json``, ``generation_config.json`` if it exists, and more files if the family
         needs them.
 
@@ -138,6 +148,7 @@ class ModelConfig:
 
         Args:
             chat_of: returns the token ids of the chat template. None reads the folder's template.
+            image_tokens: the most tokens of a picture, for an encoder that takes pictures of any shape.
 
         Raises:
             ConfigError: a field has a value that is not supported.
@@ -151,17 +162,16 @@ class ModelConfig:
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
         module = cast(Family, import_module(f"snapcap.models.families.{_FAMILIES[family]}"))
         if module.SIZED_BY_PROCESSOR:
-            config = _with_answers(_sized(config, folder, family), folder)
+            config = _with_answers(_sized(config, folder, family, image_tokens), folder)
         parts = module.read(config, json_or_empty(folder / "generation_config.json"))
         dtype = config.values.get("dtype") or config.values.get("torch_dtype")
         read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
         return read if read.markup is None else _with_template(read, read.markup, folder, chat_of)
 
 
-def _sized(config: Fields, folder: Path, family: str) -> Fields:
+def _sized(config: Fields, folder: Path, family: str, image_tokens: int) -> Fields:
     """Returns the configuration with the image size of the image processor, if its file names one."""
-    processor = read_processor(folder)
-    size = None if processor is None else processed_size(processor, family)
+    size = processed_size(read_processor(folder), family, image_tokens)
     if size is None:
         return config
     vision = {**config.section("vision_config").values, "image_size": [*size]}

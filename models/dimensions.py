@@ -90,6 +90,18 @@ class VisionConfig:
         return self.sequence_length - self.skipped_tokens
 
     @property
+    def token_buckets(self) -> tuple[int, ...]:
+        """For an encoder that takes pictures of any shape, the numbers of tokens to which pictures are padded, the
+        greatest last. Empty if all pictures have one shape."""
+        return ()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Numbers of blocks after each of which the decoder is given features of the image beside the encoder's
+        output."""
+        return ()
+
+    @property
     def weights(self) -> int:
         """Number of elements of the encoder's matrices and tables, in any layout."""
         tokens, width = self.sequence_length, self.hidden_size
@@ -148,6 +160,52 @@ class SiglipConfig(VisionConfig):
     @property
     def image_tokens(self) -> int:
         return super().image_tokens // self.pixel_shuffle**2
+
+
+_TOKEN_BUCKETS = (64, 128, 256, 512)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VisionConfig(VisionConfig):
+    """Qwen3-VL's encoder (Bai et al., 2025), as ``models.layers.qwen3_vision`` computes it.
+
+    The encoder takes packed pictures of any shape (``models.processing.packed``). ``image_size`` is the height and
+    width of the packed array, whose last row holds the picture's grid. A token of the decoder combines 2 × 2
+    patches of 16 × 16 pixels.
+
+    position_side: rows and columns of the position table, between which a picture's positions are interpolated.
+    deepstack: numbers of blocks after which features are tapped (DeepStack, Meng et al., 2024).
+    """
+
+    layers: ClassVar[str] = "qwen3_vision"
+
+    leading_tokens: int = 0
+    fused_qkv: bool = True
+    position_side: int
+    deepstack: tuple[int, ...]
+
+    @property
+    def image_tokens(self) -> int:
+        return self.image_size[0] - 1
+
+    @property
+    def sequence_length(self) -> int:
+        return 4 * self.image_tokens
+
+    @property
+    def token_buckets(self) -> tuple[int, ...]:
+        return (*(size for size in _TOKEN_BUCKETS if size < self.image_tokens), self.image_tokens)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.deepstack
+
+    @property
+    def weights(self) -> int:
+        width, inner = self.hidden_size, self.intermediate_size
+        merger = 4 * width * 8 * width  # the outputs are as wide as the decoder, less than 4 * width each
+        layers = self.num_layers * (4 * width * width + 2 * width * inner)
+        return width * (768 + self.position_side**2) + layers + (1 + len(self.deepstack)) * merger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,6 +432,20 @@ class LlavaConfig(LlamaConfig):
 
     projector_activation: str
     projector_bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VlConfig(LlamaConfig):
+    """Qwen3's decoder (Yang et al., 2025) behind Qwen3-VL's projector, as ``models.layers.qwen3_vl`` computes it.
+
+    Queries and keys of each head have a norm. A token has three positions: time, row and column.
+
+    sections: numbers of a head's frequencies that turn with time, row and column.
+    """
+
+    layers: ClassVar[str] = "qwen3_vl"
+
+    sections: tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,10 +141,17 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """The limit of images that a checkpoint's transform keeps."""
+    """The limits of images that a checkpoint's transform keeps."""
 
     max_pixels: int = option(
         "max_pixels", 50_000_000, "largest image that is decoded, in pixels", parse=parse_int(1), metavar="N"
+    )
+    max_image_tokens: int = option(
+        "max_image_tokens",
+        256,
+        "most tokens of an image, 200 to 1024, for models that take images of any shape; a token is 32 × 32 pixels",
+        parse=parse_int(200, 1024),
+        metavar="N",
     )
 
 

@@ -13,7 +13,7 @@ import shutil
 import string
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,15 @@ _CHAT_TEMPLATE = (
     "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+_QWEN_TOKENS = ("<|im_start|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|im_end|>")
+_QWEN_WORDS = (*_CHAT_WORDS[:-2], "user", "assistant")
+# The part of the checkpoints' own template that renders a message of a user.
+_QWEN_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{message['role']}}\n"
+    "{% for line in message['content'] %}{% if line['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{line['text']}}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # The words of the sentences for Florence-2's tasks. BART's vocabulary has nearly all of them.
 _TASK_WORDS = (
@@ -250,16 +259,47 @@ def _llava(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     return _chat(config, "LlavaForConditionalGeneration", text, processor, "<image><global-img>")
 
 
+def _qwen3_vl(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
+    """Returns Qwen3-VL, whose head is the embedding: the end token's row is zero in both."""
+    transformers = _transformers()
+    half = text["head_dim"] // 2
+    rows = half * 5 // 16
+    rope = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_interleaved": True}
+    rope["mrope_section"] = [half - 2 * rows, rows, rows]
+    config = transformers.Qwen3VLConfig(
+        vision_config={"out_hidden_size": text["hidden_size"], **vision},
+        text_config={**_chat_ids(text), "rope_parameters": rope, "tie_word_embeddings": True, **text},
+        image_token_id=_image_id(text),
+        tie_word_embeddings=True,
+    )
+    processor = {
+        **_processor("Qwen2VLImageProcessor", 0, 3),
+        "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+        **{"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2},
+    }
+    captioner = _chat(
+        config, "Qwen3VLForConditionalGeneration", text, processor, "", _QWEN_TOKENS, _QWEN_WORDS, _QWEN_TEMPLATE
+    )
+    return replace(captioner, fixed={"embed_tokens.weight": {text["vocab_size"] - 1: 0.0}})
+
+
 def _chat(
-    config: Any, architecture: str, text: Mapping[str, Any], processor: Mapping[str, Any], image: str
+    config: Any,
+    architecture: str,
+    text: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    image: str,
+    tokens: tuple[str, ...] = _CHAT_TOKENS,
+    words: tuple[str, ...] = _CHAT_WORDS,
+    template: str = _CHAT_TEMPLATE,
 ) -> Captioner:
     """Returns a model that takes instructions, whose head never chooses the end token.
 
     ``image`` is the text for an image in the chat template. The end token is the last token. Its row in the head
     is zero, so another token always has a higher score.
     """
-    tokenizer = _byte_pairs(text["vocab_size"] - len(_CHAT_TOKENS), *_CHAT_WORDS)
-    tokenizer.add_special_tokens([*_CHAT_TOKENS])
+    tokenizer = _byte_pairs(text["vocab_size"] - len(tokens), *words)
+    tokenizer.add_special_tokens([*tokens])
     return Captioner(
         config,
         architecture,
@@ -268,14 +308,14 @@ def _chat(
         tokenizer,
         {
             "tokenizer_class": "GPT2TokenizerFast",
-            "bos_token": _CHAT_TOKENS[0],
-            "eos_token": _CHAT_TOKENS[-1],
+            "bos_token": tokens[0],
+            "eos_token": tokens[-1],
             "pad_token": _END,
             "clean_up_tokenization_spaces": False,
             "model_max_length": text["max_position_embeddings"],
         },
         {"lm_head.weight": {text["vocab_size"] - 1: 0.0}},
-        _CHAT_TEMPLATE.replace("<image>", image),
+        template.replace("<image>", image),
     )
 
 
@@ -394,6 +434,14 @@ RANDOM_MODELS = {
         | {"num_hidden_layers": 27, "intermediate_size": 4304},
         {"vocab_size": 128256, "max_position_embeddings": 131072, "num_hidden_layers": 32, "hidden_size": 4096}
         | {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336},
+    ),
+    # Qwen/Qwen3-VL-2B-Instruct: its own encoder with DeepStack and Qwen3 1.7B.
+    "qwen3-vl-2b": RandomModel(
+        _qwen3_vl,
+        {"depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096}
+        | {"deepstack_visual_indexes": [5, 11, 17]},
+        {"vocab_size": 151936, "max_position_embeddings": 262144, "num_hidden_layers": 28, "hidden_size": 2048}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144},
     ),
 }
 

@@ -43,9 +43,8 @@ class Captioner:
         self._model = model_class.from_pretrained(folder, dtype=self._dtype).to(device).eval()
         self._ends = _ends(self._model)
         self._is_tiled = hasattr(self._model.config, "scale_factor")
+        self._is_any_shape = self._model.config.model_type == "qwen3_vl"
         self._prompt = _prompt(folder, self._model, self._tokenizer)
-        # Number of tokens before a caption: an instruction's, or the start token.
-        self._before = len(self._prompt) if _is_chat(self._model) else 1
         # The limit is passed to `generate`, because BLIP's decoder does not read the checkpoint's
         # generation_config.json.
         limit = self._model.generation_config.max_new_tokens
@@ -53,13 +52,16 @@ class Captioner:
         mark("load_model")
 
     def pixels(self, images: list[bytes]) -> Any:
-        """Returns encoded images as one tensor [B, 3, H, W] on the device."""
+        """Returns encoded images as one tensor [B, 3, H, W] on the device. A model for images of any shape gets the
+        patches and the grids of images, which must be of one shape."""
         from PIL import Image
 
         pictures = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
         if self._is_tiled:  # no image is split into tiles
             settings = {"do_image_splitting": False, "return_tensors": "pt"}
             batch = self._processor([[picture] for picture in pictures], **settings).pixel_values
+        elif self._is_any_shape:
+            return self._processor(pictures, return_tensors="pt").to(self._device, self._dtype)
         else:
             batch = self._processor(pictures, return_tensors="pt").pixel_values
         return batch.to(self._device, self._dtype)
@@ -69,14 +71,31 @@ class Captioner:
         import torch
 
         with torch.inference_mode():
-            given = {"do_sample": False, "num_beams": 1, **self._limit}
-            if self._prompt:
-                given["input_ids"] = torch.tensor([self._prompt] * len(pixels), device=self._device)
-            rows = self._model.generate(pixel_values=pixels, **given).tolist()
-        rows = [row[self._before :] for row in rows]
+            inputs = self._inputs(pixels)
+            rows = self._model.generate(**inputs, do_sample=False, num_beams=1, **self._limit).tolist()
+        # A caption follows an instruction, or the start token.
+        before = inputs["input_ids"].shape[1] if _is_chat(self._model) else 1
+        rows = [row[before:] for row in rows]
         texts = self._tokenizer.batch_decode(rows, skip_special_tokens=True)
         counts = [sum(token not in self._ends for token in row) for row in rows]
         return [{"caption": text.strip(), "tokens": count} for text, count in zip(texts, counts, strict=True)]
+
+    def _inputs(self, pixels: Any) -> dict[str, Any]:
+        """Returns the model's inputs for a batch."""
+        import torch
+
+        ids, count = self._prompt, len(pixels)
+        given = {"pixel_values": pixels}
+        if self._is_any_shape:
+            given, image = dict(pixels), self._model.config.image_token_id
+            grids = given["image_grid_thw"]
+            count, place = len(grids), ids.index(image)
+            # The placeholder stands for as many tokens as squares of 2 × 2 patches.
+            ids = [*ids[:place], *[image] * (int(grids[0].prod()) // 4), *ids[place + 1 :]]
+            given["mm_token_type_ids"] = torch.tensor([[each == image for each in ids]] * count).int()
+        if ids:
+            given["input_ids"] = torch.tensor([ids] * count)
+        return {name: each.to(self._device) for name, each in given.items()}
 
 
 def _prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
@@ -87,7 +106,7 @@ def _prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
 
 
 def _is_chat(model: Any) -> bool:
-    return model.config.model_type in ("idefics3", "llava")
+    return model.config.model_type in ("idefics3", "llava", "qwen3_vl")
 
 
 def _task_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
@@ -108,6 +127,9 @@ def _chat_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
         add_generation_prompt=True,
         tokenize=False,
     )
+    if model.config.model_type == "qwen3_vl":  # with one placeholder
+        own: list[int] = tokenizer(text)["input_ids"]
+        return own
     vision, scale = model.config.vision_config, getattr(model.config, "scale_factor", 1)
     image = "<image>" * (vision.image_size // vision.patch_size // scale) ** 2
     if model.config.model_type == "idefics3":

@@ -75,13 +75,17 @@ def attend_prefixed(
     prefix_key: Tensor,  # [b, H, d, T]
     prefix_value: Tensor,  # [b, H, T, d]
     scale: float,
+    hidden: Tensor | None = None,  # [b, 1, 1, T], true where the prefix must be ignored
 ) -> Tensor:  # [b, n * H * d]
-    """Computes `attend_cached`, but each token also attends to all of a prefix, with one softmax over both."""
+    """Computes `attend_cached`, but each token also attends to a prefix, with one softmax over both."""
     future = _cache(key, value, positions, key_cache, value_cache)
     prefix = prefix_key.shape[3]
     query = query.view(query.shape[0], key.shape[1], -1, query.shape[2])  # [b, H, n, d]
     own = (torch.matmul(query, key_cache).float() * scale).masked_fill(future, float("-inf"))
-    scores = torch.cat((torch.matmul(query, prefix_key).float() * scale, own), dim=-1)
+    before = torch.matmul(query, prefix_key).float() * scale
+    if hidden is not None:
+        before = before.masked_fill(hidden, float("-inf"))
+    scores = torch.cat((before, own), dim=-1)
     weights = scores.softmax(dim=-1).to(value.dtype)
     seen = torch.matmul(weights[..., :prefix], prefix_value)
     return (seen + torch.matmul(weights[..., prefix:], value_cache)).flatten(1)

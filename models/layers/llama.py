@@ -17,8 +17,9 @@ of the same layer.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import cast
 
 import torch
@@ -80,7 +81,7 @@ def prefix_block(
     """Computes one layer over prefix and text, and writes their keys and values into the rows' slots."""
     batch, length, _ = hidden.shape
     heads, head_dim = image_value.shape[2], image_value.shape[4]
-    qkv = linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(batch, length, -1, head_dim)
+    qkv = linear(norm(hidden, norm1_weight, eps), qkv_weight).view(batch, length, -1, head_dim)
     queries = qkv.shape[2] - 2 * heads
     query, key, value = torch.split(qkv, [queries, heads, heads], dim=2)
     angles = _angles(torch.arange(length, device=hidden.device), frequencies)
@@ -91,7 +92,7 @@ def prefix_block(
     key, value = (part.unsqueeze(2).expand(shared).flatten(1, 2) for part in (key, value))
     attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     hidden = hidden + linear(attended.transpose(1, 2).flatten(2), out_weight)
-    return hidden + _mlp(_norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
+    return hidden + mlp(norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
 
 
 def prefix_end(
@@ -112,7 +113,7 @@ def prefix_end(
     batch, length, _ = hidden.shape
     heads, head_dim = image_value.shape[2], image_value.shape[4]
     kv_weight = last_outputs(qkv_weight, 2 * heads * head_dim, hidden.shape[-1])
-    kv = linear(_norm(hidden, norm1_weight, eps), kv_weight).view(batch, length, 2, heads, head_dim)
+    kv = linear(norm(hidden, norm1_weight, eps), kv_weight).view(batch, length, 2, heads, head_dim)
     key, value = kv.unbind(2)
     key = rotate(key, _angles(torch.arange(length, device=hidden.device), frequencies))
     _keep(key.transpose(1, 2), value.transpose(1, 2), slots, image_key, image_value, own_key, own_value)
@@ -161,13 +162,13 @@ def block(
 ) -> Tensor:  # [b, D]
     """Computes one layer for one new token a row, which attends to the prefix and to the row's own tokens."""
     _, heads, length, head_dim = image_value.shape
-    qkv = linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(hidden.shape[0], -1, head_dim)
+    qkv = linear(norm(hidden, norm1_weight, eps), qkv_weight).view(hidden.shape[0], -1, head_dim)
     query, key, value = torch.split(qkv, [qkv.shape[1] - 2 * heads, heads, heads], dim=1)
     angles = _angles(positions + length, frequencies)
     query, key = rotate(query, angles), rotate(key, angles)
     attended = attend_prefixed(query, key, value, positions, key_cache, value_cache, image_key, image_value, scale)
     hidden = hidden + linear(attended, out_weight)
-    return hidden + _mlp(_norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
+    return hidden + mlp(norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
 
 
 def head(
@@ -182,7 +183,7 @@ def head(
     eps: float,
 ) -> Tensor:  # [b, V] fp32
     """Computes the logits and advances ``tokens`` and ``positions``."""
-    logits = linear(_norm(hidden, norm_weight, eps), head_weight)
+    logits = linear(norm(hidden, norm_weight, eps), head_weight)
     advance(logits, tokens, positions, forced)
     return logits.float()
 
@@ -203,12 +204,12 @@ def _angles(positions: Tensor, frequencies: Tensor) -> Tensor:
     return positions.unsqueeze(-1).float() * frequencies
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Computes RMSNorm (Zhang and Sennrich, 2019), in fp32 whatever the dtype."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
-def _mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor, act: Activation) -> Tensor:
+def mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor, act: Activation) -> Tensor:
     """Computes SwiGLU (Shazeer, 2020)."""
     gate, up = linear(x, gate_up_weight).chunk(2, dim=-1)
     return linear(act(gate) * up, down_weight)
@@ -228,27 +229,39 @@ def regions(config: ModelConfig) -> Mapping[str, RegionFunction]:
     }
 
 
-def weights(take: WeightSource, config: ModelConfig, projection: NamedWeights) -> Mapping[str, list[NamedWeights]]:
+def weights(
+    take: WeightSource,
+    config: ModelConfig,
+    projection: NamedWeights,
+    turns: Tensor | None = None,
+    further: Sequence[NamedWeights] = (),
+    end: RegionFunction = prefix_end,
+) -> Mapping[str, list[NamedWeights]]:
     """Returns the weights of the decoder's regions. All layers share one tensor of frequencies.
 
     Args:
         projection: the weights of the region before the prefix's blocks, but for the embeddings.
+        turns: the rotary frequencies; None is Llama's.
+        further: more weights of each layer's block.
+        end: the region after the prefix's blocks.
     """
     decoder = cast(LlamaConfig, config.decoder)
     width = decoder.hidden_size
     embedding = {"token_weight": take("decoder.token", decoder.vocab_size, width)}
     token = embedding["token_weight"]
-    turns = take.place(frequencies(decoder.rope, decoder.head_dim), torch.float32)
+    if turns is None:
+        turns = take.place(frequencies(decoder.rope, decoder.head_dim), torch.float32)
     blocks = [_block(take, decoder, layer, turns) for layer in range(decoder.num_layers)]
+    blocks = [{**own, **more} for own, more in zip_longest(blocks, further, fillvalue=NamedWeights())]
     prefix = {"prefix": take.place(token[list(config.prefix)])} if config.prefix else {}
-    norm = {"norm_weight": take("decoder.norm", width)}
+    last_norm = {"norm_weight": take("decoder.norm", width)}
     return {
         "prefix_before": [{**projection, **embedding, **prefix}],
         "prefix_block": blocks[:-1],
-        "prefix_after": [{name: blocks[-1][name] for name in weight_names(prefix_end)}],
+        "prefix_after": [{name: blocks[-1][name] for name in weight_names(end)}],
         "decoder_before": [embedding],
         "decoder_block": blocks,
-        "decoder_after": [{**norm, "head_weight": take.head("decoder.head.weight", token, decoder.tied_head)}],
+        "decoder_after": [{**last_norm, "head_weight": take.head("decoder.head.weight", token, decoder.tied_head)}],
     }
 
 

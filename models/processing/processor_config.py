@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.fields import ConfigError, is_there, json_or_empty, read_json
+from snapcap.models.fields import MOST, ConfigError, is_there, is_whole, json_or_empty, read_json
+from snapcap.models.processing.packed import TOKEN_PIXELS, most_tokens
 
 Channels = tuple[float, ...]
 # Pillow's numbers of resize filters. There are six.
@@ -36,6 +37,8 @@ class ProcessorDefaults:
         a number if there is a crop.
     longest_edge: length of the longer edge after a first resize, which keeps the shape. A second resize makes a
         square of ``size``, which the file calls ``max_image_size``.
+    area: the least and the greatest area of a picture, in pixels. The picture keeps its shape, and ``size`` has no
+        meaning.
     """
 
     size: int = 224
@@ -45,6 +48,7 @@ class ProcessorDefaults:
     crop_size: int | None = None
     shortest_edge: bool = False
     longest_edge: int | None = None
+    area: tuple[int, int] | None = None
 
 
 _CLIP = ProcessorDefaults(224, BICUBIC, _CLIP_MEAN, _CLIP_STD, crop_size=224, shortest_edge=True)
@@ -56,6 +60,7 @@ _PROCESSORS = {
     "SmolVLM": ProcessorDefaults(364, LANCZOS, longest_edge=4 * 364),
     "DeiT": ProcessorDefaults(256, BICUBIC, crop_size=224),
     "Llava": _CLIP,
+    "Qwen2VL": ProcessorDefaults(0, BICUBIC, _CLIP_MEAN, _CLIP_STD, area=(56 * 56, 28 * 28 * 1280)),
     "Siglip": ProcessorDefaults(224, BICUBIC, shortest_edge=True),
     "ViT": ProcessorDefaults(),
 }
@@ -73,6 +78,8 @@ _OF_FAMILY = {
     **{family: _PROCESSORS[kind] for family, kind in _KINDS.items()},
     # The files name CLIP's processor, and hold these values.
     "florence2": ProcessorDefaults(768, BICUBIC, _IMAGENET_MEAN, _IMAGENET_STD),
+    # The files name Qwen2-VL's processor, and hold these values.
+    "qwen3_vl": ProcessorDefaults(0, BICUBIC, area=(65536, 16777216)),
 }
 _NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
 
@@ -93,13 +100,24 @@ def read_processor(folder: Path) -> Mapping[str, Any] | None:
     return read_json(file) if is_there(file) else None
 
 
-def processed_size(config: Mapping[str, Any], family: str) -> tuple[int, int] | None:
+def processed_size(config: Mapping[str, Any] | None, family: str, image_tokens: int) -> tuple[int, int] | None:
     """Returns (height, width) of every picture behind the processor, or None if it keeps the picture's shape.
+
+    Pictures of any shape are packed into arrays of this size (``packed``).
+
+    Args:
+        config: the processor's fields. None, for a folder without them, gives a size only to packed pictures.
+        image_tokens: greatest number of tokens of a picture of any shape.
 
     Raises:
         ConfigError: a field cannot be used.
     """
-    preset = defaults(config, family)
+    preset = defaults(config or {}, family)
+    if preset.area is not None:
+        least, most = area(config or {}, preset.area)
+        return most_tokens(least, min(most, image_tokens * TOKEN_PIXELS)) + 1, TOKEN_PIXELS
+    if config is None:
+        return None
     wanted: tuple[int, int] | int = 0
     if switch(config, "do_center_crop", preset.crop_size is not None):
         wanted = size(config, "crop_size", preset.crop_size or 224)
@@ -143,6 +161,29 @@ def size(
         case _:
             pass
     raise ConfigError(field, value, "a number of pixels, a height and width, or a shortest_edge is expected")
+
+
+def area(config: Mapping[str, Any], default: tuple[int, int]) -> tuple[int, int]:
+    """Returns the least and the greatest area of a picture, in pixels.
+
+    Transformers has them under two names each: the older names are used if a file has both.
+    """
+    given = config.get("size")
+    bounds = []
+    for older, edge, preset in zip(
+        ("min_pixels", "max_pixels"), ("shortest_edge", "longest_edge"), default, strict=True
+    ):
+        value = config.get(older)
+        if value is None and isinstance(given, dict):
+            value = given.get(edge)
+        value = preset if value is None else value
+        if not is_whole(value) or not TOKEN_PIXELS <= value <= MOST:
+            raise ConfigError(edge, value, f"an area of {TOKEN_PIXELS} to {MOST} pixels is expected")
+        bounds.append(value)
+    least, most = bounds
+    if least > most:
+        raise ConfigError("size", given, "the least area is greater than the greatest")
+    return least, most
 
 
 def longest_edge(config: Mapping[str, Any], field: str, default: int) -> int:

@@ -15,6 +15,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError
 from snapcap.models.processing import processor_config as fields
 from snapcap.models.processing.image_formats import ImageError
+from snapcap.models.processing.packed import SIDE, TOKEN_PIXELS, fitting_size, pack
 from snapcap.models.processing.resample import Pixels, Resampler
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class ImageTransform:
     resize_to: (height, width), or the length of the shorter edge. ``None`` is ``size``.
     longest_edge: the length of the longer edge after a first resize, which keeps the shape. A second resize goes
         to ``size``.
+    area: the least and the greatest area after the resize, in pixels. The picture keeps its shape, and is packed
+        into an array of ``size`` (``packed.pack``).
     do_center_crop: cut ``size`` out of the middle of the resized picture.
     max_pixels: greatest number of pixels of a picture before it is resized.
     resampler: resizes with the same result as Pillow in less time. ``None`` leaves it to Pillow.
@@ -91,6 +94,7 @@ class ImageTransform:
     resize_to: tuple[int, int] | int | None = None
     do_center_crop: bool = False
     longest_edge: int | None = None
+    area: tuple[int, int] | None = None
     resampler: Resampler | None = None
 
     @classmethod
@@ -121,6 +125,7 @@ class ImageTransform:
                 resize_to=edge,
                 do_center_crop=edge is not None,
                 longest_edge=None if preset.longest_edge is None else 4 * max(image_size),
+                area=None if preset.area is None else _area({}, preset.area, image_size),
             )
         return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
 
@@ -189,6 +194,8 @@ class ImageTransform:
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         """Returns (width, height) after the first resize of an upright picture of this size."""
+        if self.area is not None:
+            return fitting_size(width, height, *self.area)
         if self.longest_edge is not None:
             return _with_longest_edge(width, height, self.longest_edge)
         if isinstance(self.resize_to, int):
@@ -200,11 +207,13 @@ class ImageTransform:
         return target[1], target[0]
 
     def _fitted(self, picture: "Image.Image | Pixels") -> Pixels:
-        """Returns the picture, cropped if the transform does that.
+        """Returns the picture, cropped or packed if the transform does that.
 
         Raises:
             ImageError: ``wrong_size``.
         """
+        if self.area is not None:
+            return pack(picture, self.size[0] - 1)
         pixels, (height, width) = Pixels.of(picture), self.size
         has, wants = pixels.size, (width, height)
         if self.do_center_crop:
@@ -244,6 +253,8 @@ def _wrong_size(size: tuple[int, int], expected: str) -> ImageError:
 def _from_config(
     config: Mapping[str, Any], preset: fields.ProcessorDefaults, image_size: tuple[int, int], max_pixels: int
 ) -> ImageTransform:
+    if preset.area is not None:
+        return _of_any_shape(config, preset, preset.area, image_size, max_pixels)
     if preset.longest_edge is not None:
         return _of_tiles(config, preset, preset.longest_edge, image_size, max_pixels)
     if fields.switch(config, "do_pad", False):
@@ -290,6 +301,36 @@ def _of_tiles(
         max_pixels=max_pixels,
         longest_edge=first if fields.switch(config, "do_resize", True) else None,
     )
+
+
+def _of_any_shape(
+    config: Mapping[str, Any],
+    preset: fields.ProcessorDefaults,
+    default: tuple[int, int],
+    image_size: tuple[int, int],
+    max_pixels: int,
+) -> ImageTransform:
+    """Returns the transform of Qwen3-VL, for patches of 16 pixels and tokens of 2 × 2 patches."""
+    for field, expected in (("patch_size", SIDE // 2), ("merge_size", 2), ("temporal_patch_size", 2)):
+        if config.get(field, expected) != expected:
+            raise ConfigError(field, config[field], f"only {expected} is supported")
+    if not fields.switch(config, "do_resize", True):
+        raise ConfigError("do_resize", False, "pictures are always resized to whole tokens")
+    area = _area(config, default, image_size)
+    return ImageTransform(size=image_size, **_pixels(config, preset), max_pixels=max_pixels, area=area)
+
+
+def _area(config: Mapping[str, Any], default: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
+    """Returns the least and the greatest area of a picture that an encoder of ``image_size`` takes.
+
+    Raises:
+        ConfigError: the least area does not fit the encoder.
+    """
+    least, most = fields.area(config, default)
+    tokens = image_size[0] - 1
+    if least > tokens * TOKEN_PIXELS:
+        raise ConfigError("size", config.get("size"), f"the least area takes more than {tokens} tokens")
+    return least, min(most, tokens * TOKEN_PIXELS)
 
 
 def _pixels(config: Mapping[str, Any], preset: fields.ProcessorDefaults) -> "_Pixels":

@@ -21,6 +21,8 @@ from snapcap.models.memory.memory import B, CopySlots, Memory, row_major
 SAMPLE_INPUTS = ("uniforms", "temperature", "top_k", "top_p")
 CACHES = ("key", "value", "cross_key", "cross_value")
 TEXTS = ("texts", "text")  # names of region inputs: the texts of all slots, and of a step's rows
+GRIDS = ("grids", "grid")  # likewise: the grids of the slots' pictures
+FEATURES = "features"  # name of a region input: the features of the slots' pictures for one decoder layer
 
 
 class LayerCache(NamedTuple, Generic[B]):
@@ -66,6 +68,11 @@ class DecodeState(Generic[B]):
     # read. Its K/V are the last P of the T in the cross caches, or, if the text is a prompt, the first P of a
     # row's own K/V.
     texts: B | None = None
+    # Rows and columns of tokens of each slot's picture, [slots + 1, 2] int64. None if all pictures have one shape.
+    grids: B | None = None
+    # Features that an encode adds to the output of the first decoder layers, [layers, slots + 1, tokens of an
+    # image, hidden size]. None if it adds nothing. Decode steps do not read them.
+    features: B | None = None
 
     @classmethod
     def allocate(
@@ -78,7 +85,7 @@ class DecodeState(Generic[B]):
             cache_length: L, in tokens.
             dtype: of the caches, by its name in torch.
         """
-        decoder, tokens = config.decoder, config.prefix_length
+        vision, decoder, tokens = config.vision, config.decoder, config.prefix_length
         layers, heads, head_dim = decoder.num_layers, decoder.kv_heads, decoder.head_dim
 
         def keys(*shape: int) -> B:
@@ -104,6 +111,10 @@ class DecodeState(Generic[B]):
             top_k=memory.zeros("int64", (slots,)),
             top_p=memory.zeros("float32", (slots,)),
             texts=memory.zeros("int64", (slots + 1, decoder.text_tokens)) if decoder.text_tokens else None,
+            grids=memory.zeros("int64", (slots + 1, 2)) if vision.token_buckets else None,
+            features=memory.zeros(dtype, (len(vision.taps), slots + 1, vision.image_tokens, decoder.hidden_size))
+            if vision.taps
+            else None,
         )
 
     @property
@@ -137,12 +148,24 @@ class DecodeState(Generic[B]):
         """Returns views of the first ``rows`` slots of buffers, by name."""
         return tuple(self.memory.view(getattr(self, name), slice(rows)) for name in names)
 
-    def texts_of(self, rows: int) -> dict[str, B]:
-        """Returns the texts by the names of ``TEXTS``: all slots, and a view of the first ``rows``. Empty if no
-        text is read."""
-        if self.texts is None:
-            return {}
-        return dict(zip(TEXTS, (self.texts, self.memory.view(self.texts, slice(rows))), strict=True))
+    def requested(self, rows: int) -> dict[str, B]:
+        """Returns the texts and grids that exist by the names of ``TEXTS`` and ``GRIDS``: all slots, and a view of
+        the first ``rows``."""
+        found: dict[str, B] = {}
+        for names, buffer in ((TEXTS, self.texts), (GRIDS, self.grids)):
+            if buffer is not None:
+                found |= zip(names, (buffer, self.memory.view(buffer, slice(rows))), strict=True)
+        return found
+
+    def features_of(self, layer: int) -> B:
+        """Returns a view of the features [slots + 1, tokens of an image, hidden size] of a decoder layer.
+
+        Raises:
+            ValueError: encodes add nothing.
+        """
+        if self.features is None:
+            raise ValueError("an encode adds no features")
+        return self.memory.view(self.features, layer)
 
     def write_texts(self, slots: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
         """Writes the texts that an encode reads beside the images of these slots. An empty text is padding alone.
@@ -153,6 +176,11 @@ class DecodeState(Generic[B]):
         for row, text in zip(padded, texts, strict=False):
             row[: len(text)] = text
         self.memory.write(self.texts, slots, padded)
+
+    def write_grids(self, slots: Sequence[int], grids: Sequence[tuple[int, int]]) -> None:
+        """Writes the grids of these slots' pictures. Does nothing if all pictures have one shape."""
+        if self.grids is not None:
+            self.memory.write(self.grids, slots, np.array(grids, np.int64))
 
     def zeroed(self) -> "DecodeState[B]":
         """Returns zeroed buffers of the same shapes, strides, dtypes and device."""
@@ -171,7 +199,8 @@ class DecodeState(Generic[B]):
 
     @cached_property
     def _copy(self) -> CopySlots:
-        return self.memory.copier([(buffer, int(name in CACHES)) for name, buffer in self.buffers.items()])
+        moved = {name: buffer for name, buffer in self.buffers.items() if name != FEATURES}
+        return self.memory.copier([(buffer, int(name in CACHES)) for name, buffer in moved.items()])
 
 
 PENALISE_INPUTS = ("penalised", "penalty", "ngrams", "endings", "firsts", "inside", "sequences")

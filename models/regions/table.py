@@ -6,8 +6,8 @@ encoder and decoder say which regions there are, and which module of `models.lay
 weights.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast
@@ -25,8 +25,10 @@ from snapcap.models.dimensions import (
     VisionConfig,
     stage_regions,
 )
-from snapcap.models.memory.memory import B
+from snapcap.models.memory.memory import B, Memory
 from snapcap.models.regions.state import (
+    FEATURES,
+    GRIDS,
     PENALISE_INPUTS,
     RULE_INPUTS,
     SAMPLE_INPUTS,
@@ -58,6 +60,10 @@ class Region:
     hidden: the shape of the activation that the region before it returns, without the batch dimension.
     writes: for each layer of the region, the decoder layers whose K/V it writes during an encode. Empty if it
         writes none.
+    after: for each layer of the region, the number of layers of the region before it that run first. Empty if all
+        do.
+    tokens: the number of tokens to which pictures of any shape are padded; 0 for pictures of one shape. The region
+        has a name of its own for each such number, and the same weights.
     """
 
     name: str
@@ -67,6 +73,13 @@ class Region:
     layers: int = 1
     hidden: tuple[int, ...] = ()
     writes: tuple[slice, ...] = ()
+    after: tuple[int, ...] = ()
+    tokens: int = 0
+
+    @property
+    def weights_name(self) -> str:
+        """Returns the name of the region's weights."""
+        return self.name.removesuffix(f"_t{self.tokens}")
 
     @cached_property
     def function(self) -> "RegionFunction":
@@ -85,7 +98,8 @@ class Regions:
 
     encoder: the regions of an encode, in the order in which they run. A stage is a region before its blocks, a
         block that runs once for each layer, and a region after the blocks. There may be several stages, such as
-        vision and prefix, and a stage may lack a part.
+        vision and prefix, and a stage may lack a part. For pictures of any shape, the list holds all regions for
+        each number of tokens, and an encode runs those of one number.
     decoder: the regions of a decode step, which is one stage.
     choice: the regions that run if a row is penalised, sampled or a beam.
     """
@@ -107,7 +121,8 @@ class Regions:
 
 @dataclass(frozen=True)
 class Weights(Generic[B]):
-    """For each region name, one tuple of tensors per layer, in the order in which the region takes them."""
+    """For each name of a region's weights, one tuple of tensors per layer, in the order in which the region takes
+    them."""
 
     sets: Mapping[str, tuple[tuple[B, ...], ...]]
 
@@ -122,7 +137,7 @@ class Weights(Generic[B]):
         )
 
     def of(self, region: Region) -> tuple[tuple[B, ...], ...]:
-        return self.sets[region.name]
+        return self.sets[region.weights_name]
 
 
 class Layers(Protocol):
@@ -161,14 +176,29 @@ def build_regions(config: ModelConfig) -> Regions:
 
 
 def _encoder(config: ModelConfig) -> tuple[Region, ...]:
+    """Returns the regions of an encode, for each number of tokens if there are several."""
+    if not config.vision.token_buckets:
+        return _stages(config)
+    return tuple(
+        replace(region, name=f"{region.name}_t{tokens}", tokens=tokens)
+        for tokens in config.vision.token_buckets
+        for region in _stages(config.for_tokens(tokens))
+    )
+
+
+def _stages(config: ModelConfig) -> tuple[Region, ...]:
     """Returns two regions for each stage of the encoder, those of a prefix, and the end that writes K/V."""
     vision: list[Region] = []
     hidden: tuple[int, ...] = ()
+    grids = ("slots", GRIDS[0]) if config.vision.token_buckets else ()
     for number, (layers, shape) in enumerate(config.vision.stage_shapes, 1):
         before, block = stage_regions(number)
-        vision.append(_region(config, "encoder", before, ("hidden",) if vision else ("pixels",), hidden=hidden))
+        first = ("hidden",) if vision else ("pixels", *grids)
+        vision.append(_region(config, "encoder", before, first, hidden=hidden))
         hidden = shape
-        vision.append(_region(config, "encoder", block, ("hidden",), layers=layers, hidden=hidden))
+        vision.append(_region(config, "encoder", block, ("hidden", *grids), layers=layers, hidden=hidden))
+    if config.vision.taps:
+        vision.append(_tap(config, "encoder_tap", config.vision.taps, hidden))
     match config.decoder.prefix:
         case "none":
             return (*vision, _encoder_after(config, hidden))
@@ -176,6 +206,12 @@ def _encoder(config: ModelConfig) -> tuple[Region, ...]:
             return (*vision, *_encoded_prefix(config, hidden))
         case "decoder":
             return (*vision, *_decoded_prefix(config, hidden))
+
+
+def _tap(config: ModelConfig, name: str, after: tuple[int, ...], hidden: tuple[int, ...]) -> Region:
+    """Returns a region that writes or reads features beside ``hidden``, after some layers of the region before."""
+    inputs = ("hidden", "slots", FEATURES)
+    return _region(config, "encoder", name, inputs, layers=len(after), hidden=hidden, after=after)
 
 
 def _region(config: ModelConfig, component: Component, name: str, inputs: tuple[str, ...], **more: Any) -> Region:
@@ -209,23 +245,27 @@ def _decoded_prefix(config: ModelConfig, image: tuple[int, ...]) -> tuple[Region
     decoder = config.decoder
     hidden = config.encoded_length, decoder.hidden_size
     text, own_kv = (("slots", TEXTS[0]), OWN_KV) if decoder.reads_prompt else ((), ())
-    inputs = ("hidden", *IMAGE_KV, *own_kv)
+    grids = GRIDS[:1] if config.vision.token_buckets else ()
+    inputs = ("hidden", *IMAGE_KV, *own_kv, *grids)
     *layers, last = (slice(number, number + 1) for number in range(decoder.num_layers))
     of_stage = partial(_region, config, "encoder", hidden=hidden)
     before = _region(config, "encoder", "prefix_before", ("hidden", *text), hidden=image)
     block = of_stage("prefix_block", inputs, layers=decoder.prefix_layers, writes=tuple(layers))
     after = of_stage("prefix_after", inputs, writes=(last,))
-    return (before, block, after) if layers else (before, after)
+    taps = tuple(range(1, len(config.vision.taps) + 1))  # the first layers' outputs
+    tap = (_tap(config, "prefix_tap", taps, hidden),) if taps else ()
+    return (before, block, *tap, after) if layers else (before, after)
 
 
 def _decoder(config: ModelConfig) -> tuple[Region, ...]:
     decoder = config.decoder
     # Cross-attention reads the text's end, because it must ignore the padding behind it.
     text = TEXTS[1:] if decoder.text_tokens and not decoder.reads_prompt else ()
+    grid = GRIDS[1:] if config.vision.token_buckets else ()
     region = partial(_region, config, "decoder", hidden=(decoder.hidden_size,))
     return (
         region("decoder_before", ("tokens", "positions")),
-        region("decoder_block", ("hidden", "positions", *text, *LAYER_KV), layers=decoder.num_layers),
+        region("decoder_block", ("hidden", "positions", *text, *grid, *LAYER_KV), layers=decoder.num_layers),
         region("decoder_after", ("hidden", *ROWS)),
     )
 
@@ -260,7 +300,7 @@ def region_inputs(region: Region, config: ModelConfig, state: DecodeState[B], ro
     memory.write(own["slots"], range(rows), np.arange(rows))
     match region.input_names[0]:
         case "pixels":
-            first = memory.zeros("uint8", (rows, *config.vision.image_size, 3))
+            first = pixels_of(region, memory.zeros("uint8", (rows, *config.vision.image_size, 3)), rows, memory)
         case "tokens":
             first = own["tokens"]
         case _:
@@ -268,11 +308,29 @@ def region_inputs(region: Region, config: ModelConfig, state: DecodeState[B], ro
     return (first, *layer_inputs(region, state, rows, own)[0])
 
 
+def pixels_of(region: Region, pixels: B, rows: int, memory: Memory[B]) -> B:
+    """Returns a view of the pixels [slots, height, width, 3] that a region of an encode takes: the first ``rows``
+    pictures, and of packed pictures the region's number of tokens."""
+    tokens = (slice(region.tokens),) if region.tokens else ()
+    return memory.view(pixels, slice(rows), *tokens)
+
+
+def layer_order(regions: Sequence[Region]) -> list[tuple[int, int]]:
+    """Returns the order in which the layers of regions run, as (place of the region, layer)."""
+    order: list[tuple[int, int]] = []
+    for place, region in enumerate(regions):
+        first = len(order) - (regions[place - 1].layers if region.after else 0)
+        for layer in range(region.layers):
+            at = first + region.after[layer] + layer if region.after else len(order)
+            order.insert(at, (place, layer))
+    return order
+
+
 def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[str, B]) -> list[tuple[B, ...]]:
     """Returns the inputs of each layer of a region of an encode or a decode step, without the first input and the
     weights.
 
-    The inputs are the buffers of ``own``, which have ``rows`` rows, and views of the caches and texts.
+    The inputs are the buffers of ``own``, which have ``rows`` rows, and views of the caches, texts and grids.
     """
     caches: list[dict[str, B]] = [{}] * region.layers
     if region.writes:
@@ -280,9 +338,11 @@ def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[
         if OWN_KV[0] in region.input_names:
             for cache, layers in zip(caches, region.writes, strict=True):
                 cache.update(zip(OWN_KV, state.own_kv(layers), strict=True))
+    elif FEATURES in region.input_names:
+        caches = [{FEATURES: state.features_of(layer)} for layer in range(region.layers)]
     elif LAYER_KV[0] in region.input_names:
         caches = [dict(zip(LAYER_KV, layer, strict=True)) for layer in state.layers(rows)]
-    own = {**own, **state.texts_of(rows)}
+    own = {**own, **state.requested(rows)}
     return [tuple(({**own, **cache})[name] for name in region.input_names[1:]) for cache in caches]
 
 

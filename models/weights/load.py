@@ -57,8 +57,8 @@ def load_weights(
     named = {**layers_of(config.vision).weights(take, config), **layers_of(config.decoder).weights(take, config)}
     prepare = _quantised() if take.quantises else lambda layer: layer
     sets = {
-        region.name: tuple(in_order(region.function, prepare(each)) for each in named.get(region.name, [{}]))
-        for region in build_regions(config)
+        name: tuple(in_order(region.function, prepare(each)) for each in named.get(name, [{}]))
+        for name, region in {region.weights_name: region for region in build_regions(config)}.items()
     }
     take.finish()
     return Weights(sets)

@@ -26,6 +26,8 @@ LLAMA = {
     "vocab_size": 600,
     "max_position_embeddings": 256,
 }
+QWEN_VISION = {"depth": 2, "hidden_size": 48, "num_heads": 3, "intermediate_size": 96}
+QWEN_VISION |= {"num_position_embeddings": 49, "deepstack_visual_indexes": [0]}
 GPT2 = {"vocab_size": 600, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_inner": 96}
 DAVIT = {
     "embed_dim": (16, 24, 32, 48),
@@ -49,13 +51,14 @@ TINY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "florence2-base": (DAVIT, BART),
     "smolvlm-256m": ({**VIT, "patch_size": 16, "scale_factor": 1}, LLAMA),
     "llava-llama3-8b": ({**VIT, "patch_size": 16}, LLAMA),
+    "qwen3-vl-2b": (QWEN_VISION, {**LLAMA, "head_dim": 16}),
 }
 
 
 def tiny_model(name: str) -> RandomModel:
     vision, text = TINY[name]
-    side = SIDES.get(name, 32)
-    return replace(RANDOM_MODELS[name], vision={**vision, "image_size": side}, text=text, dtype="float32")
+    side = {} if name == "qwen3-vl-2b" else {"image_size": SIDES.get(name, 32)}
+    return replace(RANDOM_MODELS[name], vision={**vision, **side}, text=text, dtype="float32")
 
 
 @pytest.fixture(scope="module", params=RANDOM_MODELS)
@@ -89,6 +92,7 @@ def transformers_model(folder: Path) -> tuple[Any, dict[str, Any]]:
         ("smolvlm-256m", 256),
         ("florence2-base", 232),
         ("llava-llama3-8b", 8465),
+        ("qwen3-vl-2b", 2127),
     ],
 )
 def test_the_real_shapes_have_the_parameters_they_are_quoted_with(name: str, millions: int) -> None:
@@ -125,7 +129,7 @@ def test_the_tokenizer_has_the_whole_vocabulary_and_reads_what_it_writes(name: s
     ids = tokenizer.encode(text)
     expected = (
         text
-        if name in ("vit-b16-gpt2", "smolvlm-256m", "florence2-base", "llava-llama3-8b")
+        if name in ("vit-b16-gpt2", "smolvlm-256m", "florence2-base", "llava-llama3-8b", "qwen3-vl-2b")
         else text.lower().replace("ü", "u")
     )
     assert tokenizer.decode(ids) == expected
@@ -152,7 +156,12 @@ def test_captions_of_random_weights_are_not_one_token_repeated(name: str, tiny: 
     captioner = Captioner(str(tiny), "cpu")
     torch.manual_seed(0)
     side = SIDES.get(name, 32)
-    images = torch.randn(2, 3, side, side)
+    images: Any = torch.randn(2, 3, side, side)
+    if name == "qwen3-vl-2b":
+        images = {
+            "pixel_values": torch.randn(2 * 16, 3 * 2 * 16 * 16),
+            "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
+        }
     if name == "smolvlm-256m":
         images = images.unsqueeze(1)  # a tile of each
     first, second = (reply["caption"] for reply in captioner.generate(images))

@@ -9,6 +9,7 @@ The worker runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also has to accep
 ends this process, and no other.
 """
 
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 from snapcap.models.dimensions import MAX_BEAMS, MAX_PHRASE_TOKENS, MAX_PHRASES
 from snapcap.models.layers.weights import RegionFunction, WeightSet
 from snapcap.models.memory.memory import Spec
-from snapcap.models.regions.state import TEXTS
+from snapcap.models.regions.state import GRIDS, TEXTS
 from snapcap.models.regions.table import Region, Weights
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, VerifiedFile
 from snapcap.warmup.build.compile_worker import Workbench, empty, serve_regions
@@ -104,6 +105,8 @@ def example_inputs(
         if name == "forced":
             free = torch.rand(shape, generator=generator) < 0.5
             return torch.where(free, -1, torch.randint(0, vocabulary, shape, generator=generator))
+        if name in GRIDS:  # pictures of all sizes
+            return torch.randint(1, 1 + math.isqrt(model.config.vision.image_tokens), shape, generator=generator)
         drawn = torch.randint(0, length if name == "lasts" else vocabulary, shape, generator=generator)
         if name in TEXTS:  # each of another length
             lengths = torch.arange(shape[0]) % (shape[1] + 1)

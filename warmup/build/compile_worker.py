@@ -91,7 +91,8 @@ def serve_regions(work: Work) -> int:
 def open_workbench(job: BuildJob) -> Workbench:
     """Set up torch in this process and describe the model, without reading a weight."""
     plan = job.plan
-    config = ModelConfig.from_folder(job.checkpoint).with_text_tokens(plan.text_tokens)
+    config = ModelConfig.from_folder(job.checkpoint, image_tokens=plan.image_tokens)
+    config = config.with_text_tokens(plan.text_tokens)
     device, dtype = open_device(plan)
     described = MemoryPlan(config, plan)
     weights = _weights(job, config, torch.device("meta"))

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.models.config import ModelConfig
+from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import is_there, read_bytes
 from snapcap.models.json_object import from_json, to_json
@@ -58,7 +58,9 @@ class Checkpoint:
     @classmethod
     def read(cls, options: StartOptions, folder: Path) -> "Checkpoint":
         """The checkpoint of these options, which is in ``folder``. Raises ConfigError as ``of`` does."""
-        return cls.of(options, folder, read_config(folder, options.store_folder, options.model.text_tokens))
+        model, images = options.model, options.images
+        config = read_config(folder, options.store_folder, model.text_tokens, images.max_image_tokens)
+        return cls.of(options, folder, config)
 
     def whole(self) -> "Checkpoint":
         """The same with its weights, brought here first where they are not. Raises CheckpointError if they cannot
@@ -125,13 +127,20 @@ class _Record:
     chat: ChatIds
 
 
-def read_config(folder: Path, store_folder: Path, text_tokens: int = 0) -> ModelConfig:
+def read_config(
+    folder: Path, store_folder: Path, text_tokens: int = 0, image_tokens: int = IMAGE_TOKENS
+) -> ModelConfig:
     """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one.
 
+    Args:
+        text_tokens: as in ``ModelConfig.with_text_tokens``.
+        image_tokens: as in ``ModelConfig.from_folder``.
+
     Raises:
-        ConfigError, FileNotFoundError: as ``ModelConfig.from_folder`` and ``with_text_tokens`` do.
+        ConfigError, FileNotFoundError: as these do.
     """
-    return ModelConfig.from_folder(folder, partial(_recorded, store_folder)).with_text_tokens(text_tokens)
+    config = ModelConfig.from_folder(folder, partial(_recorded, store_folder), image_tokens)
+    return config.with_text_tokens(text_tokens)
 
 
 def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:

@@ -6,7 +6,7 @@ The artifact key is made of the plan, so it is known while torch is still being 
 from collections.abc import Iterable
 from typing import Any
 
-from snapcap.models.config import ModelConfig
+from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.text import Task
 from snapcap.warmup.artifacts.key import Factors, build_factors, machine_factors
@@ -81,7 +81,7 @@ class Plan:
 
     ``device`` is cpu or cuda:N, ``dtype`` a torch dtype's name, which in int8 is that of linear layers' weights
     alone, ``threads`` the CPU threads of one operation, ``text_tokens`` the argument of
-    `ModelConfig.with_text_tokens`.
+    `ModelConfig.with_text_tokens`, ``image_tokens`` the most tokens of a picture of any shape.
     """
 
     device: str
@@ -92,6 +92,7 @@ class Plan:
     encoder_mode: str = "default"
     decoder_mode: str = "default"
     text_tokens: int = 0
+    image_tokens: int = IMAGE_TOKENS
 
     @property
     def device_type(self) -> str:
@@ -186,6 +187,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         encoder_mode=compute.encoder_mode,
         decoder_mode=compute.decoder_mode,
         text_tokens=options.model.text_tokens,
+        image_tokens=options.images.max_image_tokens,
     )
 
 

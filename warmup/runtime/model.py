@@ -46,7 +46,7 @@ def check_weights(mapped: MappedWeights, regions: Regions) -> None:
     """Compare what prepared weights hold with what the regions of a configuration take. All layers of a region are
     alike, as one package serves them: the first one's number and shapes are compared with the package's later on.
     Raises ValueError if they differ."""
-    wanted = {region.name: region.layers for region in regions}
+    wanted = {region.weights_name: region.layers for region in regions}
     if {name: len(layers) for name, layers in mapped.header.regions.items()} != wanted:
         raise ValueError("they have other regions or layers than the configuration implies")
     for name, layers in mapped.header.regions.items():

@@ -17,8 +17,18 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import BEAMS, MAX_BEAMS, PENALTIES, SAMPLING, forced_end
 from snapcap.models.memory.host import RowMoves
 from snapcap.models.memory.memory import B
+from snapcap.models.processing.packed import grid_of
 from snapcap.models.regions.state import BeamState, DecodeState, RowStart, TokenRules
-from snapcap.models.regions.table import ROWS, Component, RegionCall, Regions, choice_inputs, layer_inputs
+from snapcap.models.regions.table import (
+    ROWS,
+    Component,
+    RegionCall,
+    Regions,
+    choice_inputs,
+    layer_inputs,
+    layer_order,
+    pixels_of,
+)
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.devices import (
     Captured,
@@ -194,14 +204,28 @@ _Calls = list[tuple[RegionCall, tuple[B, ...]]]
 
 
 @dataclass(frozen=True)
-class _EncodePlan(Generic[B]):
-    """The encoder's regions at one bucket, with everything but the images bound."""
+class _Encode(Generic[B]):
+    """The encoder's regions at one bucket, for one number of tokens, with everything but the images bound."""
 
-    pixels: B  # [B, height, width, 3] uint8
-    slots: B  # [B] int64
-    run: Callables
+    pixels: B  # [B, height, width, 3] uint8; of packed pictures [B, tokens, width, 3]
     calls: _Calls[B]
     captured: Captured[B] | None = None
+
+    def run(self) -> B:
+        return self.captured.replay() if self.captured else _run(self.pixels, self.calls)
+
+
+@dataclass(frozen=True)
+class _EncodePlan(Generic[B]):
+    """The encoder at one bucket."""
+
+    slots: B  # [B] int64
+    run: Callables
+    encodes: Mapping[int, _Encode[B]]  # by the number of tokens that pictures are padded to, ascending; or only 0
+
+    def holding(self, tokens: int) -> _Encode[B]:
+        """Returns the encode of the fewest tokens that holds so many."""
+        return next(encode for most, encode in self.encodes.items() if most >= tokens or not most)
 
 
 @dataclass(frozen=True)
@@ -254,15 +278,24 @@ class Runner(Generic[B]):
         lets the smaller ones live in its memory. Recording launches nothing, so rows may be running.
         """
         if component == "encoder":
-            encode = self._encode[bucket]
-            self._encode[bucket] = replace(encode, captured=self.device.record(lambda: self._run_encoder(encode)))
+            plan = self._encode[bucket]
+            captured = {
+                tokens: replace(encode, captured=self.device.record(replace(encode, captured=None).run))
+                for tokens, encode in reversed(plan.encodes.items())
+            }
+            self._encode[bucket] = replace(plan, encodes=dict(reversed(captured.items())))
         else:
             step = self._step[bucket]
             self._step[bucket] = replace(step, captured=self.device.record(lambda: self._run_decoder(step)))
 
     def replay(self, component: Component, bucket: Bucket) -> Callable[[], B]:
-        """Returns a function that replays a captured bucket without copying inputs, to time the device alone."""
-        captured = (self._encode[bucket] if component == "encoder" else self._step[bucket]).captured
+        """Returns a function that replays a captured bucket without copying inputs, to time the device alone. An
+        encoder's bucket is replayed for its greatest number of tokens."""
+        if component == "encoder":
+            encodes = self._encode[bucket].encodes
+            captured = encodes[max(encodes)].captured
+        else:
+            captured = self._step[bucket].captured
         if captured is None:
             raise ValueError(f"{component} bucket {bucket.size} is not captured")
         return captured.replay
@@ -270,11 +303,12 @@ class Runner(Generic[B]):
     def run_first_layers(self, component: Component, bucket: Bucket) -> None:
         """Run each region of a bucket with only its first layer, on any content of the buffers. All layers run the
         same code, so this loads all that a first run loads. The result has no meaning. No row may be running."""
-        first: dict[RegionCall, tuple[B, ...]] = {}
-        plan = self._encode[bucket] if component == "encoder" else self._step[bucket]
-        for call, inputs in plan.calls:
-            first.setdefault(call, inputs)
-        _run(plan.pixels if isinstance(plan, _EncodePlan) else plan.tokens, [*first.items()])
+        if component == "encoder":
+            for encode in self._encode[bucket].encodes.values():
+                _run(encode.pixels, _first_layers(encode.calls))
+        else:
+            step = self._step[bucket]
+            _run(step.tokens, _first_layers(step.calls))
 
     def twin(self) -> "Runner[B]":
         """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
@@ -293,13 +327,15 @@ class Runner(Generic[B]):
         return self.device.staging(*self._images)
 
     def _encode_plan(self, bucket: Bucket, callables: Callables) -> _EncodePlan[B]:
-        known = self._encode.get(bucket)
-        if known is not None:
-            calls = self._calls("encoder", bucket, callables, {"slots": known.slots})
-            return replace(known, run=callables, calls=calls, captured=None)
-        pixels, slots = (self.state.memory.view(buffer, slice(bucket.size)) for buffer in self._images)
-        calls = self._calls("encoder", bucket, callables, {"slots": slots})
-        return _EncodePlan(pixels, slots, callables, calls)
+        memory, known = self.state.memory, self._encode.get(bucket)
+        images, all_slots = self._images
+        slots = memory.view(all_slots, slice(bucket.size)) if known is None else known.slots
+        encodes: dict[int, _Encode[B]] = {}
+        for region in self.regions.encoder:
+            if region.tokens not in encodes:
+                calls = self._calls("encoder", bucket, callables, {"slots": slots}, region.tokens)
+                encodes[region.tokens] = _Encode(pixels_of(region, images, bucket.size, memory), calls)
+        return _EncodePlan(slots, callables, encodes)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan[B]:
         if callables.choice is None:
@@ -308,15 +344,22 @@ class Runner(Generic[B]):
         calls = self._calls("decoder", bucket, callables, own)
         return _StepPlan(bucket.size, own["tokens"], callables, calls, callables.choice)
 
-    def _calls(self, component: Component, bucket: Bucket, callables: Callables, own: Mapping[str, B]) -> _Calls[B]:
-        """``own``: the buffers that hold a row each."""
-        return [
-            (call, (*inputs, *weights))
-            for region, call in zip(self.regions.of(component), callables.regions, strict=True)
-            for inputs, weights in zip(
-                layer_inputs(region, self.state, bucket.size, own), self._weights.of(region), strict=True
-            )
+    def _calls(
+        self, component: Component, bucket: Bucket, callables: Callables, own: Mapping[str, B], tokens: int = 0
+    ) -> _Calls[B]:
+        """``own``: the buffers that hold a row each. ``tokens``: the number that pictures are padded to."""
+        pairs = zip(self.regions.of(component), callables.regions, strict=True)
+        used = [(region, call) for region, call in pairs if region.tokens == tokens]
+        calls = [
+            [
+                (call, (*inputs, *weights))
+                for inputs, weights in zip(
+                    layer_inputs(region, self.state, bucket.size, own), self._weights.of(region), strict=True
+                )
+            ]
+            for region, call in used
         ]
+        return [calls[place][layer] for place, layer in layer_order([region for region, _ in used])]
 
     def encode(
         self,
@@ -332,11 +375,15 @@ class Runner(Generic[B]):
         Returns what the last region does [bucket, tokens, hidden], such as the encoder's output; rows after
         ``len(images)`` are padding, whose K/V goes to the scratch slot.
         """
-        plan, count = self._encode[bucket], len(images)
+        plan, count, tokens = self._encode[bucket], len(images), 0
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
         self._staging.copy(images, slots)
         self.state.write_texts(slots[:count], [row.read(self.config.generation.start_id) for row in rows])
-        return plan.captured.replay() if plan.captured else self._run_encoder(plan)
+        if self.state.grids is not None:
+            grids = [grid_of(image) for image in images]
+            self.state.write_grids(slots[:count], grids)
+            tokens = max((rows * columns for rows, columns in grids), default=0)
+        return plan.holding(tokens).run()
 
     def admit(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
         """Put requests at the first token that their encode has not read, and their prompts as forced tokens."""
@@ -446,11 +493,16 @@ class Runner(Generic[B]):
             self.state.move(sources, targets)
             self._choice.move(sources, targets)
 
-    def _run_encoder(self, plan: _EncodePlan[B]) -> B:
-        return _run(plan.pixels, plan.calls)
-
     def _run_decoder(self, plan: _StepPlan[B]) -> B:
         return _run(plan.tokens, plan.calls)
+
+
+def _first_layers(calls: _Calls[B]) -> _Calls[B]:
+    """Returns the first call of each region."""
+    first: dict[RegionCall, tuple[B, ...]] = {}
+    for call, inputs in calls:
+        first.setdefault(call, inputs)
+    return [*first.items()]
 
 
 def _run(first: B, calls: _Calls[B]) -> B:

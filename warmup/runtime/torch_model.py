@@ -263,7 +263,7 @@ def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> 
     try:
         check_weights(mapped, regions)
         for region in regions:
-            if not takes(region.function, len(mapped.header.regions[region.name][0])):
+            if not takes(region.function, len(mapped.header.regions[region.weights_name][0])):
                 raise ValueError(f"the region {region.name} takes another number of weights")
         return prepared_weights(mapped, device)
     except Exception:

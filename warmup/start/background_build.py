@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from snapcap.models.errors import UserError
+from snapcap.models.processing.packed import write_grid
 from snapcap.models.regions.table import Component
 from snapcap.warmup.artifacts.fetch import Artifacts
 from snapcap.warmup.artifacts.folder import FolderStore
@@ -310,15 +311,16 @@ def check_encoder(
 ) -> None:
     """Encode random images, and texts where they are read, with both; compare the output and the caches written.
     Raises CheckError if they differ by more than the dtype explains."""
-    images, texts = _random_images(runner, bucket), _random_texts(runner, bucket)
+    texts = _random_texts(runner, bucket)
     ours, theirs = runner.twin(), runner.twin()
     ours.bind("encoder", bucket, compiled)
     theirs.bind("encoder", bucket, eager)
-    actual, expected = ours.encode(bucket, images, 0, texts), theirs.encode(bucket, images, 0, texts)
-    _require_close("encoder output", actual, expected, dtype)
     own = ("key", "value") if runner.config.decoder.reads_prompt else ()
-    for name in ("cross_key", "cross_value", *own):
-        _require_close(name, _rows(ours, name, bucket), _rows(theirs, name, bucket), dtype)
+    for images in _random_images(runner, bucket):
+        actual, expected = ours.encode(bucket, images, 0, texts), theirs.encode(bucket, images, 0, texts)
+        _require_close("encoder output", actual, expected, dtype)
+        for name in ("cross_key", "cross_value", *own):
+            _require_close(name, _rows(ours, name, bucket), _rows(theirs, name, bucket), dtype)
 
 
 def check_decoder(
@@ -341,6 +343,7 @@ def check_decoder(
     texts = [row.read(start_id) for row in _random_texts(runner, bucket)]
     for twin in (ours, theirs):
         twin.state.write_texts(range(len(texts)), texts)  # a step may read where each ends
+        twin.state.write_grids(range(bucket.size), [(1 + row % 3, 5) for row in range(bucket.size)])  # likewise
         twin.admit(0, [SlotRequest(prompt) for prompt in prompts])
     for _ in range(steps):
         _require_close("logits", ours.decode_step(bucket), theirs.decode_step(bucket), dtype)
@@ -356,10 +359,16 @@ def _rows(runner: Runner[Tensor], cache: str, bucket: Bucket) -> Tensor:
     return rows
 
 
-def _random_images(runner: Runner[Tensor], bucket: Bucket) -> list[Pixels]:
-    generator = np.random.default_rng(bucket.size)
-    shape = (*runner.config.vision.image_size, 3)
-    return [generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(bucket.size)]
+def _random_images(runner: Runner[Tensor], bucket: Bucket) -> list[list[Pixels]]:
+    """Returns a batch of images; for packed pictures a batch for each number of tokens, of which the first picture
+    has all and the others have fewer."""
+    generator, vision = np.random.default_rng(bucket.size), runner.config.vision
+    shape = (bucket.size, *vision.image_size, 3)
+    batches = [[*generator.integers(0, 256, shape, dtype=np.uint8)] for _ in vision.token_buckets or (0,)]
+    for batch, tokens in zip(batches, vision.token_buckets, strict=False):
+        for number, picture in enumerate(batch):
+            write_grid(picture, 1 + number % 2, tokens // (1 + number))
+    return batches
 
 
 def _random_texts(runner: Runner[Tensor], bucket: Bucket) -> list[SlotRequest]:

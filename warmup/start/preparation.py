@@ -112,7 +112,8 @@ class _Work:
         options, published = self.options, store.result()
         with self.timeline.phase("fetch_weights"):
             folder = resolved(options) if isinstance(published, FoundWeights) else published.folder
-            config = read_config(folder, options.store_folder, options.model.text_tokens)
+            model, images = options.model, options.images
+            config = read_config(folder, options.store_folder, model.text_tokens, images.max_image_tokens)
             if config.generation.not_done:
                 fields = {"settings": ", ".join(config.generation.not_done)}
                 _logger.warning("generation settings of the checkpoint are not done", extra={"fields": fields})

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.dimensions import VisionConfig
+from snapcap.models.processing.packed import SIDE, examples
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.plan.plan import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
@@ -153,8 +155,9 @@ class Warmer:
         if self.status.bucket(component, bucket.size).backend == "aot":
             runner.run_first_layers(component, bucket)  # the self-test runs all layers
         elif component == "encoder":  # jit compiles what a call needs, so it is called for all of them
-            height, width = runner.config.vision.image_size
-            runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
+            vision = runner.config.vision
+            for picture in examples(vision.image_size, vision.token_buckets):
+                runner.encode(bucket, [picture] * bucket.size, 0)
         else:
             runner.admit(0, [SlotRequest()] * bucket.size)
             runner.decode_step(bucket)
@@ -175,7 +178,7 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
     config, row = runner.config, SlotRequest()
     if config.decoder.reads_prompt:  # the start token twice, the first of them by the encode
         row = SlotRequest((config.generation.start_id,), prefilled=1)
-    runner.encode(bucket, [built_in_image(config.vision.image_size)], 0, [row])
+    runner.encode(bucket, [built_in_image(config.vision)], 0, [row])
     runner.admit(0, [row])
     tokens: list[int] = []
     while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
@@ -188,8 +191,17 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
     return tokens
 
 
-def built_in_image(size: tuple[int, int]) -> Pixels:
-    """Pixels [height, width, 3] of a bright disc on a gradient."""
+def built_in_image(vision: VisionConfig) -> Pixels:
+    """Pixels [height, width, 3] of a bright disc on a gradient. In a packed picture, each token has the disc."""
+    if vision.token_buckets:
+        tokens = vision.token_buckets[0]
+        (picture,) = examples(vision.image_size, (tokens,))
+        picture[:tokens] = _disc((SIDE, SIDE)).reshape(1, -1, 3)
+        return picture
+    return _disc(vision.image_size)
+
+
+def _disc(size: tuple[int, int]) -> Pixels:
     height, width = size
     y, x = np.ogrid[0:height, 0:width]
     picture = np.full((height, width, 3), 128, np.uint8)

@@ -83,7 +83,7 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
         record = _record(store, folder)
         if record is None:
             return Prepared("skipped", "the checkpoint is being changed, or its files have times in the future")
-        config = read_config(folder, store_folder, plan.text_tokens)
+        config = read_config(folder, store_folder, plan.text_tokens, plan.image_tokens)
         transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
         checkpoint = Checkpoint(folder.name, folder, config, transform)
         name = prepared_name(record.digest, checkpoint, plan)

@@ -57,7 +57,8 @@ class _Live(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "name", ["vit-b16-gpt2", "blip-base", "git-base", "florence2-base", "smolvlm-256m", "llava-llama3-8b"]
+    "name",
+    ["vit-b16-gpt2", "blip-base", "git-base", "florence2-base", "smolvlm-256m", "llava-llama3-8b", "qwen3-vl-2b"],
 )
 def test_no_region_takes_more_than_is_planned_for_it(name: str, tmp_path: Path) -> None:
     plan = replace(ON_GPU, device="cpu", buckets=(4, 16))
@@ -96,6 +97,8 @@ def test_a_worker_describes_what_a_start_allocates(demo_model: LoadedModel, tmp_
         ("smolvlm-256m", 8, (1, 4, 16, 64)),
         ("llava-llama3-8b", 24, (1, 4, 16)),
         ("llava-llama3-8b", 8, (1,)),
+        ("qwen3-vl-2b", 8, (1, 4, 16)),
+        ("qwen3-vl-2b", 16, (1, 4, 16, 64)),
     ],
 )
 def test_the_buckets_that_a_card_has_room_for(
