@@ -19,7 +19,6 @@ from snapcap.models.errors import UserError
 from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.text import Region
 from snapcap.service.captioning.options import CaptionOptions, OptionValues, options_from_json
-from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.config.reader import settings_of
 from snapcap.service.engine.request import Completion, FinishReason
 from snapcap.service.errors import EngineFailed, InvalidOption, NotReady, ServiceError
@@ -86,8 +85,8 @@ class Captioner:
 
     The options of a caption are those of the HTTP API: ``prompt``, ``task``, ``task_text``, ``max_new_tokens``,
     ``min_new_tokens``, ``min_length``, ``temperature``, ``top_k``, ``top_p``, ``seed``, ``num_beams``,
-    ``length_penalty``, ``early_stopping``, ``no_repeat_ngram_size``, ``repetition_penalty``, and ``timeout``, in
-    seconds from the moment when the image is read.
+    ``length_penalty``, ``early_stopping``, ``no_repeat_ngram_size``, ``repetition_penalty``, ``max_chars``,
+    ``trim_lead``, and ``timeout``, in seconds from the moment when the image is read.
 
     All methods may be called from several threads; their images share batches. A Captioner sets torch's number of
     threads and its precision of matrix products for the whole process: artifacts are compiled for one value of
@@ -319,7 +318,7 @@ class Captioner:
         future.add_done_callback(lambda _: tokens.put(None))
         tokenizer, prompt_ids = self._model.defaults.tokenizer(asked.resolved.task), asked.resolved.prompt_ids
         text = tokenizer.stream(prompt_ids)
-        shown = CaptionText(keep_leading_space=bool(prompt_ids) and not tokenizer.takes_instructions)
+        shown = self._model.defaults.pieces(asked.resolved)
         try:
             self._begin(asked, image, future, tokens)
             for token in iter(tokens.get, None):

@@ -77,6 +77,14 @@ def requests() -> list[Request]:
                 {"model": "demo", "messages": [{"role": "user", "content": chat}]},
                 lambda reply: str(reply["choices"][0]["message"]["content"]),
             ),
+            "/v1/responses": (
+                {"model": "demo", "input": [{"role": "user", "content": chat}]},
+                lambda reply: str(reply["output"][0]["content"][0]["text"]),
+            ),
+            "/api/generate": (
+                {"model": "demo", "images": [text], "stream": False},
+                lambda reply: str(reply["response"]),
+            ),
             "/v2/models/demo/infer": ({"inputs": [tensor]}, lambda reply: str(reply["outputs"][0]["data"][0])),
         }
         for path, (document, read) in documents.items():

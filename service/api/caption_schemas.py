@@ -25,6 +25,7 @@ from snapcap.service.api.schema_parts import (
     one_of,
     problems,
     request_object,
+    streamed_reply,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.errors import ServiceError
@@ -57,15 +58,12 @@ def operations() -> dict[str, dict[str, Any]]:
 
 
 def _caption_reply() -> Responses:
-    whole = caption_reply("The caption, or its pieces as server-sent events", "Caption")
-    whole[200]["content"][EventStream.media_type] = {
-        "schema": {
-            "type": "string",
-            "description": 'Events `data: {"text": PIECE}`, then `data: CAPTION`. An error after the first event '
-            "is sent as `data: PROBLEM` and ends the stream.",
-        },
-    }
-    return whole
+    return streamed_reply(
+        caption_reply("The caption, or its pieces as server-sent events", "Caption"),
+        EventStream,
+        'Events `data: {"text": PIECE}`, then `data: CAPTION`. An error after the first event is sent as '
+        "`data: PROBLEM` and ends the stream.",
+    )
 
 
 def _caption_request() -> dict[str, Any]:

@@ -3,12 +3,15 @@
 A thread imports this module after /livez answers, so `app.py` must not import it at its top.
 """
 
+from snapcap.service.api.answers import Answers
 from snapcap.service.api.app import Application, Exposure, Services
 from snapcap.service.api.caption import CaptionRoutes
 from snapcap.service.api.huggingface import HuggingFaceRoutes
 from snapcap.service.api.image_fetcher import AllowedHosts, ImageFetcher
+from snapcap.service.api.ollama import OllamaRoutes
 from snapcap.service.api.openai import OpenAIRoutes
 from snapcap.service.api.page import page_routes
+from snapcap.service.api.responses import ResponsesRoutes
 from snapcap.service.api.v2 import V2Routes
 from snapcap.service.http.bodies import BodyLimits
 
@@ -17,11 +20,13 @@ def add_captioning_apis(app: Application, services: Services, limits: BodyLimits
     """Adds the routes to `app` and marks it complete. `limits`: the limits of request bodies."""
     captioner = services.captioner
     fetcher = ImageFetcher(AllowedHosts(exposure.image_hosts), limits)
-    chat = OpenAIRoutes(captioner, limits, fetcher, app.handler, continue_text=exposure.continue_text)
+    answers = Answers(captioner, limits, fetcher, app.handler, continue_text=exposure.continue_text)
     v2 = V2Routes(captioner, services.readiness, limits)
     app.add(
         CaptionRoutes(captioner, limits, services.metrics, fetcher, app.handler).group(),
-        chat.group(),
+        OpenAIRoutes(answers).group(),
+        ResponsesRoutes(answers).group(),
+        OllamaRoutes(answers).group(),
         HuggingFaceRoutes(captioner, limits, fetcher).group(),
         v2.probes(),
         v2.group(),

@@ -1,22 +1,16 @@
 """Describes the OpenAI API in the OpenAPI document."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from snapcap.service import errors
+from snapcap.service.api.answers import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS
 from snapcap.service.api.caption_schemas import Timings
-from snapcap.service.api.openai import (
-    IMAGES,
-    LABELS,
-    MAX_STOP_CHARACTERS,
-    MAX_STOPS,
-    OPTIONS,
-    OTHER_ROLES,
-    TEXTS,
-    USER,
-)
+from snapcap.service.api.conversation import IMAGES, OTHER_ROLES, TEXTS, USER
+from snapcap.service.api.openai import OPTIONS
 from snapcap.service.api.schema_parts import (
     BODY,
     CAPTION,
@@ -33,12 +27,20 @@ from snapcap.service.api.schema_parts import (
     problems,
     reply,
     request_object,
+    streamed_reply,
     without_default,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.captioning.options import EMPTY, NEUTRAL
 from snapcap.service.http.problems import OPENAI
+from snapcap.service.http.replies import EventStream
 
+SWITCH: dict[str, Any] = {"type": ["boolean", "null"]}
+UNREAD: dict[str, Any] = {"description": "The server does not read the field."}
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+STOP: dict[str, Any] = {
+    "anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, {"type": "null"}]
+}
 # The type of a member that may be absent but is never null.
 _OptionalTimings = Annotated[Timings | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
 
@@ -100,29 +102,55 @@ def _conversation(urls: bool) -> dict[str, Any]:
     }
 
 
-def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
-    stop = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+def messages_schema(urls: bool, continue_text: bool) -> dict[str, Any]:
+    """Returns the schema of the messages of a chat, or of the input of a response."""
+    return _one_message(urls) if continue_text else _conversation(urls)
+
+
+def answer_form(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a field that asks for text or JSON. `schema`: the members of the form json_schema."""
+    plain = _object(["type"], type={"enum": ["text", "json_object"]})
+    by_schema = _object(["type", *schema], type={"const": "json_schema"}, **schema)
+    return {
+        "anyOf": [{"enum": [*EMPTY, None]}, plain, by_schema],
+        "description": "With `json_object` the answer is an object with the member `caption`. A schema must be "
+        "that of an object with one required member, of type string and with no other rule than `maxLength`.",
+    }
+
+
+def unserved(neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Returns the schemas of fields that are not served. `neutral`: the values that change nothing."""
+    return {
+        field: {"enum": [*values, *EMPTY, None], "description": "The server supports no other value."}
+        for field, values in neutral.items()
+    }
+
+
+def shared_fields() -> dict[str, Any]:
+    """Returns the schemas of the fields of a chat and of a response."""
     options = caption_options.schema()
-    switch = {"type": ["boolean", "null"]}
-    unread = {"description": "The server does not read the field."}
-    usage = _object([], include_usage=switch, include_obfuscation=unread)
-    request = _object(
-        ["messages"],
-        model={
+    return {
+        "model": {
             "type": ["string", "null"],
             "description": "The name of the served model. `dummy` means the served model too.",
         },
-        messages=_one_message(urls) if continue_text else _conversation(urls),
-        stream={**switch, "default": False},
-        stream_options={**nullable(usage), "description": "Allowed only with `stream`."},
-        stop={"anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS}, {"type": "null"}]},
+        "stream": {**SWITCH, "default": False},
+        "stop": STOP,
         **{field: nullable(options[name]) for field, name in OPTIONS.items()},
-        **{
-            field: {"enum": [*values, *EMPTY, None], "description": "The server supports no other value."}
-            for field, values in NEUTRAL.items()
-            if field not in (*OPTIONS, "stop")
-        },
-        **dict.fromkeys(LABELS, unread),
+        **dict.fromkeys(LABELS, UNREAD),
+    }
+
+
+def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
+    usage = _object([], include_usage=SWITCH, include_obfuscation=UNREAD)
+    shared = shared_fields()
+    request = _object(
+        ["messages"],
+        messages=messages_schema(urls, continue_text),
+        stream_options={**nullable(usage), "description": "Allowed only with `stream`."},
+        response_format=answer_form({"json_schema": _object(["schema"], schema={"type": "object"})}),
+        **shared,
+        **unserved({name: values for name, values in NEUTRAL.items() if name not in (*shared, "response_format")}),
     )
     url = {"url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
     message = {"role": USER, "content": [{"type": "image_url", "image_url": url}]}
@@ -131,15 +159,12 @@ def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
 
 
 def _chat_reply() -> dict[int | str, dict[str, Any]]:
-    whole = caption_reply("The caption, or with stream its pieces as server-sent events", "ChatCompletion")
-    whole[200]["content"]["text/event-stream"] = {
-        "schema": {
-            "type": "string",
-            "description": "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as "
-            "`data: ERROR` and ends the stream.",
-        },
-    }
-    return whole
+    return streamed_reply(
+        caption_reply("The caption, or with stream its pieces as server-sent events", "ChatCompletion"),
+        EventStream,
+        "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as `data: ERROR` and "
+        "ends the stream.",
+    )
 
 
 def _chat(urls: bool, continue_text: bool) -> dict[str, Any]:
@@ -223,7 +248,7 @@ class ChatChoice(ClosedReply):
 
 
 # The type of a member that only some replies have.
-_OptionalTexts = Annotated[
+OptionalTexts = Annotated[
     list[str] | SkipJsonSchema[None],
     Field(
         default=None,
@@ -241,7 +266,7 @@ class ChatCompletion(ClosedReply):
     choices: list[ChatChoice] = Field(min_length=1, max_length=1)
     usage: Usage
     regions: OptionalRegions
-    warnings: _OptionalTexts
+    warnings: OptionalTexts
 
 
 class ChatDelta(ClosedReply):
@@ -275,7 +300,7 @@ class ChatCompletionChunk(ClosedReply):
         description="The timings, as in a reply of /v1/caption. Present if `backend` is."
     )
     regions: OptionalRegions
-    warnings: _OptionalTexts
+    warnings: OptionalTexts
 
 
 ROOTS: tuple[type[BaseModel], ...] = (OpenAIError, ModelList, ChatCompletion, ChatCompletionChunk)

@@ -10,8 +10,10 @@ from snapcap.service import errors
 from snapcap.service.api import (
     caption_schemas,
     huggingface_schemas,
+    ollama_schemas,
     openai_schemas,
     operations_schemas,
+    responses_schemas,
     schema_parts,
     v2_schemas,
 )
@@ -24,7 +26,10 @@ from snapcap.warmup.version import snapcap_version
 if TYPE_CHECKING:
     from snapcap.service.api.app import Exposure
 
-_SCHEMAS = (schema_parts, caption_schemas, huggingface_schemas, openai_schemas, v2_schemas, operations_schemas)
+_SCHEMAS = (
+    *(schema_parts, caption_schemas, huggingface_schemas, ollama_schemas, openai_schemas, responses_schemas),
+    *(v2_schemas, operations_schemas),
+)
 _REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
@@ -45,8 +50,8 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
         version=snapcap_version(),
         description="Captions images. Every reply has the header X-Request-Id. A reply has the header X-Trace-Id "
         "if the request belongs to a trace, which a valid `traceparent` names. Errors are RFC 9457 problems. The "
-        "APIs of OpenAI, Hugging Face and the Open Inference Protocol have the error shapes that their clients "
-        "expect.",
+        "APIs of OpenAI, Ollama, Hugging Face and the Open Inference Protocol have the error shapes that their "
+        "clients expect.",
         openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
@@ -54,6 +59,8 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
         **caption_schemas.operations(),
         **huggingface_schemas.operations(),
         **openai_schemas.operations(bool(exposure.image_hosts), exposure.continue_text),
+        **responses_schemas.operations(bool(exposure.image_hosts), exposure.continue_text),
+        **ollama_schemas.operations(),
         **v2_schemas.operations(),
         **operations_schemas.operations(),
     }

@@ -13,7 +13,7 @@ from snapcap.models.processing.image_formats import MEDIA_TYPES
 from snapcap.service import errors
 from snapcap.service.errors import ServiceError
 from snapcap.service.http.problems import PROBLEM, ErrorShape
-from snapcap.service.http.replies import IGNORED
+from snapcap.service.http.replies import IGNORED, EventStream
 
 Schema = dict[str, Any]
 # The type of FastAPI's argument `responses`.
@@ -85,6 +85,12 @@ def caption_reply(description: str, schema: str) -> Responses:
     """Returns the response of a caption request, with the header that names ignored fields."""
     whole = reply(description, schema)
     whole[200]["headers"] = {IGNORED: {"schema": {"type": "string"}, "description": _IGNORED}}
+    return whole
+
+
+def streamed_reply(whole: Responses, stream: type[EventStream], description: str) -> Responses:
+    """Returns the response with the stream that a client may have in its place."""
+    whole[200]["content"][stream.media_type] = {"schema": {"type": "string", "description": description}}
     return whole
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.model_defaults import Answer, ModelDefaults, Resolved, regions_member
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream, LoopHandoff, until
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import Admission, Permit
@@ -294,8 +293,7 @@ class Captioner:
     ) -> CaptionStream:
         prompt_ids = resolved.prompt_ids
         text = model.defaults.tokenizer(resolved.task).stream(prompt_ids)
-        continued = bool(prompt_ids) and not model.tokenizer.takes_instructions
-        shown = CaptionText(stop, keep_leading_space=continued)
+        shown = model.defaults.pieces(resolved, stop)
         stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times, read)
         stream.future.add_done_callback(partial(self._ended, times))
         return stream

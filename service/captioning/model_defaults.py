@@ -11,6 +11,8 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
 from snapcap.models.text import INPUT, GenerationConfig, Region, Task
 from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.stop_sequences import CaptionText
+from snapcap.service.captioning.style import Style, StyledText
 from snapcap.service.errors import InvalidOption, UnsupportedOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
@@ -27,12 +29,13 @@ _DEFAULTED = SamplingParams.__dataclass_fields__.keys() & GenerationConfig.__dat
 @dataclass(frozen=True)
 class Resolved:
     """Holds a request as the engine takes it. The caption begins with `prompt_ids`; the encoder reads `text_ids`
-    beside the image. `task` is None for a model without tasks."""
+    beside the image. `task` is None for a model without tasks. `style`: how the caption is shortened."""
 
     prompt_ids: tuple[int, ...]
     text_ids: tuple[int, ...]
     params: SamplingParams
     task: Task | None = None
+    style: Style = Style()
 
 
 class Answer(NamedTuple):
@@ -116,10 +119,19 @@ class ModelDefaults:
     def answer(self, resolved: Resolved, tokens: Sequence[int], size: tuple[int, int]) -> Answer:
         """Returns the answer that a request's tokens are. `size`: (width, height) of the upright image."""
         task, tokenizer = resolved.task, self.tokenizer(resolved.task)
-        text = tokenizer.caption(resolved.prompt_ids, tokens)
+        text = resolved.style.applied(tokenizer.caption(resolved.prompt_ids, tokens))
         if task is None or task.regions is None:
             return Answer(text)
         return Answer(text, task.regions(tokenizer.answer(resolved.prompt_ids, tokens), size))
+
+    def pieces(self, resolved: Resolved, stop: Sequence[str] = ()) -> CaptionText:
+        """Returns the text after a request's prompt, which takes what the tokenizer writes of each token, up to the
+        first of the `stop` sequences."""
+        continued = bool(resolved.prompt_ids) and not self._tokenizer.takes_instructions
+        if not resolved.style:
+            return CaptionText(stop, keep_leading_space=continued)
+        before = self.tokenizer(resolved.task).caption(resolved.prompt_ids, ()) if continued else ""
+        return StyledText(resolved.style, before, stop, keep_leading_space=continued)
 
     def resolve(
         self,
@@ -145,7 +157,7 @@ class ModelDefaults:
             given = params.min_new_tokens
             params = replace(params, min_length=0, min_new_tokens=least if given is None else given)
         limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams)
-        return Resolved(prompt_ids, text_ids, params, task)
+        return Resolved(prompt_ids, text_ids, params, task, Style(options.max_chars, options.trim_lead))
 
     def _instruction(self) -> tuple[int, ...]:
         """Returns the token ids of a request without a prompt: the default instruction's, if the model takes

@@ -22,17 +22,18 @@ from typing import Any, Literal, TypedDict
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.errors import near_words
+from snapcap.service.captioning.style import FEWEST_CHARS
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption, UnsupportedOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
 _UNSET = -1
-_EARLY: Mapping[str, bool | str] = {"true": True, "false": False, "never": "never"}
+_SWITCH: Mapping[str, bool] = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
 class CaptionOptions:
     """Holds the options of one request; None means the server's default. `timeout` is in seconds and can only
-    shorten the server's time limit.
+    shorten the server's time limit. `max_chars` and `trim_lead`: see `Style`.
 
     `clamp` reduces a `max_new_tokens` above the model's maximum to that maximum, because clients of other APIs
     send bounds without knowing the model. `named`: options that the request sets, which override the model's
@@ -45,6 +46,8 @@ class CaptionOptions:
     clamp: bool = False
     task: str = ""
     task_text: str = ""
+    max_chars: int | None = None
+    trim_lead: bool = False
     named: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
 
@@ -136,25 +139,34 @@ class Text:
         return {"type": "string", "maxLength": self.most}
 
 
-class Early:
-    """Accepts true, false or "never", as `early_stopping` of transformers does."""
+@dataclass(frozen=True)
+class Switch:
+    """Accepts true, false and `word`, as `early_stopping` of transformers accepts "never"; "": no word."""
 
-    values = "true, false or never"
+    word: str = ""
+
+    @property
+    def values(self) -> str:
+        """Description of the accepted values, for messages and the documents."""
+        return f"true, false or {self.word}" if self.word else "true or false"
 
     def read(self, text: str) -> Any:
-        """Returns the value that a text spells, or the text itself, which `checked` refuses."""
-        return _EARLY.get(text.lower(), text)
+        """Returns the value that a text spells, or the text itself, which `checked` refuses unless it is the
+        word."""
+        return _SWITCH.get(text.lower(), text.lower())
 
     def checked(self, name: str, value: Any) -> bool | str:
-        """Returns the value. Raises InvalidOption if it is not true, false or "never"."""
+        """Returns the value. Raises InvalidOption if it is not true, false or the word."""
         # In Python, 1 equals True, so the type decides.
-        if not (isinstance(value, bool) or value == "never"):
+        if isinstance(value, bool):
+            return bool(value)
+        if not self.word or value != self.word:
             raise InvalidOption(name, f"be {self.values}")
-        return bool(value) if isinstance(value, bool) else "never"
+        return self.word
 
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of the accepted values."""
-        return {"enum": [*_EARLY.values()]}
+        return {"enum": [True, False, *([self.word] if self.word else [])]}
 
 
 @dataclass(frozen=True)
@@ -166,13 +178,15 @@ class Option:
     metavar: the value's name in the help of `snapcap caption`; "" if the command lacks the option or reads it from
         the server option of the same name.
     openai: the option's names in an OpenAI request, of which the last that is given counts; () means its own name.
+    ollama: the option's further name in Ollama's `options`, which its own name overrides; "": none.
     """
 
-    kind: Number | Text | Early
+    kind: Number | Text | Switch
     help: str
     default: str = ""
     metavar: str = ""
     openai: tuple[str, ...] = ()
+    ollama: str = ""
 
 
 OPTIONS: Mapping[str, Option] = {
@@ -195,7 +209,8 @@ OPTIONS: Mapping[str, Option] = {
         Number(int, 1, 2**31 - 1, unset=True),  # far above any model's greatest: chat clients send 128000
         "Tokens to generate at most. The default, which is also -1, is the model's.",
         default="the model's",
-        openai=("max_new_tokens", "max_tokens", "max_completion_tokens"),
+        openai=("max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens"),
+        ollama="num_predict",
     ),
     "min_new_tokens": Option(
         Number(int, 0, 65536),
@@ -246,7 +261,7 @@ OPTIONS: Mapping[str, Option] = {
         metavar="P",
     ),
     "early_stopping": Option(
-        Early(),
+        Switch("never"),
         "Beam search ends with as many captions as beams (true), when better ones are unlikely (false), or when "
         "none can come any more (never).",
         metavar="WHEN",
@@ -258,6 +273,19 @@ OPTIONS: Mapping[str, Option] = {
         Number(float, 0, 100, above=True),
         "Above 1 makes tokens that are there already less likely, below 1 more likely.",
         metavar="P",
+        ollama="repeat_penalty",
+    ),
+    "max_chars": Option(
+        Number(int, FEWEST_CHARS, 65536),
+        "Characters of a caption at most, the prompt included: a longer one ends with its last sentence that fits, "
+        "or else with the last word that fits.",
+        default="none",
+        metavar="N",
+    ),
+    "trim_lead": Option(
+        Switch(),
+        "Remove a beginning such as `a picture of` or `this image shows` from a caption.",
+        metavar="BOOL",
     ),
 }
 NAMES: tuple[str, ...] = tuple(OPTIONS)
@@ -283,6 +311,8 @@ class OptionValues(TypedDict, total=False):
     early_stopping: bool | Literal["never"] | None
     no_repeat_ngram_size: int | None
     repetition_penalty: float | None
+    max_chars: int | None
+    trim_lead: bool | None
 
 
 # Limits the time of the comparisons: comparing one name with the option names takes up to 0.1 ms.

@@ -37,6 +37,7 @@ def caption_options() -> str:
         unset = ", or -1: not given" if isinstance(option.kind, Number) and option.kind.unset else ""
         others = ", ".join(f"`{each}`" for each in option.openai if each != name)
         spelled = f" In an OpenAI request also {others}." if others else ""
+        spelled += f" In Ollama's `options` also `{option.ollama}`." if option.ollama else ""
         rows.append((f"`{name}`", option.kind.values + unset, _default(name), option.help + spelled))
     return _table(("option", "value", "default", ""), rows)
 

@@ -8,8 +8,8 @@ snapcap's own API answers with a problem of RFC 9457:
 
 The other APIs answer with the same sentence as
 
-    Hugging Face, v2   {"error": "…what to do…"}
-    OpenAI             {"error": {"message": "…what to do…", "type": …, "param": …, "code": …}}
+    Ollama, Hugging Face, v2   {"error": "…what to do…"}
+    OpenAI                     {"error": {"message": "…what to do…", "type": …, "param": …, "code": …}}
 
 Clients of the Hugging Face hub show the member `error` of a problem. The members `option`, `reason` and `phase`
 occur with certain codes only. `errors.py` defines the errors, with their status and headers.
@@ -95,4 +95,5 @@ def _sentence(error: ServiceError, _path: str, _request_id: str) -> dict[str, An
 PROBLEM = ErrorShape("Problem", "application/problem+json", problem)
 HUGGING_FACE = ErrorShape("HuggingFaceError", "application/json", _sentence)
 OPENAI = ErrorShape("OpenAIError", "application/json", lambda error, _path, _request_id: openai_error(error))
+OLLAMA = ErrorShape("OllamaError", "application/json", _sentence)
 V2 = ErrorShape("V2Error", "application/json", _sentence)

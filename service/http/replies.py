@@ -63,6 +63,7 @@ class EventStream(Response):
     any case."""
 
     media_type = "text/event-stream"
+    frame = "data: {}\n\n"  # around the data of each event
 
     def __init__(
         self,
@@ -91,8 +92,23 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             async for data in events:
-                await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": self.frame.format(data).encode(), "more_body": True}
+                )
         await send({"type": "http.response.body", "body": b""})
+
+
+class NamedEventStream(EventStream):
+    """Sends server-sent events that have names. Each is given as its name, a line break, `data: ` and its data."""
+
+    frame = "event: {}\n\n"
+
+
+class LineStream(EventStream):
+    """Sends JSON documents, each on a line of its own."""
+
+    media_type = "application/x-ndjson"
+    frame = "{}\n"
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

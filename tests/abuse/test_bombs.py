@@ -10,7 +10,8 @@ import pytest
 from support.attacks.abuse import Abused
 
 JSON = {"Content-Type": "application/json"}
-JSON_PATHS = ("/v1/caption", "/", "/v1/chat/completions", "/v2/models/demo/infer")
+CHATS = ("/v1/chat/completions", "/v1/responses", "/api/chat")
+JSON_PATHS = ("/v1/caption", "/", *CHATS, "/api/generate", "/v2/models/demo/infer")
 DEEP = 5_000
 
 
@@ -71,6 +72,8 @@ PARTS = b"".join(
 DEAR = {
     "most messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 3_500}),
     "messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 1_800}),
+    "items": ("/v1/responses", {"input": [{"type": "reasoning", "output": []}] * 3_000}),
+    "messages of Ollama": ("/api/chat", {"messages": [{"role": "user", "images": []}] * 3_000}),
     "dimensions": ("/v2/models/demo/infer", {"inputs": [TENSOR]}),
     "heads of parts": ("/v1/caption", PARTS + b"--B--"),
 }
@@ -109,7 +112,7 @@ def test_compressed_bodies(abused: Abused) -> None:
     """Of a bomb no more is unpacked than a body may have, and none of it on the event loop."""
 
     def attack() -> None:
-        for path in ("/v1/caption", "/v1/chat/completions", "/v2/models/demo/infer"):
+        for path in ("/v1/caption", *CHATS, "/v2/models/demo/infer"):
             for coding, body in COMPRESSED.items():
                 status, reply, _ = abused.server.call(path, body, {"Content-Encoding": coding})
                 assert status in (400, 413, 415), (coding, status, reply)

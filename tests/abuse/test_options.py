@@ -60,7 +60,21 @@ CHAT = (
     "user",
     "messages",
 )
-CHAT_OPTIONS = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "num_beams")
+OLLAMA = ("model", "stream", "keep_alive", "format", "think", "options", "messages", "prompt", "images", "name")
+OLLAMA_OPTIONS = ("num_predict", "repeat_penalty", "stop", "num_ctx", "mirostat", "presence_penalty")
+CHAT_OPTIONS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "text",
+    "input",
+    "instructions",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "num_beams",
+)
 SEED = 1_234
 
 
@@ -75,6 +89,13 @@ def bodies(image: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "/v2/models/demo/infer", {"inputs": [tensor], "parameters": {name: value}}
     for name, value in itertools.product((*CHAT, *CHAT_OPTIONS), VALUES):
         yield "/v1/chat/completions", {**chat, name: value}
+        yield "/v1/responses", {"model": "demo", "input": chat["messages"], name: value}
+    for name, value in itertools.product((*OLLAMA_OPTIONS, *NAMES), VALUES):
+        yield "/api/generate", {"images": [image], "stream": False, "options": {name: value}}
+    for name, value in itertools.product(OLLAMA, VALUES):
+        yield "/api/chat", {"messages": [{"role": "user", "images": [image]}], name: value}
+        yield "/api/generate", {"images": [image], name: value}
+        yield "/api/show", {"model": "demo", name: value}
     for name, value in itertools.product(tensor, VALUES):
         yield "/v2/models/demo/infer", {"inputs": [{**tensor, name: value}]}
     for value in VALUES:
@@ -113,7 +134,12 @@ def test_fields_that_nobody_reads(abused: Abused) -> None:
 
     def attack() -> None:
         for name, (fields, status) in floods.items():
-            for path, document in (("/v1/caption", {"image": image}), ("/", {"inputs": image})):
+            generate = {"images": [image], "stream": False}
+            for path, document in (
+                ("/v1/caption", {"image": image}),
+                ("/", {"inputs": image}),
+                ("/api/generate", generate),
+            ):
                 body = json.dumps({**document, **fields}).encode()
                 for _ in range(5):
                     found, reply, headers = abused.server.call(path, body, JSON)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ollama
 import openai
 import pytest
 import tritonclient.http as triton
@@ -56,6 +57,8 @@ def test_every_client_shows_its_key(guarded: Guarded, samples: dict[Path, str], 
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=key) as client:
         stream = client.chat.completions.create(model="demo", messages=chat(image), stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == caption
+    with ollama.Client(guarded.url, headers={"Authorization": f"Bearer {key}"}) as asking:
+        assert asking.generate("demo", images=[image.read_bytes()]).response == caption
     v2 = triton.InferenceServerClient(guarded.url.removeprefix("http://"))
     tensor = triton.InferInput("image", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([image.read_bytes()], dtype=np.object_))
@@ -79,6 +82,12 @@ def test_every_client_is_told_in_its_own_words_that_the_key_is_wrong(
     ):
         client.models.list()
     assert (refused.value.code, refused.value.type) == ("invalid_api_key", "invalid_request_error")
+    with (
+        ollama.Client(guarded.url, headers={"Authorization": f"Bearer {key}"}) as asking,
+        pytest.raises(ollama.ResponseError, match="The API key is not valid") as unknown,
+    ):
+        asking.list()
+    assert unknown.value.status_code == 401
     v2 = triton.InferenceServerClient(guarded.url.removeprefix("http://"))
     with pytest.raises(InferenceServerException, match="not valid") as denied:
         v2.get_server_metadata(headers={"Authorization": f"Bearer {key}"})
@@ -89,6 +98,8 @@ def test_every_client_is_told_in_its_own_words_that_the_key_is_wrong(
 def test_without_a_key_nothing_is_read_and_nothing_told(guarded: Guarded) -> None:
     for path, body in (
         ("/v1/caption", b"x"),
+        ("/api/generate", b"x"),
+        ("/api/tags", None),
         ("/startup", None),
         ("/metrics", None),
         ("/nowhere", None),

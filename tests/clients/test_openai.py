@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel, Field
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ ONE = "data:image/png;base64,aa=="
         ({"logprobs": True}, "unsupported_option", "logprobs"),
         ({"tools": [TOOL], "tool_choice": "required"}, "unsupported_option", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": TOOL}, "unsupported_option", "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_option", "response_format"),
+        ({"response_format": {"type": "structural_tag"}}, "unsupported_option", "response_format"),
         ({"extra_body": {"beams": 2}}, "unknown_option", "beams"),
         ({"temperature": 3}, "invalid_option", "temperature"),
         ({"top_p": "x"}, "invalid_option", "top_p"),
@@ -208,6 +209,64 @@ def test_what_is_not_served_is_refused_with_a_sentence(
         error = failed.value
         assert (error.code, error.param, error.type) == (code, param, "invalid_request_error")
         assert error.body["message"].endswith(".")  # type: ignore[index]
+
+
+def test_a_response_whole_and_streamed(client: OpenAI, model: str, samples: dict[Path, str]) -> None:
+    for image, caption in samples.items():
+        image_part = {"type": "input_image", "image_url": data_uri(image), "detail": "auto"}
+        content: Any = [{"type": "input_text", "text": "What is in this image?"}, image_part]
+        asked: Any = {"model": model, "input": [{"role": "user", "content": content}]}
+        whole = client.responses.create(**asked, instructions="Be brief.", max_output_tokens=300, store=False)
+        assert (whole.output_text, whole.status, whole.error) == (caption, "completed", None)
+        assert whole.usage is not None
+        assert whole.usage.output_tokens == whole.usage.total_tokens > 3
+        with client.responses.stream(**asked, temperature=0) as stream:
+            events = list(stream)
+            assert stream.get_final_response().output_text == caption
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == caption
+        assert len(deltas) == whole.usage.output_tokens  # an event a token: the demo model's are whole words
+        assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+
+
+def test_a_response_that_reaches_its_limit_is_incomplete(
+    client: OpenAI, model: str, sample: tuple[Path, str]
+) -> None:
+    image, caption = sample
+    content: Any = [{"type": "input_image", "image_url": data_uri(image), "detail": "auto"}]
+    asked: Any = {"model": model, "input": [{"role": "user", "content": content}], "max_output_tokens": 3}
+    *_, last = client.responses.create(**asked, stream=True)
+    for reply in (client.responses.create(**asked), last.response):
+        assert reply.output_text == " ".join(caption.split()[:3])
+        assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        client.responses.create(**asked, previous_response_id="resp_1")
+    assert (refused.value.code, refused.value.param) == ("unsupported_option", "previous_response_id")
+
+
+class AltText(BaseModel):
+    """What a program declares to get an object in place of a text."""
+
+    alt_text: str = Field(description="The alt text.", max_length=24)
+
+
+class Photo(BaseModel):
+    caption: str
+    tags: list[str]
+
+
+def test_a_program_s_own_type_is_filled(client: OpenAI, model: str, sample: tuple[Path, str]) -> None:
+    image, caption = sample
+    parsed = client.chat.completions.parse(model=model, messages=messages(image), response_format=AltText)
+    found = parsed.choices[0].message.parsed
+    assert found is not None
+    assert caption.startswith(found.alt_text)
+    assert len(found.alt_text) <= 24 < len(caption)
+    content: Any = [{"type": "input_image", "image_url": data_uri(image), "detail": "auto"}]
+    given: Any = [{"role": "user", "content": content}]
+    assert client.responses.parse(model=model, input=given, text_format=AltText).output_parsed == found
+    with pytest.raises(openai.UnprocessableEntityError, match="cannot be constrained to a schema"):
+        client.chat.completions.parse(model=model, messages=messages(image), response_format=Photo)
 
 
 def test_other_failures_have_the_same_shape(client: OpenAI, model: str, sample: tuple[Path, str]) -> None:

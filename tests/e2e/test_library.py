@@ -233,6 +233,9 @@ def test_a_stream_is_the_caption_in_pieces(captioner: Captioner, sample: tuple[P
     assert "".join(pieces) == text
     first = text.split()[0]
     assert first + "".join(captioner.stream(path, prompt=first)) == captioner(path, prompt=first).text
+    short = captioner(path, max_chars=24).text
+    assert "".join(captioner.stream(path, max_chars=24, trim_lead=True)) == short
+    assert text.startswith(f"{short} ")
     with pytest.raises(CaptionError, match="'num_beams' must be 1 for a stream"):
         captioner.stream(path, num_beams=2)
     with pytest.raises(CaptionError, match="not an image"):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +12,14 @@ from support.attacks.fuzz_requests import AtOnce, read, request_of
 from support.attacks.fuzzing import corpus, fuzzed
 from support.attacks.mutations import mutated
 
+from snapcap.service.api.answers import LABELS
 from snapcap.service.api.caption import read_image
 from snapcap.service.api.huggingface import parse_inputs
-from snapcap.service.api.openai import LABELS, OPTIONS, parse_chat
+from snapcap.service.api.ollama import CHAT, GENERATE, read_ollama, sort_ollama, sort_show
+from snapcap.service.api.ollama import FIELDS as OLLAMA
+from snapcap.service.api.openai import OPTIONS, read_chat, sort_chat
+from snapcap.service.api.responses import FIELDS as RESPONSES
+from snapcap.service.api.responses import read_response, sort_response
 from snapcap.service.api.v2 import parse_infer
 from snapcap.service.captioning.options import NAMES, NEUTRAL, CaptionOptions
 from snapcap.service.http.bodies import BodyLimits
@@ -49,8 +53,13 @@ def caption(body: bytes) -> tuple[bytes, CaptionOptions]:
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "caption": caption,
     "huggingface": parse_inputs,
-    "openai": parse_chat,
-    "openai_continued": partial(parse_chat, continue_text=True),
+    "ollama": lambda body: read_ollama(GENERATE, sort_ollama(GENERATE, body)),
+    "ollama_chat": lambda body: read_ollama(CHAT, sort_ollama(CHAT, body)),
+    "ollama_show": sort_show,
+    "openai": lambda body: read_chat(sort_chat(body)),
+    "openai_continued": lambda body: read_chat(sort_chat(body), continue_text=True),
+    "responses": lambda body: read_response(sort_response(body)),
+    "responses_instructed": lambda body: read_response(sort_response(body), instruct=True),
     "v2": lambda body: parse_infer(body, None),
 }
 
@@ -86,7 +95,7 @@ def values() -> st.SearchStrategy[Any]:
 
 GOOD = [json.loads(seed) for seed in corpus("json")]
 FIELDS = sorted(
-    {*NAMES, *OPTIONS, *NEUTRAL, *LABELS, "image", "inputs", "outputs", "parameters", "id", "stop", "stream"}
+    {*NAMES, *OPTIONS, *NEUTRAL, *LABELS, *OLLAMA, *RESPONSES, "image", "inputs", "outputs", "parameters", "id"}
 )
 
 
@@ -110,7 +119,11 @@ def test_any_value_of_any_field(name: str, document: dict[str, Any], changes: li
 
 @pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.parametrize(
-    "field", ["image", "inputs", "id", "model", "stop", "messages", "seed", "logit_bias", "outputs"]
+    "field",
+    [
+        *("image", "inputs", "id", "model", "stop", "messages", "seed", "logit_bias", "outputs"),
+        *("input", "text", "images", "format", "options", "response_format"),
+    ],
 )
 def test_as_deep_as_the_parser_reads(name: str, field: str) -> None:
     """Whoever comes after it, and whoever writes the error, must bear the same depth."""

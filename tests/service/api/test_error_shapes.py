@@ -36,7 +36,7 @@ def sentence(api: str, reply: Any) -> str:
         return error["detail"]
     assert reply.headers["content-type"] == "application/json"
     assert list(error) == ["error"]
-    if api != "openai":
+    if api not in ("openai", "responses"):
         return error["error"]
     assert list(error["error"]) == ["message", "type", "param", "code"]
     kinds = {429: "rate_limit_error"} | dict.fromkeys((500, 503, 504), "server_error")
@@ -53,7 +53,9 @@ def test_good_requests_are_good(client: TestClient, services: Services, image: P
     replies = {api: post(client, api, image(9)).json() for api in APIS}
     assert replies["caption"]["caption"] == "9 7"
     assert replies["huggingface"] == [{"generated_text": "9 7"}]
+    assert replies["ollama"]["response"] == "9 7"
     assert replies["openai"]["choices"][0]["message"]["content"] == "9 7"
+    assert replies["responses"]["output"][0]["content"][0]["text"] == "9 7"
     assert replies["v2"]["outputs"][0]["data"] == ["9 7"]
     several = client.post("/v1/captions", files={"image": ("a.png", image(9))})
     assert several.json()["captions"][0]["caption"] == "9 7"
@@ -158,6 +160,7 @@ def test_a_wrong_method_at_the_root_names_those_of_both_apis(client: TestClient)
         ("/nowhere", "caption"),
         ("/v1/models/other", "openai"),
         ("/v1/embeddings", "openai"),
+        ("/api/embed", "ollama"),
         ("/v2/models/other", "v2"),
         ("/v2/models/fake/versions/2/ready", "v2"),
         ("/v2/nowhere", "v2"),

@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 from support.servers.good_requests import APIS, PATHS, good_request, options_of
 
+from snapcap.service.api.ollama import IGNORED_OPTIONS
 from snapcap.service.captioning.options import MAX_UNKNOWN, NAMES, NEUTRAL, sort_fields
 from snapcap.service.errors import InvalidOption
 
@@ -63,8 +64,8 @@ def test_fields_that_change_no_caption_are_ignored_and_named(ask: Ask) -> None:
 
 def test_fields_at_the_top_of_a_document_too(client: TestClient, api: str, image: Png) -> None:
     for value in ({"use_cache": True}, True, 1, "x", [1]):
-        document = {**good_request(api, image(9)), "options": value}
-        assert named(client.post(PATHS[api], json=document)) == ["options"]
+        document = {**good_request(api, image(9)), "settings": value}
+        assert named(client.post(PATHS[api], json=document)) == ["settings"]
     reply = client.post(PATHS[api], json={**good_request(api, image(9)), "num_beam": 2})
     assert (reply.status_code, "did you mean num_beams?" in reply.text) == (422, True)
 
@@ -80,9 +81,9 @@ def test_a_null_is_as_good_as_no_field(ask: Ask) -> None:
     assert named(ask(**nulls)) == []
 
 
-def test_a_field_that_would_change_the_caption_is_refused_unless_its_value_does_not(ask: Ask) -> None:
-    read_somewhere = ("do_sample", "max_length")
-    neutral = {name: values[0] for name, values in NEUTRAL.items() if values and name not in read_somewhere}
+def test_a_field_that_would_change_the_caption_is_refused_unless_its_value_does_not(ask: Ask, api: str) -> None:
+    elsewhere = ("do_sample", "max_length", *(IGNORED_OPTIONS if api == "ollama" else ()))
+    neutral = {name: values[0] for name, values in NEUTRAL.items() if values and name not in elsewhere}
     assert named(ask(**neutral)) == []
     assert named(ask(logit_bias={}, stop_sequences=[], images=[], json_schema="")) == []
     for name, value in {
@@ -91,7 +92,7 @@ def test_a_field_that_would_change_the_caption_is_refused_unless_its_value_does_
         "logprobs": True,
         "frequency_penalty": 0.5,
         "min_p": 0.1,
-        "response_format": {"type": "json_object"},
+        "response_format": {"type": "grammar"},
         "modalities": ["text", "audio"],
         "tool_choice": "required",
         "logit_bias": {"5": 1},
@@ -102,7 +103,10 @@ def test_a_field_that_would_change_the_caption_is_refused_unless_its_value_does_
         "encoder_no_repeat_ngram_size": 2,
     }.items():
         reply = ask(**{name: value})
-        assert (reply.status_code, f"'{name}' is not supported" in reply.text) == (422, True)
+        if name in elsewhere:
+            assert named(reply) == [name]
+        else:
+            assert (reply.status_code, f"'{name}' is not supported" in reply.text) == (422, True)
 
 
 def test_a_field_that_only_a_checkpoint_may_set_is_refused_with_that(ask: Ask) -> None:
@@ -189,7 +193,8 @@ def test_a_greater_length_than_the_models_is_as_the_docs_say(
 
 def test_an_option_of_one_api_is_not_passed_over_in_another(client: TestClient, image: Png) -> None:
     fields = {"do_sample": True, "max_length": 5, "stop": ["a"], "max_tokens": 5, "max_completion_tokens": 5}
-    reads = {"huggingface": ("do_sample", "max_length"), "openai": ("stop", "max_tokens", "max_completion_tokens")}
+    chats = ("stop", "max_tokens", "max_completion_tokens")
+    reads = {"huggingface": ("do_sample", "max_length"), "ollama": ("stop",), "openai": chats, "responses": chats}
     for api, name in product(APIS, fields):
         document = good_request(api, image(9))
         options_of(api, document)[name] = fields[name]

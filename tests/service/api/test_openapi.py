@@ -53,10 +53,11 @@ def test_the_openapi_document_describes_every_error_in_the_shape_of_its_api(docu
                     (described,) = response["content"].items()
                     assert described == error_of(path, method)
                     assert ("Retry-After" in response["headers"]) == (status in {"429", "503"})
-    for path in ("/v1/caption", "/", "/models/{model}", "/v1/chat/completions", "/v2/models/{model}/infer"):
+    chats = ("/v1/chat/completions", "/v1/responses", "/api/generate", "/api/chat")
+    for path in ("/v1/caption", "/", "/models/{model}", "/v2/models/{model}/infer", *chats):
         statuses = set(document["paths"][path]["post"]["responses"])
         assert {"400", "408", "413", "415", "422", "429", "500", "503", "504"} < statuses
-        assert ("404" in statuses) == ("models" in path or "chat" in path)
+        assert ("404" in statuses) == ("models" in path or path in chats)
 
 
 def error_of(path: str, method: str) -> tuple[str, dict[str, Any]]:
@@ -64,6 +65,7 @@ def error_of(path: str, method: str) -> tuple[str, dict[str, Any]]:
         ("/v1/caption", "Problem"),
         ("/v1/", "OpenAIError"),
         ("/v2", "V2Error"),
+        ("/api/", "OllamaError"),
         ("/models/", "HuggingFaceError"),
     )
     found = next((schema for prefix, schema in kinds if path.startswith(prefix)), "Problem")
@@ -120,6 +122,25 @@ def test_replies_of_other_apis_are_as_described(client: TestClient, image: Png, 
         check(json.loads(event.removeprefix("data: ")), "ChatCompletionChunk")
     last = json.loads(events[-1].removeprefix("data: "))
     assert (last["backend"], last["timings"]["encode"], last["timings"]["decode"]) == ("eager", 2, 3)
+    asked = {"model": "fake", "input": chat["messages"]}
+    check(client.post("/v1/responses", json=asked).json(), "ResponseObject")
+    for more in ({"text": {"format": {"type": "json_object"}}}, {"tools": [1]}):
+        check(client.post("/v1/responses", json={**asked, **more}).json(), "ResponseObject")
+    message = {"role": "user", "images": [text]}
+    for path, document, schema in (
+        ("/api/generate", {"images": [text]}, "OllamaText"),
+        ("/api/generate", {}, "OllamaText"),
+        ("/api/chat", {"messages": [message]}, "OllamaChat"),
+        ("/api/chat", {"messages": []}, "OllamaChat"),
+    ):
+        check(client.post(path, json={**document, "stream": False}).json(), schema)
+        for line in client.post(path, json=document).text.splitlines():
+            check(json.loads(line), schema)
+    check(client.post("/api/chat", json={"model": "other"}).json(), "OllamaError")
+    check(client.get("/api/tags").json(), "OllamaModels")
+    check(client.get("/api/ps").json(), "OllamaModels")
+    check(client.post("/api/show", json={"model": "fake"}).json(), "OllamaModel")
+    check(client.get("/api/version").json(), "OllamaVersion")
     check(client.get("/v2/health/live").json(), "V2Live")
     check(client.get("/v2/health/ready").json(), "V2Ready")
     check(client.get("/v2").json(), "V2Server")

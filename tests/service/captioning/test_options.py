@@ -7,15 +7,16 @@ from typing import Literal, get_type_hints
 import pytest
 
 from snapcap.service.api.huggingface import PARAMETERS as HUGGING_FACE
+from snapcap.service.api.ollama import OPTIONS as OLLAMA
 from snapcap.service.api.openai import OPTIONS as OPENAI
 from snapcap.service.api.v2 import PARAMETERS as V2
 from snapcap.service.captioning.model_defaults import _DEFAULTED
 from snapcap.service.captioning.options import (
     OPTIONS,
     CaptionOptions,
-    Early,
     Number,
     OptionValues,
+    Switch,
     Text,
     default_of,
     schema,
@@ -28,7 +29,7 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 # Not given by requests: the model defaults decide them.
 INTERNAL = {"fewer_beams", "biased"}
 SAMPLING = {field.name for field in fields(SamplingParams)} - INTERNAL
-OWN = {"prompt", "task", "task_text", "timeout"}
+OWN = {"prompt", "task", "task_text", "timeout", "max_chars", "trim_lead"}
 
 
 def test_every_field_that_a_request_may_give_is_declared() -> None:
@@ -40,6 +41,8 @@ def test_every_field_that_a_request_may_give_is_declared() -> None:
 def test_every_way_to_ask_has_the_option(name: str) -> None:
     assert name in HUGGING_FACE
     assert name in V2
+    ollama = [field for field, option in OLLAMA.items() if option == name]
+    assert ollama == [field for field in (OPTIONS[name].ollama, name) if field]
     assert [field for field, option in OPENAI.items() if option == name] == list(OPTIONS[name].openai or [name])
     parser = argparse.ArgumentParser()
     add_job_arguments(parser)
@@ -50,9 +53,14 @@ def test_every_way_to_ask_has_the_option(name: str) -> None:
 
 
 def test_programs_know_the_type_of_each_option() -> None:
-    types = {Text: str, Early: bool | Literal["never"]}
+    types = {
+        Text(64): str,
+        Text(10_000, is_prompt=True): str,
+        Switch("never"): bool | Literal["never"],
+        Switch(): bool,
+    }
     expected = {
-        name: (option.kind.kind if isinstance(option.kind, Number) else types[type(option.kind)]) | None
+        name: (option.kind.kind if isinstance(option.kind, Number) else types[option.kind]) | None
         for name, option in OPTIONS.items()
     }
     assert get_type_hints(OptionValues) == expected
@@ -61,6 +69,7 @@ def test_programs_know_the_type_of_each_option() -> None:
 def test_the_names_of_openai() -> None:
     assert OPENAI["max_tokens"] == OPENAI["max_completion_tokens"] == "max_new_tokens"
     assert OPENAI["min_tokens"] == "min_new_tokens"
+    assert OPENAI["max_output_tokens"] == "max_new_tokens"
     assert list(OPENAI).index("max_tokens") < list(OPENAI).index("max_completion_tokens")
 
 

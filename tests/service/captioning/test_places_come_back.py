@@ -14,7 +14,9 @@ from support.servers.queue_places import (
     chat,
     depth,
     form,
+    generate,
     is_refused_before_its_body,
+    response,
     tensor,
 )
 from support.servers.raw_http import post
@@ -26,6 +28,10 @@ ENDS: dict[str, tuple[Callable[[bytes], bytes], int]] = {
     "caption": (lambda image: post("/v1/caption", image), 200),
     "huggingface": (lambda image: post("/", image), 200),
     "chat": (chat, 200),
+    "response": (response, 200),
+    "generate": (generate, 200),
+    "lines of beams": (lambda image: generate(image, stream=True, options={"num_beams": 2}), 422),
+    "a model to load": (lambda _: generate(), 200),
     "several": (lambda image: form(image, image), 200),
     "several, one bad": (lambda image: form(image, b"bad"), 200),
     "tensor": (lambda image: tensor(image, image), 200),

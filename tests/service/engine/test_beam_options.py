@@ -56,12 +56,31 @@ def post_chat(client: TestClient, image: Png, options: dict[str, Any]) -> Any:
     return client.post("/v1/chat/completions", json=chat(image, **options))
 
 
+def post_response(client: TestClient, image: Png, options: dict[str, Any]) -> Any:
+    return client.post("/v1/responses", json={"input": chat(image)["messages"], **options})
+
+
+def post_ollama(client: TestClient, image: Png, options: dict[str, Any]) -> Any:
+    document = {"images": [encoded(image)], "stream": False, "options": options}
+    return client.post("/api/generate", json=document)
+
+
 def post_v2(client: TestClient, image: Png, options: dict[str, Any]) -> Any:
     tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [encoded(image)]}
     return client.post("/v2/models/fake/infer", json={"inputs": [tensor], "parameters": options})
 
 
-APIS = (post_query, post_json, post_form, post_huggingface, post_kwargs, post_chat, post_v2)
+APIS = (
+    post_query,
+    post_json,
+    post_form,
+    post_huggingface,
+    post_kwargs,
+    post_chat,
+    post_response,
+    post_ollama,
+    post_v2,
+)
 every_api = pytest.mark.parametrize("post", APIS, ids=lambda post: post.__name__)
 
 

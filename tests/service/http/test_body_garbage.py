@@ -35,6 +35,11 @@ def chat(url: str) -> bytes:
     return json.dumps({"model": "fake", "messages": [{"role": "user", "content": parts}]}).encode()
 
 
+def response(url: str) -> bytes:
+    parts = [{"type": "input_image", "image_url": url}]
+    return json.dumps({"input": [{"role": "user", "content": parts}]}).encode()
+
+
 def infer(text: str) -> bytes:
     tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
     return json.dumps({"inputs": [tensor]}).encode()
@@ -53,6 +58,8 @@ REQUESTS = {
     "no_json": (post("/v1/caption", b"{" + TEXT.encode(), JSON), 413),
     "huggingface": (post("/", json.dumps({"inputs": TEXT}).encode(), JSON), 422),
     "chat": (post("/v1/chat/completions", chat("data:image/png;base64," + TEXT), JSON), 422),
+    "response": (post("/v1/responses", response("data:image/png;base64," + TEXT), JSON), 422),
+    "generate": (post("/api/generate", json.dumps({"images": [TEXT]}).encode(), JSON), 422),
     "infer": (post("/v2/models/fake/infer", infer(TEXT), JSON), 422),
     "nowhere": (post("/v1/nowhere", DATA, "image/png"), 404),
 }

@@ -8,6 +8,7 @@ import pytest
 from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
+from support.servers.good_requests import PATHS
 from support.servers.live_app import on_a_port
 
 from snapcap.service.api.app import Exposure, Services, create_app
@@ -38,7 +39,7 @@ def preflight(client: TestClient, origin: str, method: str = "POST", path: str =
 
 def test_a_preflight_is_answered_without_a_key_and_says_for_how_long(client_of) -> None:
     client = client_of("http://localhost:3000", APP, keys=ApiKeys(["secret"]))
-    for path in ("/v1/caption", "/v1/captions", "/v1/chat/completions", "/v1/models", "/v2/models/fake/infer", "/"):
+    for path in (*PATHS.values(), "/v1/captions", "/v1/models", "/api/chat", "/api/tags", "/"):
         for method in ("GET", "POST"):
             reply = preflight(client, APP, method, path)
             assert (reply.status_code, reply.content) == (204, b"")

@@ -243,6 +243,9 @@ def in_every_api(text: str) -> dict[str, dict[str, Any]]:
         "/v1/caption": {"image": text},
         "/": {"inputs": text},
         "/v1/chat/completions": {"model": "fake", "messages": [{"role": "user", "content": parts}]},
+        "/v1/responses": {"model": "fake", "input": [{"role": "user", "content": parts}]},
+        "/api/generate": {"images": [text], "stream": False},
+        "/api/chat": {"messages": [{"role": "user", "images": [text]}], "stream": False},
         "/v2/models/fake/infer": {"inputs": [tensor]},
     }
 
@@ -258,7 +261,7 @@ def test_a_data_uri_is_read_alike_in_every_api(client: TestClient, image: Png, p
     assert "5 7" in reply.text
 
 
-@pytest.mark.parametrize("path", ["/v1/caption", "/", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/caption", "/", "/v1/chat/completions", "/v1/responses", "/api/chat"])
 @pytest.mark.parametrize(
     "kind", [None, "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "application/vnd.a+json"]
 )

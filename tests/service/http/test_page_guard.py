@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
+from support.servers.good_requests import PATHS
 from support.servers.live_app import on_a_port
 
 from snapcap.service.api.app import Exposure, Services, create_app
@@ -90,7 +91,7 @@ def test_every_origin_may_ask_where_that_is_allowed(client_of, image: Png) -> No
         assert client_of(origins=("*",)).post("/v1/caption", content=image(), headers=fields).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/chat/completions", "/v2/models/fake/infer", "/v1/captions", "/nowhere"])
+@pytest.mark.parametrize("path", [*PATHS.values(), "/", "/api/chat", "/v1/captions", "/nowhere"])
 def test_every_api_refuses_in_its_shape(client: TestClient, path: str) -> None:
     reply = client.post(path, headers={"Origin": EVIL})
     assert reply.status_code == 403

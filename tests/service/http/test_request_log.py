@@ -44,6 +44,8 @@ def test_a_caption_has_its_tokens_and_how_long_it_waited(client: TestClient, ima
         (lambda: client.post("/v2/models/fake/infer", json={"inputs": [tensor]}), 4),
         (lambda: client.post("/v1/chat/completions", json=chat), 2),
         (lambda: client.post("/v1/chat/completions", json={**chat, "stream": True}), 2),
+        (lambda: client.post("/v1/responses", json={"input": chat["messages"], "stream": True}), 2),
+        (lambda: client.post("/api/generate", json={"images": [text]}), 2),
     ):
         assert ask().status_code == 200
         (line,) = lines()

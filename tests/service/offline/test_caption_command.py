@@ -286,6 +286,9 @@ def test_captions_by_beam_search(samples: dict[Path, str]) -> None:
     run = snapcap("caption", *map(str, samples), *options, *FAST)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [f"{path}\t{caption}" for path, caption in samples.items()]
+    shortened = snapcap("caption", *map(str, samples), "--max-chars", "16", "--trim-lead", "true", *FAST)
+    for line, (path, caption) in zip(shortened.stdout.splitlines(), samples.items(), strict=True):
+        assert line == f"{path}\t{caption[:17].rpartition(' ')[0]}"
     run = snapcap("caption", str(next(iter(samples))), "--num-beams", "5", *FAST)
     assert run.returncode == 2
     assert "must be at most 4, the rows of this server's largest bucket" in run.stderr

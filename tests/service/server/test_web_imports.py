@@ -64,7 +64,7 @@ def imports(program: str) -> Any:
 def test_a_probe_waits_for_no_api_that_captions() -> None:
     """Nor for what follows the other processes, which is dozens of modules more."""
     modules = imports(LIVE)
-    apis = ("caption", "huggingface", "openai", "v2", "openapi")
+    apis = ("answers", "caption", "conversation", "huggingface", "ollama", "openai", "responses", "v2", "openapi")
     unwanted = (*(f"snapcap.service.api.{api}" for api in apis), "snapcap.service.server.monitor")
     assert [name for name in modules if name.startswith(unwanted)] == []
     assert 40 < len(modules) < 92

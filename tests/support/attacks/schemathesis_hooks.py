@@ -40,6 +40,7 @@ _BEYOND_SCHEMAS = (
     "printable characters",
     "valid Unicode text",
     "this model has one task alone",
+    "a caption cannot be constrained to a schema",
     "Inference-Header-Content-Length",
     "not JSON",  # binary tensor data without the header that says where it begins
     "to 18446744073709551615",  # a float cannot be compared with it

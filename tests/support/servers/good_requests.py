@@ -6,7 +6,9 @@ from typing import Any
 PATHS = {
     "caption": "/v1/caption",
     "huggingface": "/models/fake",
+    "ollama": "/api/generate",
     "openai": "/v1/chat/completions",
+    "responses": "/v1/responses",
     "v2": "/v2/models/fake/infer",
 }
 APIS = tuple(PATHS)
@@ -20,12 +22,16 @@ def good_request(api: str, image: bytes) -> dict[str, Any]:
     return {
         "caption": {"image": text},
         "huggingface": {"inputs": text},
+        "ollama": {"model": "fake", "images": [text], "stream": False},
         "openai": {"model": "fake", "messages": [{"role": "user", "content": parts}]},
+        "responses": {"model": "fake", "input": [{"role": "user", "content": parts}]},
         "v2": {"inputs": [tensor]},
     }[api]
 
 
 def options_of(api: str, document: dict[str, Any]) -> dict[str, Any]:
     """The object of a document in which the API has its options."""
-    options: dict[str, Any] = document if api in ("caption", "openai") else document.setdefault("parameters", {})
+    if api in ("caption", "openai", "responses"):
+        return document
+    options: dict[str, Any] = document.setdefault("options" if api == "ollama" else "parameters", {})
     return options

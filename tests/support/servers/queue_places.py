@@ -53,6 +53,19 @@ def chat(image: bytes, **fields: Any) -> bytes:
     return post("/v1/chat/completions", json.dumps(document).encode(), JSON)
 
 
+def response(image: bytes) -> bytes:
+    url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+    content = [{"type": "input_image", "image_url": url}]
+    document = {"input": [{"role": "user", "content": content}]}
+    return post("/v1/responses", json.dumps(document).encode(), JSON)
+
+
+def generate(*images: bytes, **fields: Any) -> bytes:
+    """A request of Ollama's API."""
+    document = {"images": [base64.b64encode(image).decode() for image in images], "stream": False, **fields}
+    return post("/api/generate", json.dumps(document).encode(), JSON)
+
+
 def tensor(*images: bytes) -> bytes:
     data = [base64.b64encode(image).decode() for image in images]
     document = {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [len(data)], "data": data}]}

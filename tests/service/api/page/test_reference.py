@@ -70,7 +70,7 @@ def test_every_program_does_what_it_says(
     for route, body, language, program in programs:
         assert address.rstrip("/") in program
         said = run[language](program)
-        captions = route.startswith("post-")
+        captions = route.startswith("post-") and route != "post-/api/show"
         assert ("5 7" in said or "NSA3" in said) if captions else said.strip(), (route, body, language, said)
 
 

@@ -1,0 +1,265 @@
+"""Answers chat requests: what the APIs that hold conversations share, from the parsed request to the text.
+
+A caption can be the only text of a JSON object, so a request may ask for such an object: as `json_object`, whose
+member is then `caption`, or by a schema that one text meets. The decoder is not constrained, so no other schema is
+served.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from snapcap.models.dataclass import dataclass
+from snapcap.service.api.caption import open_stream
+from snapcap.service.api.conversation import OTHER_ROLES, Conversation, text_of
+from snapcap.service.api.image_fetcher import ImageFetcher
+from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.captioning.options import EMPTY, NEUTRAL, CaptionOptions, options_from_json, sort_fields
+from snapcap.service.captioning.stream import CaptionStream, begun
+from snapcap.service.engine.admission import Permit
+from snapcap.service.errors import InvalidOption, UnsupportedMediaType, UnsupportedOption
+from snapcap.service.http.bodies import JSON, UNTYPED, BodyLimits, is_json, json_object, media_type, read_json
+from snapcap.service.http.middleware import ProblemHandler
+from snapcap.service.http.replies import EventStream, ignored_header, ignored_names, unless_disconnected
+
+T = TypeVar("T")
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 1000
+# Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
+LABELS = ("user", "metadata")
+MAX_MEMBER_CHARACTERS = 64
+_ONE_TEXT = (
+    "a caption cannot be constrained to a schema; ask for text, for json_object, or for a schema of an object with "
+    "one required member, of type string and with no other rule than maxLength"
+)
+# Words of a schema that no text can break, and the rules that the object with one text, and its text, may have.
+_NOTES = {"title", "description", "default", "examples", "$schema", "$defs"}
+_OBJECT_RULES = {"type", "properties", "required", "additionalProperties", *_NOTES}
+_TEXT_RULES = {"type", "maxLength", *_NOTES}
+
+
+class Member(NamedTuple):
+    """Names the member of a JSON object that is the whole answer. `max_chars`: the most characters of its text, or
+    None."""
+
+    name: str
+    max_chars: Any = None
+
+
+class ChatFields(NamedTuple):
+    """Holds the members of a request. `model`: the name that it has, or "" for the served model. `ignored`: names
+    of the ignored members."""
+
+    document: dict[str, Any]
+    model: str
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """Holds a parsed request. `model` "": the served model. `image`: the bytes of a data URI, or an http(s) URL.
+    `member`: the answer is a JSON object with this member. `ignored`: names of the ignored parts of the messages
+    and of the ignored fields."""
+
+    model: str
+    image: bytes | str
+    options: CaptionOptions
+    stop: tuple[str, ...]
+    stream: bool
+    ignored: tuple[str, ...]
+    member: Member | None = None
+    include_usage: bool = False
+
+
+class Answers:
+    """Captions the image of a chat request, whole or as a stream, with one captioner."""
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        limits: BodyLimits,
+        fetcher: ImageFetcher,
+        handler: ProblemHandler,
+        *,
+        continue_text: bool,
+    ) -> None:
+        """`continue_text`: see `read_messages`."""
+        self.captioner = captioner
+        self.handler = handler
+        self._continue_text = continue_text
+        self._limits = limits
+        self._fetcher = fetcher
+
+    async def read(self, request: Request, sort: Callable[[bytes], ChatFields], parse: Callable[..., T]) -> T:
+        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them, and takes
+        `continue_text` and `instruct` as `read_messages` does.
+
+        Raises UnsupportedMediaType and the errors of `read_json`, `sort` and `parse`."""
+        kind = media_type(request)
+        if not is_json(kind) and kind not in UNTYPED:
+            raise UnsupportedMediaType(f"Send {JSON}.")
+        instruct = self.captioner.takes_instructions
+        return await read_json(
+            request,
+            self._limits,
+            self.captioner.pool,
+            lambda body: parse(sort(body), continue_text=self._continue_text, instruct=instruct),
+        )
+
+    async def whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
+        """Returns the stream at its end, and the whole text."""
+        return await unless_disconnected(request.receive, self._whole(request, chat, permit))
+
+    async def streamed(
+        self,
+        request: Request,
+        chat: ChatRequest,
+        permit: Permit,
+        events: Callable[[CaptionStream, AsyncIterator[str]], AsyncGenerator[str, None]],
+        reply: type[EventStream] = EventStream,
+    ) -> Response:
+        """Returns the reply that sends `events`, which gets the stream and the pieces of the text.
+
+        The reply starts with the first text, so that an error before it still gets its status."""
+        stream, first = await unless_disconnected(request.receive, begun(self._open(request, chat, permit)))
+        return reply(
+            events(stream, _pieces(stream, first, chat.member)),
+            stream.close,
+            lambda error: self.handler.note(request, error),
+            ignored_header(chat.ignored),
+        )
+
+    def warnings(self, chat: ChatRequest) -> dict[str, list[str]]:
+        """Returns the member that tells the user of a chat what was ignored; {} if nothing was."""
+        if not chat.ignored:
+            return {}
+        said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
+        useless = said and not self.captioner.takes_instructions
+        why = " This model takes no instructions or questions." if useless else ""
+        return {"warnings": [f"Ignored: {ignored_names(chat.ignored)}.{why}"]}
+
+    async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
+        image, options, live = chat.image, chat.options, chat.stream
+        return await open_stream(
+            request, self.captioner, self._fetcher, image, options, permit, chat.stop, live=live
+        )
+
+    async def _whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
+        stream = await self._open(request, chat, permit)
+        try:
+            first = await anext(stream, None)
+            return stream, "".join([piece async for piece in _pieces(stream, first, chat.member)])
+        finally:
+            stream.close()
+
+
+async def _pieces(stream: CaptionStream, piece: str | None, member: Member | None) -> AsyncGenerator[str, None]:
+    """Yields the pieces of an answer. `piece`: the first of the caption, or None if the caption is empty."""
+    if member is not None:
+        yield f'{{{json.dumps(member.name)}: "'
+    while piece is not None:
+        yield piece if member is None else json.dumps(piece, ensure_ascii=False)[1:-1]
+        piece = await anext(stream, None)
+    if member is not None:
+        yield '"}'
+
+
+def chat_fields(
+    body: bytes,
+    example: str,
+    known: Collection[str],
+    options: Collection[str],
+    within: str = "",
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> ChatFields:
+    """Returns the members of a JSON body. `example`: a body for the error message. `known`, `options`, `within`,
+    `neutral`: see `sort_fields`. Raises the subclasses of BadRequest that say what is wrong."""
+    fields = sort_fields(json_object(body, example).items(), known, options, within, neutral)
+    document = dict(fields.known)
+    return ChatFields(document, text_of(document.get("model", ""), "model"), fields.ignored)
+
+
+def usage_of(stream: CaptionStream) -> tuple[int, int]:
+    """Returns the number of tokens of the prompt and of the answer. An image counts as 0 tokens."""
+    return len(stream.prompt_ids), stream.completion_tokens
+
+
+def caption_options(
+    values: Mapping[str, Any], names: Mapping[str, str], asked: Conversation, member: Member | None, where: str
+) -> CaptionOptions:
+    """Returns the options of a request. `values`: its fields. `names`: the option that each field gives; a later
+    field overrides an earlier one of the same option. `where`: the field of the conversation's text.
+
+    Raises InvalidOption and PromptTooLong."""
+    options = CaptionOptions(clamp=True)
+    for field, name in names.items():
+        if field in values:
+            options = _option(name, values[field], field, options)
+    if asked.text:
+        if options.prompt:
+            raise InvalidOption("prompt", "be absent if the message has a text, because that text is the prompt")
+        options = _option("prompt", asked.text, where, options)
+    if member is None or member.max_chars is None:
+        return options
+    most = _option("max_chars", member.max_chars, "maxLength", CaptionOptions()).max_chars
+    return replace(options, max_chars=min(filter(None, (most, options.max_chars))))
+
+
+def _option(name: str, value: Any, field: str, options: CaptionOptions) -> CaptionOptions:
+    try:
+        return options_from_json({name: value}, options)
+    except InvalidOption as error:
+        raise InvalidOption(field, error.must) from None
+
+
+def stops(value: Any, where: str = "stop") -> tuple[str, ...]:
+    """Returns the stop sequences: one text, or a list of texts. Raises InvalidOption."""
+    texts: Sequence[Any] = [value] if isinstance(value, str) and value else value or []
+    if not isinstance(texts, list) or len(texts) > MAX_STOPS:
+        raise InvalidOption(where, f"be text or a list of up to {MAX_STOPS} texts")
+    for stop in texts:
+        if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidOption(where, f"have texts of 1 to {MAX_STOP_CHARACTERS} characters")
+    return tuple(texts)
+
+
+def switch(values: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
+    """Returns a member that is true or false. Raises InvalidOption. `where`: the member's name in the error."""
+    value = values.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidOption(where or name, "be true or false")
+    return default if value is None else bool(value)
+
+
+def answer_member(form: Any, where: str) -> Member | None:
+    """Returns the member of the JSON object that a request asks for, or None if it asks for text. `form`: the value
+    of `response_format` in a chat, or of `text.format` in the Responses API. `where`: its name for errors.
+
+    Raises UnsupportedOption for any other form."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if form in (None, *EMPTY) or kind == "text":
+        return None
+    if kind == "json_object":
+        return Member("caption")
+    if kind == "json_schema":
+        around = form.get("json_schema", form)  # the Responses API has no object around the schema
+        return schema_member(around.get("schema") if isinstance(around, dict) else None, where)
+    raise UnsupportedOption(where, _ONE_TEXT)
+
+
+def schema_member(schema: Any, where: str) -> Member:
+    """Returns the member of an object that meets a schema with one text. Raises UnsupportedOption for a schema that
+    needs more than one text, or a text with rules. `where`: the schema's name for errors."""
+    if isinstance(schema, dict) and schema.get("type", "object") == "object" and schema.keys() <= _OBJECT_RULES:
+        members = schema.get("properties")
+        required = schema.get("required") or (list(members) if isinstance(members, dict) else [])
+        name = required[0] if isinstance(required, list) and len(required) == 1 else None
+        text = members.get(name) if isinstance(members, dict) and isinstance(name, str) else None
+        plain = isinstance(text, dict) and text.get("type") == "string" and text.keys() <= _TEXT_RULES
+        if isinstance(name, str) and len(name) <= MAX_MEMBER_CHARACTERS and isinstance(text, dict) and plain:
+            return Member(name, text.get("maxLength"))
+    raise UnsupportedOption(where, _ONE_TEXT)

@@ -1,0 +1,173 @@
+"""Reads the messages of a chat: finds the image to caption, and the text that a model can use.
+
+Chat clients send whole conversations: a system message, replies, earlier images, a question about the last image.
+Most models take no instructions. For them the newest image of any role is captioned; the rest is ignored, and the
+reply names it. With `--chat-text continue` there must be one message, and its text is the beginning of the caption.
+A model with a chat template takes instructions: the last text of a user is the instruction.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from snapcap.models.dataclass import dataclass
+from snapcap.service.errors import InvalidOption, MissingImage, TooManyImages
+from snapcap.service.http.bodies import image_or_url
+from snapcap.service.http.json_text import is_data_uri, is_url
+
+USER = "user"
+# Roles whose texts are ignored, each with the name of the texts in X-Snapcap-Ignored.
+OTHER_ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "assistant": "replies",
+    "tool": "replies",
+    "function": "replies",
+}
+# Types of content parts of OpenAI's chats and of its Responses API; some clients use the latter in chats too.
+IMAGES = ("image_url", "input_image")
+TEXTS = ("text", "input_text")
+_PARTS = f"be a content part of type {TEXTS[0]} or {IMAGES[0]}"
+_NO_IMAGE = (
+    "The messages have no image; send one as a content part of type image_url with a data URI, or in Ollama's API "
+    "as base64 in images."
+)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Holds the parsed messages. `image`: the bytes of a data URI, or an http(s) URL. `text`: the beginning of the
+    caption, or an instruction. `ignored`: names of the ignored parts: text, system, replies, images."""
+
+    image: bytes | str
+    text: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Message:
+    """Holds the content of one message. `images`: a function for each part that is or may be an image, which
+    returns its bytes or its URL. `texts`: the texts of all other parts; for roles other than the user, content
+    parts give empty texts."""
+
+    texts: Sequence[str]
+    images: Sequence[Callable[[], bytes | str]]
+
+
+class ReadMessage(Protocol):
+    def __call__(self, message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
+        """Returns the texts and images of a message. `where`: its place for errors. `strict`: the message is a
+        user's, so each part must be a text or an image."""
+
+
+def read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
+    """Returns the texts and images of a message of OpenAI's APIs. `strict`: a content is required, and each part
+    must be a text or an image.
+
+    Any part that may be an image counts as one. Otherwise an older image would be captioned in its place."""
+    images: list[Callable[[], bytes | str]] = []
+    texts: list[str] = []
+    content = message.get("content")
+    if isinstance(content, str):
+        texts.append(content)
+    elif strict and not isinstance(content, list):
+        raise InvalidOption(f"{where}.content", "be text or a list of content parts")
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        place = f"{where}.content[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and ("image" in kind or "video" in kind):
+            images.append(partial(_image_of, part, place))
+        elif not strict:
+            texts.append("")
+        elif kind in TEXTS and part.get(IMAGES[0]) is None:
+            texts.append(text_of(part.get("text"), f"{place}.text"))
+        else:
+            raise InvalidOption(place, _PARTS)
+    if message.get("images"):  # some servers put the images of a reply here
+        images.append(partial(_image_of, {"type": "images"}, f"{where}.images"))
+    return Message(texts, images)
+
+
+def read_messages(
+    messages: Any,
+    *,
+    continue_text: bool,
+    instruct: bool = False,
+    read: ReadMessage = read_message,
+    where: str = "messages",
+) -> Conversation:
+    """Returns the parsed messages. `continue_text`: there must be one message, and its text is the beginning of the
+    caption, unless `instruct` is set. `instruct`: the last text of a user is an instruction. `read`: reads one
+    message. `where`: the name of the messages for errors.
+
+    Raises InvalidOption, MissingImage, TooManyImages, UnprocessableImage."""
+    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+        raise InvalidOption(where, "be a list of messages")
+    if continue_text and not instruct:
+        return _only_message(messages, read, where)
+    return _newest_image(messages, instruct, read, where)
+
+
+def _newest_image(messages: list[dict[str, Any]], instruct: bool, read: ReadMessage, where: str) -> Conversation:
+    ignored: set[str] = set()
+    asked: Message | None = None
+    said = ""
+    for index, message in enumerate(messages):
+        role, place = message.get("role"), f"{where}[{index}]"
+        if not isinstance(role, str) or role not in (USER, *OTHER_ROLES):
+            raise InvalidOption(f"{place}.role", f"be {', '.join((USER, *OTHER_ROLES))}")
+        found = read(message, place, strict=role == USER)
+        text = "".join(found.texts)
+        if role == USER and text.strip():
+            ignored |= {"text"} if said or not instruct else set()
+            said = text
+        elif role != USER and (found.texts or not found.images):
+            ignored.add(OTHER_ROLES[role])
+        if found.images:
+            ignored |= set() if asked is None else {"images"}
+            asked = found
+    if asked is None:
+        raise MissingImage(_NO_IMAGE)
+    return Conversation(only_image(asked.images), said if instruct else "", tuple(sorted(ignored)))
+
+
+def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str) -> Conversation:
+    if len(messages) != 1:
+        raise InvalidOption(where, "be a list of one message; this server continues the text of a single message")
+    if messages[0].get("role") != USER:
+        raise InvalidOption(f"{where}[0].role", "be 'user'; this model takes no instructions")
+    found = read(messages[0], f"{where}[0]", strict=True)
+    image = only_image(found.images)
+    if len(found.texts) > 1:
+        raise InvalidOption(f"{where}[0].content", "have one text part at most: the beginning of the caption")
+    return Conversation(image, "".join(found.texts))
+
+
+def only_image(images: Sequence[Callable[[], bytes | str]]) -> bytes | str:
+    """Returns the bytes or the URL of the only image. Raises MissingImage, TooManyImages, and the errors of the
+    image."""
+    if not images:
+        raise MissingImage(_NO_IMAGE)
+    if len(images) > 1:
+        raise TooManyImages(f"A message has {len(images)} images; send one image in each message.")
+    return images[0]()
+
+
+def _image_of(part: Mapping[str, Any], where: str) -> bytes | str:
+    if part["type"] not in IMAGES:
+        raise InvalidOption(where, _PARTS)
+    url, where = part.get(IMAGES[0]), f"{where}.{IMAGES[0]}"
+    if isinstance(url, dict):
+        url, where = url.get("url", ""), f"{where}.url"
+    elif not isinstance(url, str):
+        raise InvalidOption(where, 'be an object such as {"url": "data:image/jpeg;base64,…"}')
+    if isinstance(url, str) and (is_data_uri(url) or is_url(url)):
+        return image_or_url(url, where)
+    raise InvalidOption(where, "be a data URI with base64, as in data:image/jpeg;base64,…, or an http(s) URL")
+
+
+def text_of(value: Any, where: str) -> str:
+    """Returns a text member. Raises InvalidOption for other values. ``where``: the member's name in the error."""
+    if not isinstance(value, str):
+        raise InvalidOption(where, "be text")
+    return value
