@@ -31,7 +31,8 @@
     ├── Overloaded                  429                         (Retry-After; `limits.py` has the limits)
     │   └── …                       429  queue_full, body_memory_full, …
     ├── NotReady                    503  not_ready              (Retry-After, phase)
-    │   └── BeamsNotReady           503  not_ready              (no bucket has a row for each beam)
+    │   ├── BeamsNotReady           503  not_ready              (no bucket has a row for each beam)
+    │   └── ModelNotAwake           503  not_ready              (the model that the request names cannot wake)
     ├── DeadlineExceeded            504  deadline_exceeded
     └── EngineFailed                500  internal_error         (one fixed sentence; the log has the cause)
 
@@ -161,8 +162,9 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
     title = "No such model"
 
-    def __init__(self, name: str, served: str) -> None:
-        super().__init__(f"The model {name[:200]!r} is not served here; use {served!r}.", option="model")
+    def __init__(self, name: str, *served: str) -> None:
+        names = " or ".join(map(repr, served))
+        super().__init__(f"The model {name[:200]!r} is not served here; use {names}.", option="model")
 
 
 class MethodNotAllowed(BadRequest):
@@ -366,6 +368,14 @@ class BeamsNotReady(NotReady):
             f"This server has no room for {num_beams} beams, because a larger bucket failed to become ready; send "
             f"num_beams of at most {most}, or retry to reach another server."
         )
+
+
+class ModelNotAwake(NotReady):
+    """The model that a request names cannot wake. `reason` is a sentence without a full stop."""
+
+    def __init__(self, name: str, reason: str, retry_after_s: float = 1.0) -> None:
+        super().__init__("absent", retry_after_s)
+        self.detail = f"The model {name!r} cannot wake: {reason}; retry after the time in Retry-After."
 
 
 class DeadlineExceeded(ServiceError):

@@ -196,6 +196,11 @@ def parse_name(text: str) -> str:
     return text
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """Names such as "blip,tags", as `parse_name` reads each."""
+    return tuple(parse_name(name.strip()) for name in text.split(","))
+
+
 def parse_hosts(text: str) -> tuple[str, ...]:
     """ "a.example,b.example:8443" to two hosts, in lower case."""
     hosts = tuple(name.strip().lower() for name in text.split(","))

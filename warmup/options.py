@@ -43,7 +43,14 @@ def default_cache_dir() -> Path:
 class ModelOptions:
     """Options that choose the model and limit the length of its captions."""
 
-    source: str = option("model", "demo", "demo, a folder, a hub id, or s3://bucket/prefix", metavar="MODEL")
+    source: str = option(
+        "model",
+        "demo",
+        "demo, a folder, a hub id, or s3://bucket/prefix; `snapcap serve` takes several as NAME=MODEL, with the "
+        "option repeated",
+        metavar="MODEL",
+        repeatable=True,
+    )
     cache_dir: Path = option(
         "cache_dir",
         default_cache_dir,

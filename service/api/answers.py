@@ -8,7 +8,7 @@ served.
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,11 +22,21 @@ from snapcap.service.captioning.options import EMPTY, NEUTRAL, CaptionOptions, o
 from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import InvalidOption, UnsupportedMediaType, UnsupportedOption
-from snapcap.service.http.bodies import JSON, UNTYPED, BodyLimits, is_json, json_object, media_type, read_json
+from snapcap.service.http.bodies import (
+    JSON,
+    UNTYPED,
+    BodyLimits,
+    is_json,
+    json_object,
+    media_type,
+    parse_received,
+    read_json,
+)
 from snapcap.service.http.middleware import ProblemHandler
 from snapcap.service.http.replies import EventStream, ignored_header, ignored_names, unless_disconnected
 
 T = TypeVar("T")
+LATEST = ":latest"  # Ollama's clients may add it to the name of a model
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
 # Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
@@ -94,21 +104,45 @@ class Answers:
         self._limits = limits
         self._fetcher = fetcher
 
-    async def read(self, request: Request, sort: Callable[[bytes], ChatFields], parse: Callable[..., T]) -> T:
-        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them, and takes
-        `continue_text` and `instruct` as `read_messages` does.
+    def of(self, name: str) -> Captioner:
+        """Returns the captioner of a model, whose name may have Ollama's tag. A name that no model has gets the
+        first one; the API refuses it, or takes it for no name."""
+        models = self.captioner.models
+        return models.get(name) or models.get(name.removesuffix(LATEST)) or self.captioner
 
-        Raises UnsupportedMediaType and the errors of `read_json`, `sort` and `parse`."""
+    async def read(
+        self,
+        request: Request,
+        sort: Callable[[bytes], ChatFields],
+        parse: Callable[..., T],
+        permit: Permit | None = None,
+    ) -> T:
+        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them, and takes
+        `continue_text` and `instruct` as `read_messages` does. Whether a model takes instructions is known once it
+        has been awake: with `permit`, the first request waits for that, with a place in the model's queue.
+
+        Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse` and `Captioner.awake`."""
         kind = media_type(request)
         if not is_json(kind) and kind not in UNTYPED:
             raise UnsupportedMediaType(f"Send {JSON}.")
-        instruct = self.captioner.takes_instructions
-        return await read_json(
-            request,
-            self._limits,
-            self.captioner.pool,
-            lambda body: parse(sort(body), continue_text=self._continue_text, instruct=instruct),
-        )
+        pool, unread = self.captioner.pool, list[tuple[bytes, Captioner]]()
+
+        def read(body: bytes) -> T | None:
+            fields = sort(body)
+            captioner = self.of(fields.model)
+            if captioner.facts is None and permit is not None and not unread:
+                unread.append((body, captioner))
+                return None
+            return parse(fields, continue_text=self._continue_text, instruct=captioner.takes_instructions)
+
+        wanted = await read_json(request, self._limits, pool, read)
+        if unread and permit is not None:
+            body, captioner = unread[0]
+            captioner.take(permit)
+            await unless_disconnected(request.receive, captioner.awake())
+            permit.release()
+            wanted = await parse_received(request, body, pool, read)
+        return cast(T, wanted)
 
     async def whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         """Returns the stream at its end, and the whole text."""
@@ -138,12 +172,13 @@ class Answers:
         if not chat.ignored:
             return {}
         said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
-        useless = said and not self.captioner.takes_instructions
+        useless = said and not self.of(chat.model).takes_instructions
         why = " This model takes no instructions or questions." if useless else ""
         return {"warnings": [f"Ignored: {ignored_names(chat.ignored)}.{why}"]}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
-        image, options, live = chat.image, chat.options, chat.stream
+        image, live = chat.image, chat.stream
+        options = replace(chat.options, model=self.of(chat.model).model_name or "")
         return await open_stream(
             request, self.captioner, self._fetcher, image, options, permit, chat.stop, live=live
         )

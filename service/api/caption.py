@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -29,6 +30,7 @@ from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import (
     EngineFailed,
+    InvalidOption,
     MissingImage,
     ServiceError,
     TooManyImages,
@@ -59,7 +61,11 @@ Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes | str, Ca
 _logger = logging.getLogger("snapcap.access")
 _IMAGE_PARTS = ("image", "images")
 _IMAGE_PART = re.compile(r"images?(?:\[[0-9]{0,9}\])?")  # PHP and some libraries of browsers send images[]
-_MEMBERS = ("image", *NAMES)
+MODEL = "model"
+# The fields of a query or form.
+FIELDS = (MODEL, *NAMES)
+_OPTIONS = ("image", *NAMES)
+LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,7 @@ class CaptionRoutes:
         temporary reason (429, 503, 504). Clients and load balancers then retry it."""
         self._captioner.admit()  # refuses early; each image gets a permit of its own after the body is read
         images, options = await read_images(request, self._limits, self._captioner.pool, MAX_IMAGES)
+        self._captioner.named(options.model)  # a model that does not exist is one error, not one for each image
         outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
         errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
         if len(errors) == len(outcomes) and all(error.status in (429, 503, 504) for error in errors):
@@ -162,9 +169,10 @@ class CaptionRoutes:
         identity, account = f"{request_id(request.scope)}/{index}", body_account(request.scope)
         try:
             with self._captioner.admit() as permit:
+                captioner = self._captioner.named(options.model, permit)
                 permit.take()
                 times = new_caption(request.scope)
-                return await self._captioner.caption(image.data, options, identity, permit, account, times)
+                return await captioner.caption(image.data, options, identity, permit, account, times)
         except Exception as error:
             failure = as_service_error(error)
             if isinstance(failure, EngineFailed):
@@ -187,6 +195,7 @@ async def caption_of(
         image, options = await read(request, limits, captioner.pool)
         scope = request.scope
         account = body_account(scope)
+        captioner = captioner.named(options.model, permit)
         if isinstance(image, str):
             image = await unless_disconnected(request.receive, fetcher.fetch(image, account))
         permit.take()
@@ -210,6 +219,7 @@ async def open_stream(
     `Captioner.stream`."""
     scope = request.scope
     account = body_account(scope)
+    captioner = captioner.named(options.model, permit)
     data = await fetcher.image(image, account)
     permit.take()
     times = new_caption(scope)
@@ -248,8 +258,21 @@ def _query_options(request: Request) -> CaptionOptions:
 
 
 def _options_from_text(pairs: Iterable[tuple[str, str]], base: CaptionOptions) -> CaptionOptions:
-    fields = sort_fields(pairs, NAMES)
-    return options_from_text(fields.known, base).ignoring(*fields.ignored)
+    fields = sort_fields(pairs, FIELDS)
+    models = [text for name, text in fields.known if name == MODEL and text]
+    if len(models) > 1:
+        raise InvalidOption(MODEL, "be given once")
+    options = options_from_text([pair for pair in fields.known if pair[0] != MODEL], base)
+    return with_model(options, models[0] if models else None).ignoring(*fields.ignored)
+
+
+def with_model(options: CaptionOptions, name: Any) -> CaptionOptions:
+    """Returns the options with the model that a request names; None or "" names none. Raises InvalidOption."""
+    if name in (None, ""):
+        return options
+    if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        raise InvalidOption(MODEL, f"be a name of at most {LONGEST_NAME} characters")
+    return replace(options, model=name)
 
 
 def _from_form(
@@ -297,9 +320,10 @@ def _too_many(count: int, at_most: int) -> str:
 
 
 def _from_json(body: bytes, query: CaptionOptions) -> tuple[bytes | str, CaptionOptions]:
-    fields = sort_fields(json_object(body, '{"image": "…base64…"}').items(), _MEMBERS, _MEMBERS)
+    fields = sort_fields(json_object(body, '{"image": "…base64…"}').items(), (MODEL, *_OPTIONS), _OPTIONS)
     document = dict(fields.known)
     image = document.pop("image", None)
     if image is None or image == "":
         raise MissingImage("The member image is missing; send the image there as base64, a data URI or a URL.")
-    return image_or_url(image, "image"), options_from_json(document, query).ignoring(*fields.ignored)
+    options = with_model(query, document.pop(MODEL, None))
+    return image_or_url(image, "image"), options_from_json(document, options).ignoring(*fields.ignored)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from snapcap.service import errors
-from snapcap.service.api.caption import MAX_IMAGES
+from snapcap.service.api.caption import LONGEST_NAME, MAX_IMAGES, MODEL
 from snapcap.service.api.schema_parts import (
     BINARY,
     BODY,
@@ -36,7 +36,13 @@ _CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
     *(kind for kind in CAPTION if kind is not errors.UnprocessableImage),  # reported as an item of the reply
     errors.InvalidMultipart,
     errors.TooManyImages,
+    errors.ModelNotFound,
 )
+_MODEL: Schema = {
+    "type": "string",
+    "maxLength": LONGEST_NAME,
+    "description": "Name of the model; without it, the first.",
+}
 _CAPTION_PROBLEMS = (*JSON_BODY, errors.UnprocessableImage, *_CAPTIONS_PROBLEMS, *URLS)
 
 
@@ -67,7 +73,7 @@ def _caption_reply() -> Responses:
 
 
 def _caption_request() -> dict[str, Any]:
-    options = caption_options.schema()
+    options = {MODEL: _MODEL, **caption_options.schema()}
     members = {name: nullable(option) for name, option in options.items()}
     content = {
         **IMAGE_BODIES,
@@ -81,7 +87,7 @@ def _caption_request() -> dict[str, Any]:
 
 
 def _captions_request() -> dict[str, Any]:
-    options = caption_options.schema()
+    options = {MODEL: _MODEL, **caption_options.schema()}
     images = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": MAX_IMAGES}
     content = {"multipart/form-data": {"schema": form_object(["images"], {"images": images, **options})}}
     return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}

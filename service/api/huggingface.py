@@ -50,13 +50,16 @@ class HuggingFaceRoutes:
 
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 or a URL in JSON with parameters."""
-        result, headers = await caption_of(request, self._captioner, self._limits, self._fetcher, read_huggingface)
-        return JsonReply([{"generated_text": result.caption}], headers)
+        return await self._caption(request, self._captioner)
 
     async def image_to_text_of_model(self, request: Request) -> Response:
-        """Does the same as POST /, if the name is the served model's. The name may contain slashes."""
-        self._captioner.served_model(request.path_params["model"])
-        return await self.image_to_text(request)
+        """Does the same as POST / with the model of this name. The name may contain slashes."""
+        name, _ = self._captioner.served_model(request.path_params["model"])
+        return await self._caption(request, self._captioner.named(name))
+
+    async def _caption(self, request: Request, captioner: Captioner) -> Response:
+        result, headers = await caption_of(request, captioner, self._limits, self._fetcher, read_huggingface)
+        return JsonReply([{"generated_text": result.caption}], headers)
 
 
 async def read_huggingface(

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.answers import (
+    LATEST,
     Answers,
     ChatFields,
     ChatRequest,
@@ -40,12 +41,11 @@ from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.errors import InvalidOption
 from snapcap.service.http.bodies import image_from_base64, json_object, member_object
 from snapcap.service.http.problems import OLLAMA
-from snapcap.service.http.replies import JsonReply, LineStream, ignored_header
+from snapcap.service.http.replies import JsonReply, LineStream, ignored_header, unless_disconnected
 from snapcap.service.http.routing import Api, RouteGroup
 
 # The version of Ollama whose API this is. Clients compare it with the version that they need.
 VERSION = "0.9.0"
-LATEST = ":latest"  # the tag of a name without one
 # The option that each field of `options` gives. A later field overrides an earlier one of the same option.
 OPTIONS: Mapping[str, str] = {
     field: name for name, each in options.OPTIONS.items() for field in (each.ollama, name) if field
@@ -112,23 +112,30 @@ class OllamaRoutes:
         return await self._answer(request, CHAT, lambda text: {"message": {"role": "assistant", "content": text}})
 
     async def tags(self, request: Request) -> Response:
-        """Lists the served model, which is the only one. The digest is made from the name; the size is unknown."""
-        name, created = self._served("")
-        return JsonReply({"models": [{**self._described(name), "modified_at": _moment(created)}]})
+        """Lists the models. A digest is made from the name; sizes are unknown."""
+        models = []
+        for name in self._captioner.models or [""]:
+            served, created = self._served(name)
+            models.append({**self._described(self._tagged(served)), "modified_at": _moment(created)})
+        return JsonReply({"models": models})
 
     async def ps(self, request: Request) -> Response:
-        """Lists the loaded model, which stays loaded."""
-        name, _ = self._served("")
-        return JsonReply({"models": [{**self._described(name), "expires_at": _NEVER, "size_vram": 0}]})
+        """Lists the loaded models. The one model of a server stays loaded."""
+        models = self._captioner.models
+        names = [self._tagged(name) for name, each in models.items() if each.state == "ready"]
+        if not models:
+            names = [self._served("")[0]]
+        loaded = [{**self._described(name), "expires_at": _NEVER, "size_vram": 0} for name in names]
+        return JsonReply({"models": loaded})
 
     async def show(self, request: Request) -> Response:
         """Describes a model."""
         asked = await self._answers.read(request, sort_show, lambda fields, **_: fields.model)
         _, created = self._served(asked)
-        family = self._captioner.model_family or ""
+        family = self._answers.of(asked).model_family or ""
         capabilities = ["completion", "vision"]
         texts = dict.fromkeys(("license", "modelfile", "parameters", "template"), "")
-        described = {"details": self._details(), "model_info": {"general.architecture": family}}
+        described = {"details": self._details(asked), "model_info": {"general.architecture": family}}
         return JsonReply({**texts, **described, "capabilities": capabilities, "modified_at": _moment(created)})
 
     async def version(self, request: Request) -> Response:
@@ -138,9 +145,10 @@ class OllamaRoutes:
     async def _answer(self, request: Request, own: tuple[str, ...], shape: _Shape) -> Response:
         """Answers a request. `own`: its own members. `shape`: returns the member that holds a text."""
         with self._captioner.admit() as permit:
-            wanted = await self._answers.read(request, partial(sort_ollama, own), partial(read_ollama, own))
+            wanted = await self._answers.read(request, partial(sort_ollama, own), partial(read_ollama, own), permit)
             name, _ = self._served(wanted.model)
             if wanted.chat is None:
+                await unless_disconnected(request.receive, self._answers.of(wanted.model).awake())
                 return JsonReply({**_line(name, shape("")), "done": True, "done_reason": self._load(wanted)})
             if wanted.chat.stream:
                 lines = partial(self._lines, request, name, shape)
@@ -168,18 +176,19 @@ class OllamaRoutes:
         """Returns the name of the model, as the client spells it or with its tag if `asked` is "", and the Unix
         time since which the model is served. Raises NotReady, ModelNotFound."""
         plain = asked.removesuffix(LATEST)
-        found, created = self._captioner.served_model(
-            (plain if plain == self._captioner.model_name else asked) or None
-        )
-        tagged = found if ":" in found.rpartition("/")[2] else f"{found}{LATEST}"
-        return asked or tagged, created
+        known = self._captioner.models or (self._captioner.model_name,)
+        found, created = self._captioner.served_model((plain if plain in known else asked) or None)
+        return asked or self._tagged(found), created
+
+    def _tagged(self, name: str) -> str:
+        return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"
 
     def _described(self, name: str) -> dict[str, Any]:
         digest = hashlib.sha256(name.encode()).hexdigest()
-        return {"name": name, "model": name, "size": 0, "digest": digest, "details": self._details()}
+        return {"name": name, "model": name, "size": 0, "digest": digest, "details": self._details(name)}
 
-    def _details(self) -> dict[str, Any]:
-        family = self._captioner.model_family or ""
+    def _details(self, name: str) -> dict[str, Any]:
+        family = self._answers.of(name).model_family or ""
         texts = dict.fromkeys(("parent_model", "format", "parameter_size", "quantization_level"), "")
         return {**texts, "family": family, "families": [family] if family else []}
 

@@ -58,11 +58,12 @@ class OpenAIRoutes:
         return RouteGroup("OpenAI", routes, Api("openai", OPENAI, captions=True))
 
     async def list_models(self, request: Request) -> Response:
-        """Lists the served model, which is the only one."""
-        return JsonReply({"object": "list", "data": [self._model(None)]})
+        """Lists the models, the first first: the model of requests that name none."""
+        names: list[str | None] = [*self._answers.captioner.models]
+        return JsonReply({"object": "list", "data": [self._model(name) for name in names or [None]]})
 
     async def retrieve_model(self, request: Request) -> Response:
-        """Returns the model, if the name is the served model's. The name may contain slashes."""
+        """Returns the model of this name, which may contain slashes."""
         name = request.path_params["model"]
         return JsonReply(self._model(name)) if name else await self.list_models(request)  # an address ends with /
 
@@ -79,7 +80,7 @@ class OpenAIRoutes:
         maximum. The server refuses a field that would change the caption and that it does not support."""
         answers = self._answers
         with answers.captioner.admit() as permit:
-            chat = await answers.read(request, sort_chat, read_chat)
+            chat = await answers.read(request, sort_chat, read_chat, permit)
             model, _ = answers.captioner.served_model(None if chat.model in ANY_MODEL else chat.model)
             identity = f"chatcmpl-{request_id(request.scope)}"
             head = {"id": identity, "created": int(time.time()), "model": model}
@@ -94,7 +95,9 @@ class OpenAIRoutes:
 
     def _model(self, name: str | None) -> dict[str, Any]:
         name, created = self._answers.captioner.served_model(name)
-        return {"id": name, "object": "model", "created": int(created), "owned_by": "snapcap"}
+        state = self._answers.captioner.named(name).state
+        known = {} if state is None else {"state": state}
+        return {"id": name, "object": "model", "created": int(created), "owned_by": "snapcap", **known}
 
     async def _events(
         self,

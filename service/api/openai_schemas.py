@@ -219,6 +219,9 @@ class Model(ClosedReply):
     object: Literal["model"]
     created: int = Field(description="Unix time in seconds since which the model has been served.")
     owned_by: str
+    state: OptionalText = Field(
+        description="absent, waking, ready or leaving, if the server has several models or has one that may leave."
+    )
 
 
 class ModelList(ClosedReply):

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.captioning.captioner import Captioner, Start
 from snapcap.service.errors import InvalidOption
 from snapcap.service.http.middleware import note_state
 from snapcap.service.http.routing import RouteGroup
@@ -91,23 +91,33 @@ def startup_routes(
     readiness: Readiness, timeline: Timeline, status: StartupStatus, captioner: Captioner
 ) -> RouteGroup:
     """Returns the route /startup. `captioner`: names the model once the model is loaded."""
+    server = Start(readiness, timeline, status)
 
     async def startup(request: Request) -> Response:
         """Reports the start in seconds since the process was executed. `end` is null while a phase runs.
 
+        With `model=NAME`, the report is of that model's last start, in seconds since it began, and `state` is the
+        model's: absent, waking, ready or leaving. A server with several models, or with one that may leave, reports
+        the state of each in `models`.
+
         With `format=trace`, the report is a Chrome trace in microseconds. Phases that ran at the same time are on
         different tracks. The warm-up of each bucket is inside its phase, and the moments are instant events."""
-        form = _format(request)
+        form = _one_of(request, "format", FORMATS[:1])
+        if form not in FORMATS:
+            raise InvalidOption("format", f"be one of {', '.join(FORMATS)}")
+        asked = _one_of(request, "model", ("",))
+        model = captioner.named(asked)
+        readiness, timeline, status = server if model.keeper is None or not asked else model.keeper.start
         # `now` is read after all other times, so that no time in the report is later.
         marks, phases, rest = timeline.marks(), timeline.phases(), status.to_dict()
         body = {
-            "state": readiness.state.value,
+            "state": model.state if asked and model.state is not None else readiness.state.value,
             "phase": readiness.phase(),
-            "model": captioner.model_name,
-            "family": captioner.model_family,
-            "tasks": [*captioner.tasks],
-            "takes_instructions": captioner.takes_instructions,
-            "settings_not_done": [*captioner.settings_not_done],
+            "model": model.model_name,
+            "family": model.model_family,
+            "tasks": [*model.tasks],
+            "takes_instructions": model.takes_instructions,
+            "settings_not_done": [*model.settings_not_done],
             "now": _seconds(timeline.now()),
             "marks": {name: _seconds(moment) for name, moment in marks.items()},
             "phases": [
@@ -119,6 +129,8 @@ def startup_routes(
             # nothing is served.
             "error": readiness.error or status.error,
         }
+        if captioner.models:
+            body["models"] = {name: each.state for name, each in captioner.models.items()}
         if form == "trace":
             from snapcap.service.telemetry.trace import chrome_trace  # noqa: PLC0415 - few requests ask for a trace
 
@@ -128,13 +140,11 @@ def startup_routes(
     return RouteGroup("operation", [Route("/startup", startup)])
 
 
-def _format(request: Request) -> str:
-    """Returns the value of the query parameter `format`. Raises InvalidOption."""
-    given = request.query_params.getlist("format") or FORMATS[:1]
+def _one_of(request: Request, name: str, default: tuple[str]) -> str:
+    """Returns the value of a query parameter, by default the value in `default`. Raises InvalidOption."""
+    given = request.query_params.getlist(name) or default
     if len(given) > 1:
-        raise InvalidOption("format", "be given once")
-    if given[0] not in FORMATS:
-        raise InvalidOption("format", f"be one of {', '.join(FORMATS)}")
+        raise InvalidOption(name, "be given once")
     return given[0]
 
 

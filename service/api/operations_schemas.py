@@ -1,19 +1,34 @@
 """Describes the probes, /startup, /metrics, the pages and the OpenAPI document in that document."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import HTMLResponse, PlainTextResponse
 
 from snapcap.service.api.operations import FORMATS
-from snapcap.service.api.schema_parts import OptionalCount, OptionalText, Responses, problems, reply
-from snapcap.service.errors import InvalidOption
+from snapcap.service.api.schema_parts import (
+    ModelState,
+    OptionalCount,
+    OptionalText,
+    Responses,
+    problems,
+    reply,
+    without_default,
+)
+from snapcap.service.errors import InvalidOption, ModelNotFound
 
 _FORMAT = {
     "name": "format",
     "in": "query",
     "description": "json: the document described here. trace: a Chrome trace, which ui.perfetto.dev opens.",
     "schema": {"type": "string", "enum": [*FORMATS], "default": FORMATS[0]},
+}
+_MODEL = {
+    "name": "model",
+    "in": "query",
+    "description": "A model whose last start is reported, instead of the server's start.",
+    "schema": {"type": "string"},
 }
 _PAGE: dict[str, Any] = {
     "response_class": HTMLResponse,
@@ -39,8 +54,8 @@ def operations() -> dict[str, dict[str, Any]]:
         "health": {"summary": "Do the same as /readyz, at the path that other servers use", "responses": _ready()},
         "startup": {
             "summary": "Report the start by phase",
-            "responses": reply("The timeline", "Startup", "Trace") | problems(InvalidOption),
-            "openapi_extra": {"parameters": [_FORMAT]},
+            "responses": reply("The timeline", "Startup", "Trace") | problems(InvalidOption, ModelNotFound),
+            "openapi_extra": {"parameters": [_FORMAT, _MODEL]},
         },
         "metrics": {
             "summary": "Return the Prometheus metrics",
@@ -135,9 +150,12 @@ class CompileEvents(BaseModel):
 
 
 class Startup(BaseModel):
-    state: State
+    state: State | ModelState = Field(description="The server's state, or with `model` in the query the model's.")
     phase: str
     model: str | None = Field(description="The name of the model, once the model is loaded.")
+    models: Annotated[
+        dict[str, ModelState] | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)
+    ] = Field(description="The state of each model, if the server has several or has one that may leave.")
     family: str | None = Field(description="The `model_type` of the model in transformers.")
     takes_instructions: bool = Field(
         description="True: a prompt is an instruction. False: a prompt is the beginning of a caption."

@@ -61,7 +61,7 @@ class ResponsesRoutes:
         server stores no response."""
         answers = self._answers
         with answers.captioner.admit() as permit:
-            chat = await answers.read(request, sort_response, read_response)
+            chat = await answers.read(request, sort_response, read_response, permit)
             model, _ = answers.captioner.served_model(None if chat.model in ANY_MODEL else chat.model)
             answer = _Answer(request_id(request.scope), model, chat, answers.warnings(chat))
             if chat.stream:

@@ -4,7 +4,7 @@ Only the document and the tests use the models. The routes build the replies wit
 validated while serving.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -180,6 +180,7 @@ OptionalRegions = Annotated[
         description="The parts of the image that the text names. Absent unless the task's answer names parts.",
     ),
 ]
+ModelState = Literal["absent", "waking", "ready", "leaving"]
 
 
 class ClosedReply(BaseModel):

@@ -130,8 +130,11 @@ class V2Routes:
         return JSONResponse({"ready": self._readiness.servable}, 200 if self._readiness.servable else 503)
 
     async def server(self, request: Request) -> Response:
-        """Returns the name and version of the server, and the extensions of the protocol that it supports."""
-        return JSONResponse({"name": "snapcap", "version": snapcap_version(), "extensions": ["binary_tensor_data"]})
+        """Returns the name and version of the server, and the extensions of the protocol that it supports. A server
+        of several models lists them with their states."""
+        body = {"name": "snapcap", "version": snapcap_version(), "extensions": ["binary_tensor_data"]}
+        models = [{"name": name, "state": each.state} for name, each in self._captioner.models.items()]
+        return JSONResponse({**body, "models": models} if models else body)
 
     async def model(self, request: Request) -> Response:
         """Describes the tensors of the model. The name may contain slashes."""
@@ -146,7 +149,7 @@ class V2Routes:
         return JSONResponse(body)
 
     async def model_ready(self, request: Request) -> Response:
-        """Answers 200 when the model captions images, else 503."""
+        """Answers 200 when the model captions images, or wakes at a request that names it, else 503."""
         name = self._model(request)
         if not self._readiness.servable:
             raise NotReady(self._readiness.phase())
@@ -156,20 +159,24 @@ class V2Routes:
         """Captions a batch of up to 16 images in one tensor. If one image fails, the whole request fails. An
         element is base64 in JSON, and the bytes of the image file in binary tensor data."""
         name = self._model(request)
-        with self._captioner.admit() as permit:
+        captioner = self._captioner.named(name)
+        with captioner.admit() as permit:
             length = request.headers.get(HEADER_LENGTH)
             wanted = await read_json(
                 request, self._limits, self._captioner.pool, lambda body: parse_infer(body, length)
             )
             permit.take(len(wanted.images))
-            captions = await unless_disconnected(request.receive, self._captions(request, wanted, permit))
+            work = self._captions(request, captioner, wanted, permit)
+            captions = await unless_disconnected(request.receive, work)
         return _reply(name, wanted, captions)
 
-    async def _captions(self, request: Request, wanted: InferRequest, permit: Permit) -> list[str]:
+    async def _captions(
+        self, request: Request, captioner: Captioner, wanted: InferRequest, permit: Permit
+    ) -> list[str]:
         identity, account = request_id(request.scope), body_account(request.scope)
         tasks = [
             asyncio.ensure_future(
-                self._captioner.caption(
+                captioner.caption(
                     image, wanted.options, f"{identity}/{index}", permit, account, new_caption(request.scope)
                 )
             )
@@ -184,8 +191,9 @@ class V2Routes:
 
     def _model(self, request: Request) -> str:
         """Returns the name of the model in the path. Raises NotReady, ModelNotFound, NotFound."""
-        asked, served = request.path_params["model"], self._captioner.model_name
-        if served is not None and asked.startswith(f"{served}/"):
+        asked = request.path_params["model"]
+        served = self._captioner.models or (self._captioner.model_name,)
+        if asked not in served and any(asked.startswith(f"{each}/") for each in served if each is not None):
             raise nothing_at(request.scope["path"])
         name, _ = self._captioner.served_model(asked)
         version = request.path_params.get("version", VERSION)

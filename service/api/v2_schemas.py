@@ -1,8 +1,9 @@
 """Describes the Open Inference Protocol v2 in the OpenAPI document."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from snapcap.service import errors
 from snapcap.service.api.caption import MAX_IMAGES
@@ -13,12 +14,14 @@ from snapcap.service.api.schema_parts import (
     IMAGE_TEXT,
     JSON_BODY,
     ClosedReply,
+    ModelState,
     caption_reply,
     nullable,
     path_parameter,
     problems,
     reply,
     request_object,
+    without_default,
 )
 from snapcap.service.api.v2 import BINARY_OUTPUT, HEADER_LENGTH, INPUT, MAX_TIMEOUT, OUTPUT
 from snapcap.service.captioning import options as caption_options
@@ -157,10 +160,18 @@ class V2Ready(ClosedReply):
     ready: bool
 
 
+class V2ServedModel(ClosedReply):
+    name: str
+    state: ModelState
+
+
 class V2Server(ClosedReply):
     name: Literal["snapcap"]
     version: str
     extensions: list[str]
+    models: Annotated[
+        list[V2ServedModel] | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)
+    ] = Field(description="The models, if the server has several or has one that may leave.")
 
 
 class V2ModelReady(ClosedReply):

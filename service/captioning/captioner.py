@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.model_defaults import Answer, ModelDefaults, Resolved, regions_member
@@ -27,6 +27,7 @@ from snapcap.service.images.decode import (
 from snapcap.service.memory import BodyAccount
 from snapcap.service.readiness import Readiness, State
 from snapcap.service.telemetry.metrics import Metrics
+from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -83,15 +84,89 @@ class _Model:
     prompts: "PromptReader | None"
 
 
+class ModelFacts(NamedTuple):
+    """Holds facts of a model that stay known while it is absent: see the properties of `Captioner`."""
+
+    family: str | None
+    tasks: tuple[str, ...]
+    settings_not_done: tuple[str, ...]
+    takes_instructions: bool
+
+
+class Start(NamedTuple):
+    """Holds the records of a model's last start."""
+
+    readiness: Readiness
+    timeline: Timeline
+    status: StartupStatus
+
+
+class Keeper(Protocol):
+    """Protocol of the object that wakes a model of a server with residency, and ends it."""
+
+    @property
+    def state(self) -> str:
+        """The model's state: absent, waking, ready or leaving."""
+
+    @property
+    def created(self) -> float:
+        """The Unix time in seconds since which the server offers the model."""
+
+    @property
+    def start(self) -> Start:
+        """The records of the model's last start, which are empty before the first."""
+
+    async def wake(self) -> None:
+        """Returns once the model is ready. Raises ModelNotAwake."""
+
+
+class Uses:
+    """Counts the requests that use a model, on the event loop. A context manager of one use.
+
+    `count`: number of requests now, of which `waiting` wait until the model is ready. `last`: the moment of
+    `time.monotonic` at which the last one ended."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.waiting = 0
+        self.last = time.monotonic()
+
+    def begin(self) -> None:
+        self.count += 1
+
+    def end(self, _: object = None) -> None:
+        self.count -= 1
+        self.last = time.monotonic()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
 class Captioner:
-    """Captions images. `attach` may be called from any thread; images are captioned on the event loop."""
+    """Captions images with one model. `attach` may be called from any thread; images are captioned on the event
+    loop.
+
+    A server of several models has a captioner for each. Every captioner knows all of them (`join`), and routes have
+    the first one: `named` returns the captioner of the model that a request names. With a `Keeper`, the model may
+    be absent: a request wakes it, and waits within its time limit.
+
+    `models`: the captioners of all models by name, the first model first; empty without a `Keeper`. `facts`: None
+    before the first `attach`."""
 
     def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
         self._limits = limits
         self._readiness = readiness
         self._timeline = timeline
         self._model: _Model | None = None
+        self.facts: ModelFacts | None = None
+        self._name: str | None = None
+        self.keeper: Keeper | None = None
+        self.models: Mapping[str, Captioner] = {}
         self._captioned = False
+        self.uses = Uses()
         self._pool = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
         self._metrics = metrics
         self._admission = admission = Admission(limits.queue_size)
@@ -106,29 +181,55 @@ class Captioner:
 
     @property
     def model_name(self) -> str | None:
-        """Name of the model; None before `attach`."""
-        return None if self._model is None else self._model.name
+        """Name of the model; None before the first `attach`, if the captioner has no `Keeper`."""
+        return self._name
 
     @property
     def model_family(self) -> str | None:
-        """The model's `model_type`, as transformers has it; None before `attach`."""
-        return None if self._model is None else self._model.defaults.family
+        """The model's `model_type`, as transformers has it; None before the first `attach`."""
+        return None if self.facts is None else self.facts.family
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the model's tasks, the default first; empty before `attach`."""
-        return () if self._model is None else self._model.defaults.tasks
+        """Names of the model's tasks, the default first; empty before the first `attach`."""
+        return () if self.facts is None else self.facts.tasks
 
     @property
     def settings_not_done(self) -> tuple[str, ...]:
-        """Checkpoint settings that would change captions and that this server ignores; empty before `attach`."""
-        return () if self._model is None else self._model.defaults.not_done
+        """Checkpoint settings that would change captions and that this server ignores; empty before the first
+        `attach`."""
+        return () if self.facts is None else self.facts.settings_not_done
 
     @property
     def takes_instructions(self) -> bool:
         """True if the model reads a prompt as an instruction. Otherwise a prompt is the beginning of the
         caption."""
-        return self._model is not None and self._model.tokenizer.takes_instructions
+        return self.facts is not None and self.facts.takes_instructions
+
+    @property
+    def state(self) -> str | None:
+        """State of the model that a `Keeper` has: absent, waking, ready or leaving; None without one."""
+        return None if self.keeper is None else self.keeper.state
+
+    def join(self, name: str, keeper: Keeper, models: Mapping[str, "Captioner"]) -> None:
+        """Gives the model a `Keeper` and a name, and this captioner the captioners of all models by name."""
+        self._name, self.keeper, self.models = name, keeper, models
+
+    def named(self, name: str | None, permit: Permit | None = None) -> "Captioner":
+        """Returns the captioner of a model, for a request without a name this one. `permit` then has its places in
+        the queue of that model.
+
+        Raises:
+            NotReady: no model is attached, or the server has failed.
+            ModelNotFound: there is no such model.
+        """
+        if not name or name == self._name:
+            return self
+        if name not in self.models:
+            raise ModelNotFound(name, *(self.models or (self._servable().name,)))
+        if permit is not None:
+            permit.move(self.models[name]._admission)
+        return self.models[name]
 
     def attach(
         self,
@@ -140,34 +241,65 @@ class Captioner:
         defaults: ModelDefaults | None = None,
         prompts: "PromptReader | None" = None,
     ) -> None:
-        """Sets the model; requests are served from now on. Call this once. Without `image_decoder`, `pool` decodes
+        """Sets the model; requests are served from now on, until `detach`. Without `image_decoder`, `pool` decodes
         images. Without `prompts`, a prompt is tokenized in this process, on the event loop."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
+        self.facts = ModelFacts(defaults.family, defaults.tasks, defaults.not_done, tokenizer.takes_instructions)
+        self._name = model_name
         self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
 
+    def detach(self) -> Callable[[], None]:
+        """Removes the model, which leaves or has failed: later requests wait until it is ready again. Returns a
+        function that ends the process that tokenizes its prompts, to call when its requests have ended."""
+        model, self._model = self._model, None
+        return (lambda: None) if model is None or model.prompts is None else model.prompts.close
+
     def served_model(self, name: str | None = None) -> tuple[str, float]:
-        """Returns the model's name and the Unix time in seconds since which the model is served.
+        """Returns the name of a model, by default the first, and the Unix time in seconds since which the model is
+        served.
 
         Raises:
             NotReady: no model is attached, or the server has failed.
-            ModelNotFound: the served model has another name than `name`.
+            ModelNotFound: no model has this name.
         """
-        model = self._servable()
-        if name not in (None, model.name):
-            raise ModelNotFound(str(name), model.name)
-        return model.name, model.created
+        if self.keeper is None:
+            model = self._servable()
+            if name not in (None, model.name):
+                raise ModelNotFound(str(name), model.name)
+            return model.name, model.created
+        named = self.named(name)
+        named._check()
+        return str(named._name), named.keeper.created if named.keeper is not None else 0.0
 
     def admit(self) -> Permit:
         """Returns a permit for a request whose image has not arrived, so that a refusal comes before the body is
-        read.
+        read. A request that may name one of several models is refused only if each model would refuse it.
 
         Raises:
             NotReady: no model is attached, or the server has failed.
             QueueFull: the queue has no free place.
         """
-        self._servable()
-        return self._admission.admit()
+        self._check()
+        if all(each._admission.is_full for each in self.models.values()):  # true with a single model
+            return self._admission.admit()
+        return Permit(self._admission)
+
+    def take(self, permit: Permit) -> None:
+        """Takes a place in this model's queue for a permit that has none. Raises QueueFull."""
+        permit.move(self._admission)
+        permit.take()
+
+    async def awake(self) -> None:
+        """Waits until the model is ready; a model that is absent wakes.
+
+        Raises:
+            ModelNotAwake: the model cannot wake.
+            DeadlineExceeded: the model was not ready within the time limit of requests.
+        """
+        with self.uses:
+            async with until(time.monotonic() + self._limits.timeout):
+                await self._awake()
 
     async def caption(
         self,
@@ -188,14 +320,17 @@ class Captioner:
                 InvalidOption, EngineFailed
         """
         times = times or CaptionTimes()
-        model, deadline = self._servable(), times.started + self._timeout(options)
+        self._check()
+        deadline = times.started + self._timeout(options)
         encoded = EncodedImage(image, request_id, deadline, account)
-        async with until(deadline):
-            resolved = await self._resolve(model, options, encoded)
-            decoded = await self._decode(model, encoded, times)
-            future: Future[Completion] = Future()
-            _submit(model, encoded, decoded, resolved, permit, times, future)
-            completion = await self._handoff().result(future)
+        with self.uses:
+            async with until(deadline):
+                model = await self._awake()
+                resolved = await self._resolve(model, options, encoded)
+                decoded = await self._decode(model, encoded, times)
+                future: Future[Completion] = Future()
+                _submit(model, encoded, decoded, resolved, permit, times, future)
+                completion = await self._handoff().result(future)
         self._completed()
         return _result(model, model.defaults.answer(resolved, completion.tokens, decoded.size), completion, times)
 
@@ -224,23 +359,28 @@ class Captioner:
         if live and options.sampling.searches:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
         times = times or CaptionTimes()
-        model, deadline = self._servable(), times.started + self._timeout(options)
+        self._check()
+        deadline = times.started + self._timeout(options)
         encoded = EncodedImage(image, request_id, deadline, account)
-        async with until(deadline):
-            resolved = await self._resolve(model, options, encoded, live=live)
-            decoded = await self._decode(model, encoded, times)
-            read = partial(model.defaults.answer, resolved, size=decoded.size)
-            stream = self._new_stream(model, resolved, stop, deadline, times, read)
-            # A stop sequence ends the generation early, so it needs each token at once. A beam search has no token
-            # to give before its end.
-            on_token = stream.feed if live or (stop and not resolved.params.searches) else None
-            _submit(model, encoded, decoded, resolved, permit, times, stream.future, on_token)
+        with self.uses:
+            async with until(deadline):
+                model = await self._awake()
+                resolved = await self._resolve(model, options, encoded, live=live)
+                decoded = await self._decode(model, encoded, times)
+                read = partial(model.defaults.answer, resolved, size=decoded.size)
+                stream = self._new_stream(model, resolved, stop, deadline, times, read)
+                # A stop sequence ends the generation early, so it needs each token at once. A beam search has no
+                # token to give before its end.
+                on_token = stream.feed if live or (stop and not resolved.params.searches) else None
+                _submit(model, encoded, decoded, resolved, permit, times, stream.future, on_token)
+                self.uses.begin()
+                stream.future.add_done_callback(self.uses.end)
         return stream
 
     def result(self, stream: CaptionStream) -> CaptionResult:
-        """Returns the whole result of a stream that was read to its end, and that no stop sequence ended. Raises
-        NotReady if the server has failed."""
-        return _result(self._servable(), stream.answer, stream.future.result(), stream.times)
+        """Returns the whole result of a stream that was read to its end, and that no stop sequence ended. The model
+        may have left since then."""
+        return _result(stream.model, stream.answer, stream.future.result(), stream.times)
 
     def close(self) -> None:
         """Stops the decode threads when their present images are done, and ends the process that tokenizes
@@ -295,6 +435,7 @@ class Captioner:
         text = model.defaults.tokenizer(resolved.task).stream(prompt_ids)
         shown = model.defaults.pieces(resolved, stop)
         stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times, read)
+        stream.model = model
         stream.future.add_done_callback(partial(self._ended, times))
         return stream
 
@@ -318,6 +459,20 @@ class Captioner:
         if not future.cancelled() and future.exception() is None:
             times.completed(future.result())
             self._completed()
+
+    async def _awake(self) -> _Model:
+        if self._model is None and self.keeper is not None:
+            self.uses.waiting += 1
+            try:
+                await self.keeper.wake()
+            finally:
+                self.uses.waiting -= 1
+        return self._servable()
+
+    def _check(self) -> None:
+        """Raises NotReady if no model is attached that a request could wake, or if the server has failed."""
+        if self.keeper is None or self._readiness.state is State.FAILED:
+            self._servable()
 
     def _servable(self) -> _Model:
         if self._model is None or self._readiness.state is State.FAILED:

@@ -37,7 +37,8 @@ class CaptionOptions:
 
     `clamp` reduces a `max_new_tokens` above the model's maximum to that maximum, because clients of other APIs
     send bounds without knowing the model. `named`: options that the request sets, which override the model's
-    defaults. `ignored`: fields of the request that are not read; the reply names them.
+    defaults. `model`: name of the model; "": the first. `ignored`: fields of the request that are not read; the
+    reply names them.
     """
 
     prompt: str = ""
@@ -48,6 +49,7 @@ class CaptionOptions:
     task_text: str = ""
     max_chars: int | None = None
     trim_lead: bool = False
+    model: str = ""
     named: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.times import CaptionTimes
@@ -90,6 +90,7 @@ class CaptionStream:
         self.finish_reason: str | None = None
         self.future: Future[Completion] = Future()
         self._read = read
+        self.model: Any = None  # the captioner's model, which it needs for the whole result
         self._push = push
         self._end = end
         self._text = text

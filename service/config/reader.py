@@ -78,9 +78,9 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
             if isinstance(given, bool):
                 values[field] = given
             elif given is not None:
-                values[field] = _parse(option, option.flag, given)
+                values[field] = parse_option(option, option.flag, given)
             elif text := environ.get(option.variable, "").strip():  # files of variables end lines with CR LF
-                values[field] = _parse(option, option.variable, text)
+                values[field] = parse_option(option, option.variable, text)
         groups[name] = group(**values)
     return Settings(**groups)
 
@@ -99,7 +99,7 @@ def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
         if value is None or (isinstance(value, list | tuple) and not value):
             continue  # the same as an option that is not given
         group, field, option = options[name]
-        chosen.setdefault(group, {})[field] = _parse(option, name, _text(value))
+        chosen.setdefault(group, {})[field] = parse_option(option, name, text_of_value(value))
     return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})
 
 
@@ -107,7 +107,7 @@ def _fields(group: str) -> Iterable[tuple[str, Option]]:
     return options_of(GROUPS[group]).items()
 
 
-def _text(value: Any) -> str:
+def text_of_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -117,7 +117,7 @@ def _dest(group: str, field: str) -> str:
     return f"{group}.{field}"
 
 
-def _parse(option: Option, source: str, text: str) -> Any:
+def parse_option(option: Option, source: str, text: str) -> Any:
     try:
         return option.parse(text)
     except ValueError as error:

@@ -16,6 +16,7 @@ from snapcap.warmup.option import (
     parse_hosts,
     parse_int,
     parse_name,
+    parse_names,
     parse_origins,
     parse_path,
     parse_root_path,
@@ -89,6 +90,56 @@ class QueueSettings:
         "time limit of a caption; then the request gets 504",
         parse=parse_seconds(above=True),
         metavar="SECONDS",
+    )
+
+
+@dataclass(frozen=True)
+class ResidencySettings:
+    """Several models in one server: which there are, and how long each stays in memory."""
+
+    models: Path | None = option(
+        "models",
+        None,
+        "TOML file with a table for each model: its name, and in the table `model` and the options of the model "
+        "and of compute that differ from the command line's",
+        parse=parse_path,
+        metavar="FILE",
+        default_text="none",
+    )
+    idle_unload: float = option(
+        "idle_unload",
+        0.0,
+        "how long a model may get no request before its processes end and its memory is free; the next request "
+        "wakes it; 0: every model stays",
+        parse=parse_seconds(),
+        metavar="SECONDS",
+    )
+    preload: tuple[str, ...] = option(
+        "preload",
+        (),
+        "model that must be ready before READY; repeat the option, or separate names by commas; all: every model; "
+        "none: no model, the first request wakes each; auto: all, or none if models may leave",
+        parse=parse_names,
+        metavar="NAME",
+        default_text="auto",
+        repeatable=True,
+    )
+    device_memory: int | None = option(
+        "device_memory",
+        None,
+        "memory of the device that models may allocate together, such as 20GiB; the model that was used least "
+        "recently leaves when another needs the room",
+        parse=parse_size,
+        metavar="SIZE",
+        default_text="no limit",
+    )
+    host_memory: int | None = option(
+        "host_memory",
+        None,
+        "memory that the processes of models may take together, without files; as --device-memory",
+        parse=parse_size,
+        metavar="SIZE",
+        default_text="no limit",
     )
 
 
@@ -311,6 +362,7 @@ class Settings(StartOptions):
     images: ImageSettings = field(default_factory=ImageSettings)
     image_processes: ImageProcessSettings = field(default_factory=ImageProcessSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
+    residency: ResidencySettings = field(default_factory=ResidencySettings)
     watchdog: WatchdogSettings = field(default_factory=WatchdogSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     limits: HttpLimits = field(default_factory=HttpLimits)
@@ -324,6 +376,7 @@ GROUPS: dict[str, type] = {
     "images": ImageSettings,
     "image_processes": ImageProcessSettings,
     "queue": QueueSettings,
+    "residency": ResidencySettings,
     "watchdog": WatchdogSettings,
     "http": HttpSettings,
     "limits": HttpLimits,

@@ -58,9 +58,14 @@ class Admission:
         """Number of places that are taken."""
         return self._taken
 
+    @property
+    def is_full(self) -> bool:
+        """Tells if no place is free."""
+        return self._taken >= self.capacity
+
     def admit(self) -> "Permit":
         """Returns a permit that has no place yet. Raises QueueFull if no place is free."""
-        if self._taken >= self.capacity:
+        if self.is_full:
             raise self._full()
         return Permit(self)
 
@@ -112,6 +117,10 @@ class Permit:
                 "this server's queue."
             )
         self._admission.take(self, images)
+
+    def move(self, admission: Admission) -> None:
+        """Takes later places from another queue, of the model that the request names. The permit has none yet."""
+        self._admission = admission
 
     def admitted(self) -> None:
         """Frees the place of one image, which has its row on the device now."""

@@ -149,12 +149,17 @@ class ProcessImageDecoder:
         return self._family.begin(Setup(transform, self._room.most), library)
 
     @property
+    def pids(self) -> list[int]:
+        """The ids of the decode processes and of their parent."""
+        return self._family.pids
+
+    @property
     def works(self) -> bool:
         """True once a decode process has answered."""
         return self._answered_once
 
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
-        if self._family.over:
+        if self._family.over or self._family.left:
             raise NotReady("failed")
         job = self._job(encoded)
         self._waiting.append(job)
@@ -175,8 +180,22 @@ class ProcessImageDecoder:
         self._family.give_up(why)
 
     def close(self) -> None:
-        """Ends the decode processes and waits for their ends, after the event loop has stopped."""
+        """Ends the decode processes and waits for their ends, after the event loop has stopped or after `leave`."""
         self._family.close()
+
+    def leave(self) -> None:
+        """Stops to use the decode processes while the event loop goes on: refuses images that wait or are being
+        decoded."""
+        self._family.leave()
+        if self._idle_look is not None:
+            self._idle_look.cancel()
+        self._idle.clear()
+        held = [self._taken_from(worker) for worker in self._family.workers]
+        jobs = [*self._waiting, *self._large, *(job for job in held if job is not None)]
+        self._waiting.clear()
+        self._large.clear()
+        for job in jobs:
+            self._finish(job, NotReady("absent"))
 
     def began(self, worker: Worker) -> None:
         """Gives a new process the server's own picture, if that is to be tried, or else waiting images."""
@@ -377,7 +396,7 @@ class ProcessImageDecoder:
         return any(worker.job is job for worker in self._family.workers)
 
     def _watch(self) -> None:
-        if not self._looking and not self._family.over:
+        if not self._looking and not self._family.over and not self._family.left:
             self._looking = True
             self._loop.call_later(_LOOK_S, self._look)
 

@@ -203,9 +203,14 @@ class Worker:
         if self._receive():
             self._lost()
 
+    def leave(self) -> None:
+        """Stops to send and to receive, on the event loop."""
+        self._family.loop.remove_reader(self._end)
+        self._family.loop.remove_writer(self._end)
+
     def close(self) -> None:
-        """Closes the socket and the file after the event loop has stopped. The process ends when its present image
-        is done."""
+        """Closes the socket and the file after the event loop has stopped, or after `leave`. The process ends when
+        its present image is done."""
         self._end.close()
         os.close(self.file)
 
@@ -273,9 +278,13 @@ class NoticeChannel:
             fits = len(library or b"") < self._end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
             self._end.sendall(pack((setup, library if fits else None)))
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Stops receiving notices, on the event loop."""
         self._loop.remove_reader(self._end)
+
+    def close(self) -> None:
+        """Stops receiving notices, on the event loop, and closes the files."""
+        self.leave()
         self.shut()
 
     def shut(self) -> None:
@@ -328,6 +337,7 @@ class ImageProcessFamily:
     ) -> None:
         self.workers: set[Worker] = set()
         self.over = False  # no process will be started any more
+        self.left = False  # no process is used any more
         self._parent_pid = processes.parent.pid
         self._count = processes.count
         self._metrics = metrics
@@ -389,9 +399,14 @@ class ImageProcessFamily:
         self.user.ended(worker)
 
     @property
+    def pids(self) -> list[int]:
+        """The ids of the decode processes and of their parent."""
+        return [self._parent_pid, *(worker.pid for worker in self.workers)]
+
+    @property
     def missing(self) -> bool:
         """True while a process that ended has not been replaced."""
-        return self._missing and not self.over
+        return self._missing and not self.over and not self.left
 
     def look(self, passed: float) -> None:
         """Kills processes that closed their socket but still run. Gives up if a process is missing and the parent
@@ -428,8 +443,20 @@ class ImageProcessFamily:
             self._up.set_result(False)
         self.user.gone(why)
 
+    def leave(self) -> None:
+        """Stops to use the processes, on the event loop that goes on."""
+        self.left = True
+        if self.over:  # the ends of the processes close what is left
+            return
+        self._notices.leave()
+        for worker in self.workers:
+            worker.leave()
+        if not self._up.done():
+            self._up.set_result(False)
+        self._metrics.decode_processes.set(0)
+
     def close(self) -> None:
-        """Ends the processes and waits for the parent's end, after the event loop has stopped."""
+        """Ends the processes and waits for the parent's end, after the event loop has stopped or after `leave`."""
         if self.over:
             return
         self.over = True

@@ -1,4 +1,8 @@
-"""Forks parts of the server, before anything is imported and before a second thread exists."""
+"""Starts the other processes of a server.
+
+The processes of a start are forked, before anything is imported and before a second thread exists. A process that
+is needed later is spawned with an interpreter of its own: a fork would copy the locks of other threads as they are.
+"""
 
 import contextlib
 import gc
@@ -8,10 +12,11 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from snapcap.models.dataclass import dataclass
+from snapcap.warmup.machine.own_imports import child_environment, python_module
 
 _PR_SET_PDEATHSIG = 1
 _M_ARENA_MAX = -8  # of glibc's malloc.h
@@ -73,6 +78,36 @@ def fork_child(serve: Callable[[socket.socket], int], others: Iterable[Closable]
                 sys.stderr.flush()
         finally:
             os._exit(status)
+
+
+def spawn_child(module: str, *arguments: str) -> ChildProcess:
+    """Starts `python -m module` beside a process that has threads, in which a fork is not safe.
+
+    The module's first arguments are for `spawned_end`; `arguments` follow them.
+
+    Raises:
+        OSError: the system has no memory left, or too many processes or open files.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        theirs.set_inheritable(True)  # all other files of this process close with the exec
+        command = [*python_module(module), str(theirs.fileno()), str(os.getpid()), *arguments]
+        return ChildProcess(os.posix_spawn(command[0], command, child_environment()), ours)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+def spawned_end(arguments: Sequence[str]) -> socket.socket:
+    """Returns the socket to the process that spawned this one. `arguments`: those of this process, from its
+    first."""
+    number, parent = arguments[:2]
+    gc.disable()  # until `settle`, as in a process that is forked
+    _outlive_signals_but_not(int(parent))
+    _share_one_heap()
+    return socket.socket(fileno=int(number))
 
 
 def settle() -> None:

@@ -43,6 +43,12 @@ class SharedPixels:
         """Closes the file, in a process that does not use it and has not opened the slots."""
         os.close(self.file)
 
+    def release(self) -> None:
+        """Gives the memory of the slots back, in a process that has opened them and uses none any more."""
+        self._views.clear()
+        self._memory = None  # unmapped with the last view of a slot
+        os.close(self.file)
+
     def open(self, image_size: tuple[int, int]) -> None:
         """Maps the slots, each for an image of (height, width)."""
         self._shape = (self.slots, *image_size, 3)

@@ -50,6 +50,7 @@ _MEMORY_OF_CONNECTION = 4 << 20
 _MOST_CONNECTIONS = 4096
 # Number of open files beside the connections: pipes of the other processes, images that are fetched, packages.
 _OTHER_FILES = 256
+_FILES_OF_MODEL = 32  # sockets of a further model's processes, and two files for each decode process
 _USUAL_FILES = 1024
 _logger = logging.getLogger("snapcap.server")
 
@@ -62,11 +63,13 @@ def body_limits(limits: HttpLimits, metrics: Metrics) -> BodyLimits:
     return BodyLimits(limits.max_body_bytes, limits.body_timeout, limits.body_total_timeout, budget)
 
 
-def connection_limits(limits: HttpLimits) -> ConnectionLimits:
-    """Returns the limits of connections. Raises the number of files that this process may open, if they need it."""
+def connection_limits(limits: HttpLimits, models: int = 0) -> ConnectionLimits:
+    """Returns the limits of connections. Raises the number of files that this process may open, if they need it.
+    `models`: number of models that may wake and leave."""
+    others = _OTHER_FILES + models * _FILES_OF_MODEL
     wanted = limits.max_connections or max(1, min(_MOST_CONNECTIONS, memory_limit() // _MEMORY_OF_CONNECTION))
-    files = _allow_files(wanted + SPARE + _OTHER_FILES)
-    possible = min(wanted, max(files - SPARE - _OTHER_FILES, files // 2))
+    files = _allow_files(wanted + SPARE + others)
+    possible = min(wanted, max(files - SPARE - others, files // 2))
     if possible < wanted and limits.max_connections:
         fields = {"wanted": wanted, "possible": possible, "open_files": files}
         _logger.warning("fewer connections than --max-connections: raise `ulimit -n`", extra={"fields": fields})
@@ -158,19 +161,25 @@ Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[
 AddApis: TypeAlias = Callable[[Application, Services, BodyLimits, Exposure], None]
 
 
-def assemble(settings: Settings, timeline: Timeline) -> Services:
-    """Makes the objects that the parts of the process share. Starts none of them."""
+def caption_limits(settings: Settings) -> CaptionLimits:
+    """Returns the limits of captioning with one model."""
+    threads = decode_threads(settings.images.decode_threads)
+    return CaptionLimits(settings.queue.timeout, settings.queue.size, threads, decode_memory(settings) // threads)
+
+
+def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Services:
+    """Makes the objects that the parts of the process share. Starts none of them. `models`: number of models that
+    may wake and leave; the captioner is the first one's."""
     # Without this call every counter and histogram has a further series with the time of its creation, which
     # process_start_time_seconds tells already. The library's switch is for the whole process.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
-    metrics = Metrics(registry)
+    metrics = Metrics(registry, CollectorRegistry() if models else None)
     readiness = Readiness(lambda: timeline.current() or "starting")
     status = StartupStatus()
-    threads = decode_threads(settings.images.decode_threads)
-    limits = CaptionLimits(settings.queue.timeout, settings.queue.size, threads, decode_memory(settings) // threads)
-    captioner = Captioner(limits, readiness, metrics, timeline)
-    registry.register(StartupCollector(timeline, status, readiness, lambda: captioner.model_name))
+    captioner = Captioner(caption_limits(settings), readiness, metrics, timeline)
+    started = StartupCollector(timeline, status, readiness, lambda: captioner.model_name, of_model=not models)
+    registry.register(started)
     register_process_collectors(registry)
     return Services(captioner, readiness, metrics, registry, timeline, status)
 
@@ -181,15 +190,17 @@ def run(
     keys: "ApiKeys | None",
     timeline: Timeline,
     load_start: Callable[[], Start],
+    models: int = 0,
 ) -> int:
     """Serves until a signal or a failure. Returns the exit status of `Readiness`.
 
     `listeners` are the sockets; a second socket answers /metrics, and the first then does not. `keys`, if given,
-    are the keys of which a client must send one. `load_start` imports the modules of the start, in a thread."""
+    are the keys of which a client must send one. `load_start` imports the modules of the start, in a thread.
+    `models`: see `assemble`."""
     # The port is the one that the system chose, if the setting is 0.
     http = replace(settings.http, port=listeners[0].getsockname()[1])
     settings = replace(settings, http=http)
-    services = assemble(settings, timeline)
+    services = assemble(settings, timeline, models)
     limits = body_limits(settings.limits, services.metrics)
     exposure = Exposure.of(settings.http, keys, metrics=len(listeners) == 1)
     application = create_operations_app(services, exposure)
@@ -227,7 +238,7 @@ def run(
         LateImports(load, begin, failed, settings.watchdog.start_timeout).start()
 
     closed, origins = services.metrics.connection_closed, frozenset(settings.http.origins)
-    connections = Connections(connection_limits(settings.limits), closed, origins)
+    connections = Connections(connection_limits(settings.limits, models), closed, origins)
     services.metrics.connections.set_function(lambda: len(connections.all))
     app: ASGIApp = application
     for metrics_listener in listeners[1:]:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from snapcap.service.watch import STACKS, EngineWatch, StalledError, Watchdog, e
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Services
+    from snapcap.service.server.residency import Resident
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
 _END_S = 10.0
@@ -62,7 +63,8 @@ def follow(
     server has ended.
 
     If the model cannot be served, reports the reason and calls ``stop``."""
-    client = EngineClient(parts, settings, services, stop, asyncio.get_running_loop())
+    result = StartResult(settings, services, stop)
+    client = EngineClient(parts, settings, services, result, asyncio.get_running_loop())
     client.start()
     return client.close
 
@@ -76,15 +78,16 @@ class EngineClient:
         parts: ServerProcesses,
         settings: Settings,
         services: "Services",
-        stop: Callable[[], None],
+        result: "StartResult | Resident",
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        """`result` is told of the start's phases, of READY and of failures."""
         self._process = parts.engine
         self._pixels = parts.pixels
         self._slots = Slots(parts.pixels.slots)
         self._settings = settings
         self._services = services
-        self._result = StartResult(settings, services, stop)
+        self._result = result
         self._loop = loop
         self._channel = LoopChannel(parts.engine.end, loop, self._take)
         self._process_count = parts.images.count
@@ -99,11 +102,13 @@ class EngineClient:
             self._result.failed,
         )
         self._waiter = threading.Thread(target=self._wait, name="engine-process", daemon=True)
+        self._preparing = threading.Thread(target=self._prepare, name="start", daemon=True)
         self._folder: Future[Path] = Future()
         self._image_library: Future[bytes | None] = Future()
         self._limits: Future[Limits] = Future()
         self._checkpoint: Checkpoint | None = None
         self._engine: RemoteEngine | None = None
+        self.device_bytes = 0  # bytes that the engine process has allocated on the device
         self._closing = False
         self._stalled = False
         self._start = Watchdog(settings.watchdog.start_timeout)
@@ -117,10 +122,43 @@ class EngineClient:
         print_stacks_on_signal()
         self._loop.call_later(self._start.tick_s, self._tick_start)
         self._waiter.start()
-        threading.Thread(target=self._prepare, name="start", daemon=True).start()
+        self._preparing.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the engine process and of the decode processes."""
+        return [self._process.pid, *self._image_decoder.pids]
+
+    async def leave(self) -> None:
+        """Ends the processes while the event loop goes on, and returns when they have ended and their memory is
+        free. Requests that the model still has fail."""
+        self._closing = True
+        if self._engine is not None:
+            self._engine.fail()
+        self._channel.leave()
+        self._image_decoder.leave()
+        for each in (self._folder, self._image_library, self._limits):
+            each.cancel()  # `_prepare` may wait for them
+        self._services.metrics.engine_progress_age.set_function(lambda: 0.0)
+        self._services.metrics.device_memory_allocated.set(0)
+        ended = self._loop.create_future()
+
+        def end() -> None:
+            try:
+                self.close()
+                self._preparing.join(_END_S)
+            finally:
+                with suppress(RuntimeError):  # the loop has been closed: the server ends
+                    self._loop.call_soon_threadsafe(ended.set_result, None)
+
+        threading.Thread(target=end, name="leave", daemon=True).start()
+        await asyncio.shield(ended)
+        self._process.end.close()
+        if not self._preparing.is_alive():  # otherwise it may still use them
+            self._pixels.release()
 
     def close(self) -> None:
-        """Ends the processes and waits until they have ended. Called when the event loop is over."""
+        """Ends the processes and waits until they have ended. Called when the event loop is over, or by `leave`."""
         self._closing = True
         self._channel.close()
         self._image_decoder.close()
@@ -162,8 +200,9 @@ class EngineClient:
                 self._services.metrics,
                 lambda: self._channel.has_room,
             )
-        except Exception as error:
-            self._result.failed(error)
+        except (Exception, CancelledError) as error:
+            if not self._closing:
+                self._result.failed(error)
             return
         self._rehearse(partial(rehearse, engine, checkpoint, DecodedBefore(self._slots), self._run))
         self._channel.send(Rehearsed())
@@ -199,6 +238,7 @@ class EngineClient:
             case StatusSeen(state):
                 services.status.restore(state)
             case Usage(device_bytes, compiler):
+                self.device_bytes = device_bytes
                 services.metrics.device_memory_allocated.set(device_bytes)
                 services.status.compiled_elsewhere(compiler)
             case CheckpointFound(folder):
@@ -222,7 +262,7 @@ class EngineClient:
 
     def _tick_start(self) -> None:
         readiness = self._services.readiness
-        if readiness.state is not State.STARTING:
+        if readiness.state is not State.STARTING or self._closing:
             return
         self._loop.call_later(self._start.tick_s, self._tick_start)
         if self._start.tick():
@@ -230,6 +270,8 @@ class EngineClient:
             self._end_stalled(StalledError(sentence))
 
     def _tick(self) -> None:
+        if self._closing:
+            return
         self._loop.call_later(self._watch.tick_s, self._tick)
         self._watch.tick()
 

@@ -5,20 +5,25 @@ The engine process is forked before the command line is read, and gets the setti
     fork ─▶ child: imports compiled modules ─▶ receives the settings ─▶ begins to load torch's libraries ─▶ serves
          └▶ parent: imports the command line, reads the settings, binds ─▶ sends them ─▶ forks the decode processes
 
+A model that wakes later has spawned processes, which do the same after their interpreter's start
+(`spawned.py`).
+
 The child imports compiled modules first because they need no setting, and the start waits for them. This module
 imports little, because both processes wait for its import.
 """
 
 import gc
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it_ended
+from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it_ended, spawn_child
 
 if TYPE_CHECKING:
     from snapcap.service.config.settings import Settings
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
 
     # Arguments: settings, socket, shared pixels, the moment of exec, and the seconds from exec to the first import.
     Serve: TypeAlias = Callable[[Settings, socket.socket, SharedPixels, float, float], int]
+
+
+_SPAWNED = "snapcap.service.server.spawned"
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,13 @@ class ForkedEngine(NamedTuple):
             code = os.waitstatus_to_exitcode(os.waitpid(self.process.pid, 0)[1])
             raise ForkError(f"the engine process ended {how_it_ended(code)}") from None
 
+    def end(self) -> None:
+        """Ends the engine process, which has no request, and waits for its end."""
+        self.process.end.close()
+        with suppress(OSError):
+            os.kill(self.process.pid, signal.SIGKILL)
+            os.waitpid(self.process.pid, 0)
+
 
 def fork_engine(serve: "Serve | None" = None, others: Iterable[socket.socket] = ()) -> ForkedEngine:
     """Forks the engine process. ``serve`` is the function that it runs, by default `serve_captions`. ``others`` are
@@ -73,7 +88,7 @@ def fork_engine(serve: "Serve | None" = None, others: Iterable[socket.socket] = 
         ForkError: this system cannot fork.
         OSError: the system has no memory left, or too many processes.
     """
-    return ForkedEngine(fork_child(partial(_import_and_serve, serve or serve_captions), others))
+    return ForkedEngine(fork_child(partial(import_and_serve, serve or serve_captions), others))
 
 
 def fork_processes(
@@ -95,17 +110,60 @@ def fork_processes(
 
     engine = engine or fork_engine(others=listeners)
     count = decode_processes(settings.image_processes.count)
-    # There are so many slots of shared pixels that one is always free. A request has a slot from the moment its
-    # image is decoded until it has its row or has ended, and frees it before its place in the queue (`Admission`):
-    # one slot for each place. The rehearsal, with an image for each process, is over before clients are served. The
-    # last slot is for the picture with which the server finds out whether images can be decoded at all.
-    pixels = SharedPixels(max(settings.queue.size, count) + 1)
+    pixels = SharedPixels(_slots(settings, count))
     engine.hand_over(settings, pixels, timeline.origin)
     images = fork_image_processes(count, [*listeners, engine.process.end, pixels])
     return ServerProcesses(engine.process, images, pixels)
 
 
-def _import_and_serve(serve: "Serve", end: socket.socket) -> int:
+def spawn_engine() -> ForkedEngine:
+    """Starts an engine process that waits for its settings, beside a server that has threads. Raises OSError."""
+    return ForkedEngine(spawn_child(_SPAWNED, "engine"))
+
+
+def spawn_processes(settings: "Settings", origin: float, spare: ForkedEngine | None = None) -> ServerProcesses:
+    """Starts the processes of a model that wakes. ``spare`` is an engine process that waits for its settings, if
+    there is one. ``origin`` is the zero of the wake's timeline.
+
+    Raises:
+        OSError: the system has no memory left, or too many processes or open files.
+    """
+    from snapcap.service.images.decode import ImageProcesses, decode_processes  # noqa: PLC0415
+    from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
+
+    count, log = decode_processes(settings.image_processes.count), settings.log
+    pixels = SharedPixels(_slots(settings, count))
+    engine = spare
+    try:
+        if engine is not None:
+            try:
+                engine.hand_over(settings, pixels, origin)
+            except ForkError:  # the spare process has ended
+                engine.process.end.close()
+                engine = None
+        if engine is None:
+            engine = spawn_engine()
+            engine.hand_over(settings, pixels, origin)
+        images = spawn_child(_SPAWNED, "images", str(count), log.format, log.level)
+    except BaseException:
+        pixels.close()
+        if engine is not None:
+            engine.end()
+        raise
+    return ServerProcesses(engine.process, ImageProcesses(count, images), pixels)
+
+
+def _slots(settings: "Settings", count: int) -> int:
+    """Returns the number of slots of shared pixels for `count` decode processes, so that one is always free.
+
+    A request has a slot from the moment its image is decoded until it has its row or has ended, and frees it before
+    its place in the queue (`Admission`): one slot for each place. The rehearsal, with an image for each process, is
+    over before clients are served. The last slot is for the picture with which the server finds out whether images
+    can be decoded at all."""
+    return max(settings.queue.size, count) + 1
+
+
+def import_and_serve(serve: "Serve", end: socket.socket) -> int:
     importing = time.monotonic()
     gc.disable()  # `snapcap serve` has no garbage collection until READY
     from snapcap.service.ipc.framing import receive_message  # noqa: PLC0415  only the child needs it
@@ -127,7 +185,8 @@ def _import_and_serve(serve: "Serve", end: socket.socket) -> int:
         begin_torch_libraries()  # these settings need them for certain
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
-    return serve(settings, end, SharedPixels(slots, files[0]), origin, importing - origin)
+    # An engine process in reserve has begun before the start that it is for.
+    return serve(settings, end, SharedPixels(slots, files[0]), origin, max(importing - origin, 0.0))
 
 
 def serve_captions(

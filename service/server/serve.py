@@ -9,10 +9,11 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from snapcap.service.config.settings import Settings
+from snapcap.service.config.settings import ResidencySettings, Settings
 from snapcap.service.ipc.fork import ForkError
 from snapcap.service.readiness import ExitStatus
 from snapcap.service.server.processes import ForkedEngine, ServerProcesses, fork_processes
@@ -46,7 +47,12 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
     gc.disable()
     timeline = Timeline.since_exec()
     logs.configure(settings.log.format, settings.log.level)
-    if not _has_model(settings):
+    models: dict[str, Settings] = {}
+    if "=" in settings.model.source or settings.residency != ResidencySettings():
+        from snapcap.service.config.models import models_of  # noqa: PLC0415 - few servers have several
+
+        models = models_of(settings)
+    if not all(_has_model(each) for each in models.values() or (settings,)):
         return ExitStatus.START_FAILED
     http = settings.http
     keys: ApiKeys | None = None
@@ -62,7 +68,11 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
                 listeners.append(bind(http.host, http.metrics_port, "--metrics-port"))
         # All imports that take long come after the fork, and also after the bind, so that probes can wait in the
         # backlog.
-        parts = fork_processes(settings, timeline, listeners, engine)
+        start: Callable[[], Start]
+        if models:
+            start = _resident_models(models, settings, timeline, listeners, engine)
+        else:
+            start = partial(_load_start, fork_processes(settings, timeline, listeners, engine))
     except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return ExitStatus.FAILED
@@ -71,7 +81,7 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
         return ExitStatus.FAILED
     from snapcap.service.server.http_process import run  # noqa: PLC0415
 
-    return run(settings, listeners, keys, timeline, partial(_load_start, parts))
+    return run(settings, listeners, keys, timeline, start, len(models))
 
 
 def _has_model(settings: Settings) -> bool:
@@ -119,6 +129,30 @@ def _load_start(parts: ServerProcesses) -> "Start":
     from snapcap.service.server.monitor import follow  # noqa: PLC0415 - once /livez answers
 
     return partial(follow, parts)
+
+
+def _resident_models(
+    models: Mapping[str, Settings],
+    settings: Settings,
+    timeline: Timeline,
+    listeners: list[socket.socket],
+    engine: ForkedEngine | None,
+) -> "Callable[[], Start]":
+    """Forks the processes of the first model that must be ready before READY. Without such a model, the engine
+    process stays in reserve."""
+    from snapcap.service.config.models import preloaded  # noqa: PLC0415 - few servers have several
+
+    first = preloaded(settings, models)[:1]
+    parts = fork_processes(models[first[0]], timeline, listeners, engine) if first else None
+    return partial(_load_residency, models, parts, None if first else engine)
+
+
+def _load_residency(
+    models: Mapping[str, Settings], parts: ServerProcesses | None, spare: ForkedEngine | None
+) -> "Start":
+    from snapcap.service.server.residency import reside  # noqa: PLC0415 - once /livez answers
+
+    return partial(reside, models, parts, spare)
 
 
 def leave(status: int) -> NoReturn:

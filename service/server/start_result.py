@@ -41,16 +41,8 @@ class StartResult:
     ) -> bool:
         """Serves captions from now on. Returns False if a signal came first. `image_decoder` None decodes in
         threads."""
-        from snapcap.service.captioning.model_defaults import ModelDefaults  # noqa: PLC0415 - after /livez answers
-        from snapcap.service.captioning.prompts import PromptReader  # noqa: PLC0415 - likewise
-
         settings, services, timeline = self._settings, self._services, self._services.timeline
-        name = settings.http.model_name or checkpoint.name
-        defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, settings.model.task)
-        prompts = PromptReader(checkpoint.folder, checkpoint.config.chat)
-        services.captioner.attach(
-            engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, defaults, prompts
-        )
+        attach(settings, services, engine, checkpoint, image_decoder)
         settle()
         if not services.readiness.ready():
             return False
@@ -79,6 +71,25 @@ class StartResult:
         failed = readiness.state is not State.FAILED and readiness.fail(sentence)
         self._stop()
         return failed
+
+
+def attach(
+    settings: "Settings",
+    services: "Services",
+    engine: "CaptionEngine",
+    checkpoint: "Checkpoint",
+    image_decoder: ImageDecoder | None,
+) -> None:
+    """Gives the captioner a model that is loaded. `image_decoder` None decodes in threads."""
+    from snapcap.service.captioning.model_defaults import ModelDefaults  # noqa: PLC0415 - after /livez answers
+    from snapcap.service.captioning.prompts import PromptReader  # noqa: PLC0415 - likewise
+
+    name = settings.http.model_name or checkpoint.name
+    defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, settings.model.task)
+    prompts = PromptReader(checkpoint.folder, checkpoint.config.chat)
+    services.captioner.attach(
+        engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, defaults, prompts
+    )
 
 
 def _log_phase(phase: Phase) -> None:

@@ -26,7 +26,9 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 class Metrics:
     """Holds the instruments. Each attribute has the name on /metrics without the prefix `snapcap_` and the unit."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, of_model: CollectorRegistry | None = None) -> None:
+        """Registers the instruments. `of_model` is the registry of the instruments that each model of a server of
+        several models has; None: the same registry."""
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -61,6 +63,7 @@ class Metrics:
         self.body_memory_limit = gauge(
             "body_memory_limit_bytes", "Bytes that request bodies may hold; beyond it 429 body_memory_full."
         )
+        self.of_model = registry = of_model or registry
         self.queue_wait = histogram(
             "queue_wait_seconds", "Seconds a request waited before its image was encoded.", _WAIT_S
         )

@@ -29,8 +29,33 @@ PUBLISH_RESULTS = ("published", "exists", "denied", "error")
 SWAP_RESULTS = ("swapped", "mismatch", "failed")
 
 
+class ModelsCollector(Collector):
+    """Collects the metrics of several models, each with the label `model`."""
+
+    def __init__(self, registries: Callable[[], Iterable[tuple[str, CollectorRegistry]]]) -> None:
+        """`registries` returns the registries of the models, each with the name of its model."""
+        self._registries = registries
+
+    def describe(self) -> list[Metric]:
+        """Returns no metrics, so that registering does not collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for model, registry in self._registries():
+            for each in registry.collect():
+                family = families.setdefault(each.name, Metric(each.name, each.documentation, each.type))
+                family.samples += [
+                    sample._replace(labels={"model": model, **sample.labels}) for sample in each.samples
+                ]
+        yield from families.values()
+
+
 class StartupCollector(Collector):
-    """Collects the metrics of the start. `model_name` returns the model's name once it is loaded."""
+    """Collects the metrics of the start. `model_name` returns the model's name once it is loaded.
+
+    In a server of several models, one collector has the metrics of the server (`of_server`), and one for each start
+    of a model has the rest (`of_model`)."""
 
     def __init__(
         self,
@@ -38,7 +63,12 @@ class StartupCollector(Collector):
         status: StartupStatus,
         readiness: Readiness,
         model_name: Callable[[], str | None],
+        *,
+        of_server: bool = True,
+        of_model: bool = True,
     ) -> None:
+        self._of_server = of_server
+        self._of_model = of_model
         self._timeline = timeline
         self._status = status
         self._readiness = readiness
@@ -49,11 +79,13 @@ class StartupCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield _info("build_info", "Versions of snapcap, Python and torch.", _versions())
-        yield from self._lifecycle()
-        yield from self._startup()
-        yield from self._buckets()
-        yield from self._artifacts()
+        if self._of_server:
+            yield _info("build_info", "Versions of snapcap, Python and torch.", _versions())
+            yield from self._lifecycle()
+        if self._of_model:
+            yield from self._phases()
+            yield from self._buckets()
+            yield from self._artifacts()
 
     def _lifecycle(self) -> Iterator[Metric]:
         state = GaugeMetricFamily("snapcap_lifecycle_state", "1 for the state the process is in.", labels=["state"])
@@ -63,13 +95,13 @@ class StartupCollector(Collector):
         yield state
         ready = float(current is State.READY)
         yield GaugeMetricFamily("snapcap_ready", "1 when /readyz answers 200.", value=ready)
-
-    def _startup(self) -> Iterator[Metric]:
         marks = self._timeline.marks()
         for mark, text in _MARKS.items():
             if mark in marks:
                 name = f"snapcap_process_start_to_{mark}_seconds"
                 yield GaugeMetricFamily(name, f"Seconds from exec of the process {text}.", value=marks[mark])
+
+    def _phases(self) -> Iterator[Metric]:
         now = self._timeline.now()
         seconds: dict[str, float] = {}
         for phase in self._timeline.phases():

@@ -36,6 +36,7 @@ class LoopChannel:
         self._lock = threading.Lock()
         self._waiting = bytearray()
         self._full = False
+        self._left = False
         loop.add_reader(end, self.receive)
 
     @property
@@ -47,13 +48,15 @@ class LoopChannel:
         """Sends a message, or keeps its bytes until the socket has room. May be called from any thread."""
         data = pack(message)
         with self._lock:
+            if self._left:
+                return
             self._waiting += data
             if not self._full:
                 self._send_waiting()
                 if self._waiting:
                     self._full = True
                     with suppress(RuntimeError):  # the loop has been closed: the process ends
-                        self._loop.call_soon_threadsafe(self._loop.add_writer, self._end, self._room)
+                        self._loop.call_soon_threadsafe(self._await_room)
 
     def receive(self) -> None:
         """Reads all messages that have arrived, on the event loop."""
@@ -67,12 +70,27 @@ class LoopChannel:
                 return
 
     def close(self) -> None:
-        """Shuts the socket down, which tells the engine process to end. Called when the event loop is over."""
+        """Shuts the socket down, which tells the engine process to end. Called when the event loop is over, or
+        after `leave`."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
+    def leave(self) -> None:
+        """Stops to send and to receive, on the event loop."""
+        with self._lock:
+            self._waiting.clear()
+            self._left = True
+        self._loop.remove_reader(self._end)
+        self._loop.remove_writer(self._end)
+
+    def _await_room(self) -> None:
+        if not self._left:
+            self._loop.add_writer(self._end, self._room)
+
     def _room(self) -> None:
         with self._lock:
+            if self._left:
+                return
             self._send_waiting()
             if not self._waiting:
                 self._full = False

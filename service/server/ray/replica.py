@@ -25,7 +25,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapcap.service.api.app import Exposure, create_app
 from snapcap.service.config.reader import SettingsError, read_settings
-from snapcap.service.config.settings import HttpLimits, HttpSettings, ImageProcessSettings, Settings
+from snapcap.service.config.settings import (
+    HttpLimits,
+    HttpSettings,
+    ImageProcessSettings,
+    ResidencySettings,
+    Settings,
+)
 from snapcap.service.http.access import read_api_keys
 from snapcap.service.http.middleware import REQUEST_ID_HEADER
 from snapcap.service.readiness import State
@@ -201,6 +207,8 @@ def _settings(variables: Mapping[str, str]) -> Settings:
         for name in names:
             if getattr(group, name) != getattr(defaults, name):
                 raise SettingsError(f"{name} has no meaning on Ray, which listens, drains and is scraped by itself")
+    if settings.residency != ResidencySettings():
+        raise SettingsError("a replica has one model that stays; Ray starts and ends replicas by itself")
     if settings.image_processes != ImageProcessSettings():
         raise SettingsError("decode_processes has no meaning on Ray, where threads of the replica decode")
     return settings

@@ -1,0 +1,474 @@
+"""Wakes the models of a server when a request names them, and ends those that are idle, on the event loop.
+
+    absent ── request, or preload ──▶ waking ── ready ──▶ ready ── idle, or failed ──▶ leaving ──▶ absent
+                                        └─────────── cannot wake ───────────────────────┘
+
+Each start of a model is a start as a server of one model has it, with processes of its own (`EngineClient`). They
+end when the model leaves, and so all its memory comes back. A model with a request does not leave. Requests wait
+for a model that is waking, or leaving, within their time limit. Each model has its own queue, decode processes and
+metrics. The memory for decoding images is divided equally between the models.
+
+With a limit of memory, a model that wakes waits until the others leave room: one that is idle leaves, the least
+recently used first. If none is idle for a while, the model that has been awake the longest takes no further request
+and leaves after those that it has. Wakes wait for room in the order in which they came, and a model that has become
+ready has served the requests that waited for it before it leaves: two models that do not fit together take turns.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from snapcap.service.captioning.captioner import Captioner, Start
+from snapcap.service.config.models import preloaded
+from snapcap.service.config.settings import Settings
+from snapcap.service.errors import ModelNotAwake
+from snapcap.service.images.processes import own_bytes
+from snapcap.service.ipc.fork import settle
+from snapcap.service.memory import decode_memory
+from snapcap.service.readiness import AFTER_READY_S, Readiness, State
+from snapcap.service.server.http_process import caption_limits
+from snapcap.service.server.monitor import EngineClient
+from snapcap.service.server.processes import ForkedEngine, ServerProcesses, spawn_engine, spawn_processes
+from snapcap.service.server.start_result import attach
+from snapcap.service.telemetry.metrics import Metrics
+from snapcap.service.telemetry.start_metrics import ModelsCollector, StartupCollector
+from snapcap.warmup.errors import one_line, unexpected
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+
+if TYPE_CHECKING:
+    from snapcap.service.api.app import Services
+    from snapcap.service.engine.remote.client import RemoteEngine
+    from snapcap.service.images.pool import ProcessImageDecoder
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+
+# Seconds after a failed wake in which requests are refused at once: doubled with each failure in a row.
+_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+# Seconds that a model waits for another one to be idle, before one that is in use leaves for it.
+_TURN_S = 2.0
+_MOMENT_S = 0.02  # between two looks for an end of requests
+_LOOK_S = 1.0  # most seconds between two looks for idle models
+_WAKE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_logger = logging.getLogger("snapcap.models")
+
+
+class ModelState(StrEnum):
+    ABSENT = "absent"
+    WAKING = "waking"
+    READY = "ready"
+    LEAVING = "leaving"
+
+
+class Memory(NamedTuple):
+    """Holds bytes of memory that a model takes while it is awake."""
+
+    device: int = 0
+    host: int = 0
+
+
+def reside(
+    models: Mapping[str, Settings],
+    parts: ServerProcesses | None,
+    spare: ForkedEngine | None,
+    settings: Settings,
+    services: "Services",
+    stop: Callable[[], None],
+) -> Callable[[], object]:
+    """Offers the models; called on the event loop. Returns a function that ends their processes, to call when the
+    server has ended.
+
+    `parts` are the forked processes of the first model that must be ready before READY; `spare` is an engine
+    process that waits for its settings. If a model cannot be ready before READY, reports the reason and calls
+    ``stop``."""
+    residency = Residency(models, spare, settings, services, stop, asyncio.get_running_loop())
+    residency.begin(parts)
+    return residency.close
+
+
+class Resident:
+    """Keeps one model of the server: the `Keeper` of its captioner, which is told of each start as `StartResult`
+    is."""
+
+    def __init__(
+        self, name: str, settings: Settings, services: "Services", registry: CollectorRegistry, owner: "Residency"
+    ) -> None:
+        """`services` has the model's captioner and metrics, whose instruments are in `registry`."""
+        self.name = name
+        self.captioner = services.captioner
+        self.state = ModelState.ABSENT
+        self.created = time.time()
+        self.registries = [registry]  # with the registry of the present start
+        self._settings = settings
+        self._services = services
+        self._owner = owner
+        self._loop = owner.loop
+        self._client: EngineClient | None = None
+        self._woken: asyncio.Future[str] = self._loop.create_future()  # the reason why it cannot wake, or ""
+        self._left: asyncio.Future[None] = self._loop.create_future()
+        self._leaving: asyncio.Task[None] | None = None
+        self._reason = ""  # why the last wake failed
+        self.memory = Memory()  # nothing is known before the first wake
+        self.ready_at = 0.0
+        self._failures = 0  # wakes that failed in a row
+        self._may_wake = 0.0  # moment until which requests are refused after a failed wake
+        self.start = self._new_start(Timeline(time.monotonic()), StartupStatus())
+
+    async def wake(self) -> None:
+        """Returns once the model is ready, which wakes if it is absent. Raises ModelNotAwake."""
+        while self.state is not ModelState.READY:
+            if self.state is ModelState.LEAVING:
+                await asyncio.shield(self._left)
+            elif self.state is ModelState.WAKING:
+                if reason := await asyncio.shield(self._woken):
+                    raise ModelNotAwake(self.name, reason, self._pause)
+            elif self._pause > 0:
+                raise ModelNotAwake(self.name, self._reason, self._pause)
+            else:
+                async with self._owner.turn:
+                    if self.state is ModelState.ABSENT:  # no other request has begun the wake
+                        await self._owner.room_for(self)
+                        self.begin()
+
+    def begin(self, parts: ServerProcesses | None = None, start: Start | None = None) -> None:
+        """Begins to wake, with processes that are forked already or are started now. `start` has the records of the
+        start, if they are there already."""
+        self.state, self._woken = ModelState.WAKING, self._loop.create_future()
+        began = time.monotonic() if start is None else start.timeline.origin
+        self.start = start or self._new_start(Timeline(began), StartupStatus())
+        registry = CollectorRegistry()
+        self.registries[1:] = [registry]
+        readiness, timeline, status = self.start
+        name = self.name
+        registry.register(StartupCollector(timeline, status, readiness, lambda: name, of_server=False))
+        services = replace(self._services, readiness=readiness, registry=registry, timeline=timeline, status=status)
+        _logger.info("model waking", extra={"fields": {"model": self.name}})
+        try:
+            parts = parts or spawn_processes(self._settings, began, self._owner.take_spare())
+        except OSError as error:
+            self._fail(f"its processes cannot be started: {error}", None)
+            return
+        self._client = EngineClient(parts, self._settings, services, self, self._loop)
+        self._client.start()
+
+    def log_phases(self) -> None:
+        """Logs each phase at level DEBUG, as a wake is one event of a server."""
+        self.start.timeline.listen(
+            lambda phase: _logger.debug("phase", extra={"fields": {"model": self.name, "phase": phase.name}})
+        )
+
+    def ready(self, engine: "RemoteEngine", checkpoint: "Checkpoint", image_decoder: "ProcessImageDecoder") -> None:
+        """Serves captions from now on."""
+        attach(self._settings, self._services, engine, checkpoint, image_decoder)
+        self.memory = self.measured()
+        if excess := self._owner.excess([self]):
+            self._fail(f"it needs more memory than the server has for models: {excess}", None, pause=math.inf)
+            return
+        timeline, status = self.start.timeline, self.start.status
+        self.start.readiness.ready()
+        timeline.mark("ready")
+        self.state, self._failures, self._reason = ModelState.READY, 0, ""
+        self.ready_at = self.captioner.uses.last = time.monotonic()
+        seconds = time.monotonic() - timeline.origin
+        self._owner.wakes.labels(self.name, "ready").inc()
+        self._owner.wake_seconds.labels(self.name).observe(seconds)
+        known = status.to_dict()
+        fields = {name: known[name] for name in ("tier", "device", "dtype")}
+        _logger.info("model ready", extra={"fields": {"model": self.name, "s": seconds, **fields}})
+        self._woken.set_result("")
+        self._owner.became_ready(self)
+
+    def failed(self, error: BaseException) -> None:
+        """Ends the start, or the model that was ready. May be called from any thread."""
+        with suppress(RuntimeError):  # the loop has been closed: the server ends
+            self._loop.call_soon_threadsafe(self._fail, one_line(error), unexpected(error))
+
+    def told_failed(self, sentence: str) -> None:
+        """Does the same as `failed` with the sentence of another process."""
+        self._fail(sentence, None)
+
+    def leave(self, why: str) -> None:
+        """Ends the model's processes, after the requests that it has; `why` is a label for metrics. Later requests
+        wait."""
+        self.state, self._left = ModelState.LEAVING, self._loop.create_future()
+        self.memory = self.measured()
+        end_prompts = self.captioner.detach()
+        self._owner.leaves.labels(self.name, why).inc()
+        _logger.info("model leaving", extra={"fields": {"model": self.name, "why": why}})
+        self._leaving = self._loop.create_task(self._leave(end_prompts, at_once=why == "failed"))
+
+    def close(self) -> None:
+        """Ends the processes after the event loop has stopped; those of a model that is leaving end by
+        themselves."""
+        if self._client is not None and self.state is not ModelState.LEAVING:
+            self._client.close()
+        self.captioner.close()
+
+    @property
+    def _pause(self) -> float:
+        """Seconds in which requests are still refused after a failed wake."""
+        return min(self._may_wake - time.monotonic(), _LONGEST_PAUSE_S)
+
+    def is_in(self, state: ModelState) -> bool:
+        return self.state is state
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without a request; 0 while there is one, or while the model's artifacts are being built."""
+        uses = self.captioner.uses
+        building = (self.start.status.to_dict()["build"] or {}).get("state") == "building"
+        return 0.0 if uses.count or building else time.monotonic() - uses.last
+
+    def measured(self) -> Memory:
+        """Returns the memory that the model has now, or had when it was last measured awake."""
+        return self.memory if self._client is None else Memory(self._client.device_bytes, self.host_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of memory of the model's processes that no file has."""
+        return 0 if self._client is None else sum(own_bytes(pid) or 0 for pid in self._client.pids)
+
+    def _fail(self, sentence: str, cause: BaseException | None, pause: float | None = None) -> None:
+        """Ends the start, or the model that was ready. `pause`: seconds in which requests are refused at once."""
+        before = self.state
+        if before not in (ModelState.WAKING, ModelState.READY):
+            return
+        fields = {"model": self.name, "error": sentence}
+        _logger.error("model failed", extra={"fields": fields}, exc_info=cause)
+        self.start.status.fail(sentence)
+        self.start.readiness.fail(sentence)
+        if before is ModelState.WAKING:
+            pause = pause or min(_PAUSE_S * 2**self._failures, _LONGEST_PAUSE_S)
+            self._failures, self._reason, self._may_wake = self._failures + 1, sentence, time.monotonic() + pause
+            self._owner.wakes.labels(self.name, "failed").inc()
+        self.leave("failed")
+        if before is ModelState.WAKING:
+            self._woken.set_result(sentence)
+            self._owner.cannot_wake(self, sentence)
+
+    async def _leave(self, end_prompts: Callable[[], None], *, at_once: bool) -> None:
+        client, uses = self._client, self.captioner.uses
+        while uses.count > uses.waiting and not at_once:  # noqa: ASYNC110 - few models leave while they are in use
+            await asyncio.sleep(_MOMENT_S)
+        end_prompts()
+        try:
+            if client is not None:
+                await client.leave()
+        except Exception:
+            _logger.exception("the processes of a model have not ended as they should")
+        self._client, self.registries[1:] = None, []
+        self.state = ModelState.ABSENT
+        _logger.info("model absent", extra={"fields": {"model": self.name}})
+        self._left.set_result(None)
+        self._owner.became_absent()
+
+    def _new_start(self, timeline: Timeline, status: StartupStatus) -> Start:
+        return Start(Readiness(lambda: timeline.current() or str(self.state)), timeline, status)
+
+
+class Residency:
+    """Holds the models of a server."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Settings],
+        spare: ForkedEngine | None,
+        settings: Settings,
+        services: "Services",
+        stop: Callable[[], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.loop = loop
+        self._services = services
+        self._settings = settings
+        self._stop = stop
+        self._spare = spare
+        self._closing = False
+        self.turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps no task alive
+        registry = services.registry
+        self.wakes = Counter(
+            "snapcap_model_wakes_total", "Starts of a model's processes.", ("model", "result"), registry=registry
+        )
+        self.wake_seconds = Histogram(
+            "snapcap_model_wake_seconds",
+            "Seconds from the request that wakes a model until it is ready.",
+            ("model",),
+            buckets=_WAKE_S,
+            registry=registry,
+        )
+        self.leaves = Counter(
+            "snapcap_model_leaves_total",
+            "Ends of a model's processes, by reason: idle, memory, failed.",
+            ("model", "why"),
+            registry=registry,
+        )
+        self.residents = {
+            name: self._resident(name, each, len(models), first=index == 0)
+            for index, (name, each) in enumerate(models.items())
+        }
+        captioners = {name: each.captioner for name, each in self.residents.items()}
+        for name, resident in self.residents.items():
+            resident.captioner.join(name, resident, captioners)
+        self._expected = {name: self.residents[name] for name in preloaded(settings, models)}
+        self._observe(registry)
+        registry.register(ModelsCollector(self._registries))
+
+    def begin(self, parts: ServerProcesses | None) -> None:
+        """Begins to wake the models that must be ready before READY; `parts` are the processes of the first of
+        them."""
+        if self._settings.residency.idle_unload:
+            self.loop.call_later(self._period, self._look)
+        if not self._expected:
+            self._ready()
+        services = self._services
+        for resident in list(self._expected.values()):
+            start: Start | None = None
+            if parts is not None:  # the start of the server is this model's start
+                start = Start(Readiness(services.readiness.phase), services.timeline, services.status)
+            resident.begin(parts, start)
+            parts = None
+
+    def take_spare(self) -> ForkedEngine | None:
+        """Returns an engine process that waits for its settings, if there is one, for the next wake."""
+        spare, self._spare = self._spare, None
+        return spare
+
+    def excess(self, awake: Iterable[Resident]) -> str:
+        """Returns which limit these models exceed together, in words; "" if none."""
+        residency, memory = self._settings.residency, [each.memory for each in awake]
+        limits = (
+            ("--device-memory", residency.device_memory, sum(each.device for each in memory)),
+            ("--host-memory", residency.host_memory, sum(each.host for each in memory)),
+        )
+        found = [
+            f"{needed >> 20} MiB of {most >> 20} MiB ({flag})"
+            for flag, most, needed in limits
+            if most and needed > most
+        ]
+        return ", ".join(found)
+
+    async def room_for(self, resident: Resident) -> None:
+        """Waits until the models that are awake leave room for one more; has others leave for it."""
+        began, state = time.monotonic(), resident.state
+        while resident.state is state:
+            residents = self.residents.values()
+            awake = [each for each in residents if each.state is not ModelState.ABSENT and each is not resident]
+            for each in awake:
+                each.memory = each.measured()
+            if not awake or not self.excess([*awake, resident]):
+                return
+            ready = [each for each in awake if each.state is ModelState.READY]
+            if idle := [each for each in ready if each.idle_s]:
+                min(idle, key=lambda each: each.captioner.uses.last).leave("memory")
+            elif ready:
+                longest = min(ready, key=lambda each: each.ready_at)
+                if time.monotonic() > max(began, longest.ready_at) + _TURN_S:
+                    longest.leave("memory")
+                    began = time.monotonic()
+            await asyncio.sleep(_MOMENT_S)
+
+    def became_ready(self, resident: Resident) -> None:
+        """Ends the server's start once all models that must be ready are. Has others leave if there is too little
+        room, which is not known before the first wake of a model."""
+        if resident.name in self._expected:
+            ready = [each for each in self.residents.values() if each.state is ModelState.READY]
+            if excess := self.excess(ready):
+                self.cannot_wake(resident, f"the models of --preload need more memory than there is: {excess}")
+            else:
+                del self._expected[resident.name]
+                if not self._expected:
+                    self._ready()
+        making_room = self.loop.create_task(self.room_for(resident))
+        self._tasks.add(making_room)
+        making_room.add_done_callback(self._tasks.discard)
+
+    def became_absent(self) -> None:
+        """Starts an engine process in reserve, so that the next wake does not wait for an interpreter."""
+        if self._spare is None and not self._closing and self._services.readiness.state is State.READY:
+            self.loop.call_later(AFTER_READY_S, self._reserve)
+
+    def cannot_wake(self, resident: Resident, sentence: str) -> None:
+        """Ends the server if a model that must be ready before READY cannot be."""
+        if resident.name in self._expected:
+            readiness = self._services.readiness
+            if readiness.state is State.STARTING:
+                self._services.status.fail(sentence)
+                readiness.fail(f"the model {resident.name!r} cannot start: {sentence}")
+            self._stop()
+
+    def close(self) -> None:
+        """Ends the processes of all models, after the event loop has stopped."""
+        self._closing = True
+        threads = [threading.Thread(target=each.close) for each in self.residents.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._spare is not None:
+            self._spare.end()
+
+    @property
+    def _period(self) -> float:
+        return min(self._settings.residency.idle_unload / 4, _LOOK_S)
+
+    def _ready(self) -> None:
+        services = self._services
+        settle()
+        if services.readiness.ready():
+            services.timeline.mark("ready")
+            states = " ".join(f"{name}:{each.state}" for name, each in self.residents.items())
+            fields = {"s": services.timeline.marks()["ready"], "models": states}
+            _logger.info("ready", extra={"fields": fields})
+
+    def _look(self) -> None:
+        """Has the models leave that had no request for the idle time."""
+        self.loop.call_later(self._period, self._look)
+        for resident in self.residents.values():
+            if resident.state is ModelState.READY and resident.idle_s >= self._settings.residency.idle_unload:
+                resident.leave("idle")
+
+    def _reserve(self) -> None:
+        if self._spare is None and not self._closing:
+            try:
+                self._spare = spawn_engine()
+            except OSError as error:  # the next wake tries again, and reports the error
+                _logger.warning("no engine process in reserve", extra={"fields": {"error": str(error)}})
+
+    def _resident(self, name: str, settings: Settings, count: int, *, first: bool) -> Resident:
+        services = self._services
+        share = max(decode_memory(self._settings) // count, 1)
+        settings = replace(settings, images=replace(settings.images, decode_memory=share))
+        if first:
+            return Resident(name, settings, services, services.metrics.of_model, self)
+        registry = CollectorRegistry()
+        metrics = Metrics(CollectorRegistry(), registry)
+        captioner = Captioner(caption_limits(self._settings), services.readiness, metrics, services.timeline)
+        return Resident(name, settings, replace(services, captioner=captioner, metrics=metrics), registry, self)
+
+    def _observe(self, registry: CollectorRegistry) -> None:
+        """Adds what is known of each model at a scrape to the metrics."""
+        state = Gauge("snapcap_model_state", "1 for the state of a model.", ("model", "state"), registry=registry)
+        idle = Gauge("snapcap_model_idle_seconds", "Seconds without a request.", ("model",), registry=registry)
+        text = "Bytes of memory of a model's processes, without files."
+        memory = Gauge("snapcap_model_host_bytes", text, ("model",), registry=registry)
+        for name, resident in self.residents.items():
+            for each in ModelState:
+                state.labels(name, each.value).set_function(partial(resident.is_in, each))
+            idle.labels(name).set_function(partial(getattr, resident, "idle_s"))
+            memory.labels(name).set_function(partial(getattr, resident, "host_bytes"))
+
+    def _registries(self) -> Iterator[tuple[str, CollectorRegistry]]:
+        for name, resident in self.residents.items():
+            for registry in list(resident.registries):
+                yield name, registry

@@ -1,0 +1,183 @@
+"""A captioner whose model may be absent: requests wake it, wait within their time limit, and count as its uses."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.service.api.app import Services
+from snapcap.service.captioning.captioner import Captioner, Start
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.errors import DeadlineExceeded, ModelNotAwake, ModelNotFound
+from snapcap.service.limits import QueueFull
+from snapcap.service.readiness import Readiness
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+
+Attach = Callable[[Captioner], None]
+
+
+class FakeKeeper:
+    """A model that wakes when its gate is opened."""
+
+    def __init__(self, captioner: Captioner, attach: Attach) -> None:
+        self.state = "absent"
+        self.created = 1.0
+        self.start = Start(Readiness(lambda: "fake"), Timeline(time.monotonic()), StartupStatus())
+        self.gate = asyncio.Event()
+        self.reason = ""
+        self.asked = 0
+        self._captioner = captioner
+        self._attach = attach
+
+    async def wake(self) -> None:
+        self.asked += 1
+        await self.gate.wait()
+        if self.reason:
+            raise ModelNotAwake("first", self.reason)
+        self.state = "ready"
+        self._attach(self._captioner)
+
+
+@pytest.fixture
+def attach(services: Services) -> Attach:
+    """Gives a captioner the fake model of `services`."""
+    fake: Any = services.captioner._model
+
+    def put(captioner: Captioner) -> None:
+        captioner.attach(fake.engine, ImageTransform(size=(8, 8)), fake.tokenizer, str(captioner.model_name))
+
+    return put
+
+
+@pytest.fixture
+def two(make_services: Callable[..., Services], attach: Attach) -> dict[str, tuple[Captioner, FakeKeeper]]:
+    found = {}
+    for name in ("first", "second"):
+        captioner = make_services(queue_size=2, timeout=5.0).captioner
+        found[name] = (captioner, FakeKeeper(captioner, attach))
+    captioners = {name: captioner for name, (captioner, _) in found.items()}
+    for name, (captioner, keeper) in found.items():
+        captioner.join(name, keeper, captioners)
+    return found
+
+
+async def caption(captioner: Captioner, image: bytes, **options: Any) -> str:
+    with captioner.admit() as permit:
+        named = captioner.named(options.get("model"), permit)
+        permit.take()
+        return (await named.caption(image, CaptionOptions(**options), "id", permit)).model
+
+
+def test_requests_wait_for_the_model_that_they_name(two, image) -> None:
+    (first, keeper), (second, other) = two["first"], two["second"]
+
+    async def run() -> None:
+        keeper.gate, other.gate = asyncio.Event(), asyncio.Event()
+        waiting = [asyncio.ensure_future(caption(first, image())) for _ in range(2)]
+        other.gate.set()
+        assert await caption(first, image(), model="second") == "second"  # the first still sleeps
+        assert not any(each.done() for each in waiting)
+        assert (first.uses.count, second.uses.count) == (2, 0)
+        keeper.gate.set()
+        assert await asyncio.gather(*waiting) == ["first", "first"]
+        assert (first.uses.count, first.state) == (0, "ready")
+
+    asyncio.run(run())
+
+
+def test_a_model_that_cannot_wake_refuses_its_own_requests_with_the_reason(two, image) -> None:
+    (first, keeper), (_, other) = two["first"], two["second"]
+
+    async def run() -> None:
+        keeper.gate, other.gate = asyncio.Event(), asyncio.Event()
+        keeper.reason = "the weights are gone"
+        keeper.gate.set()
+        other.gate.set()
+        with pytest.raises(ModelNotAwake) as refused:
+            await caption(first, image())
+        assert "'first' cannot wake: the weights are gone" in refused.value.detail
+        assert (refused.value.status, refused.value.code) == (503, "not_ready")
+        assert first.uses.count == 0
+        assert await caption(first, image(), model="second") == "second"
+
+    asyncio.run(run())
+
+
+def test_a_request_waits_no_longer_than_it_may(two, image) -> None:
+    first, keeper = two["first"]
+
+    async def run() -> None:
+        keeper.gate = asyncio.Event()
+        with pytest.raises(DeadlineExceeded):
+            await caption(first, image(), timeout=0.05)
+        assert first.uses.count == 0
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_frees_its_place(two, image) -> None:
+    first, keeper = two["first"]
+
+    async def run() -> None:
+        keeper.gate = asyncio.Event()
+        waiting = [asyncio.ensure_future(caption(first, image())) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):  # one more than the queue of this model has
+            await caption(first, image())
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        assert first.uses.count == 1
+        keeper.gate.set()
+        assert await caption(first, image()) == "first"
+        await waiting[1]
+
+    asyncio.run(run())
+
+
+def test_a_full_queue_of_one_model_leaves_room_for_another(two, image) -> None:
+    (first, keeper), (_, other) = two["first"], two["second"]
+
+    async def run() -> None:
+        keeper.gate, other.gate = asyncio.Event(), asyncio.Event()
+        other.gate.set()
+        waiting = [asyncio.ensure_future(caption(first, image())) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert await caption(first, image(), model="second") == "second"
+        for each in waiting:
+            each.cancel()
+
+    asyncio.run(run())
+
+
+def test_names(two) -> None:
+    first, second = two["first"][0], two["second"][0]
+    assert first.named(None) is first
+    assert first.named("second") is second
+    assert second.named("first") is first
+    assert first.served_model("second") == ("second", 1.0)
+    with pytest.raises(ModelNotFound, match="use 'first' or 'second'"):
+        first.named("third")
+
+
+def test_a_stream_is_a_use_until_its_last_token_and_its_result_outlives_the_model(two, image, engine) -> None:
+    first, keeper = two["first"]
+
+    async def run() -> None:
+        keeper.gate = asyncio.Event()
+        keeper.gate.set()
+        engine.gate.clear()
+        with first.admit() as permit:
+            permit.take()
+            stream = await first.stream(image(), CaptionOptions(), "id", permit, live=True)
+            assert first.uses.count == 1
+            engine.gate.set()
+            text = await stream.rest()
+        assert first.uses.count == 0
+        first.detach()
+        assert first.result(stream).caption == text.strip()
+
+    asyncio.run(run())

@@ -1,0 +1,358 @@
+"""Several models in one `snapcap serve`: which one answers, and how each wakes, leaves and fails."""
+
+import base64
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.servers.server_process import ServerProcess, children, descendants, is_gone, wait_until
+
+PATIENCE = 60.0
+JSON = {"Content-Type": "application/json"}
+# Both are the demo model. `short` ends after two tokens, so a caption tells which model wrote it.
+MODELS = '[demo]\nmodel = "demo"\n\n[short]\nmodel = "demo"\nmax_new_tokens = 2\n'
+Serve = Callable[..., ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def models_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("models") / "models.toml"
+    file.write_text(MODELS)
+    return file
+
+
+def serving(built_cache: Path, models_file: Path, *options: str) -> ServerProcess:
+    fixed = ("--cache-dir", str(built_cache), "--buckets", "1,4", "--decode-processes", "1", "--backend", "aot")
+    return ServerProcess("--models", str(models_file), *fixed, *options)
+
+
+@pytest.fixture(scope="module")
+def server(built_cache: Path, models_file: Path) -> Iterator[ServerProcess]:
+    """Both models stay."""
+    with serving(built_cache, models_file) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def serve(built_cache: Path, models_file: Path) -> Iterator[Serve]:
+    """Starts a server with more options, which is ready."""
+    started: list[ServerProcess] = []
+
+    def start(*options: str) -> ServerProcess:
+        process = serving(built_cache, models_file, *options).__enter__()
+        started.append(process)
+        return process.wait_ready()
+
+    yield start
+    for process in started:
+        process.__exit__()
+
+
+@pytest.fixture
+def sample(samples: dict[Path, str]) -> Path:
+    return next(iter(samples))
+
+
+def states(server: ServerProcess) -> dict[str, str]:
+    found: dict[str, str] = server.startup()["models"]
+    return found
+
+
+def engines(server: ServerProcess) -> list[int]:
+    """The engine processes that have a model: an engine process in reserve, and a parent of decode processes, have
+    one thread."""
+    return [pid for pid in children(server.process.pid) if len(list(Path(f"/proc/{pid}/task").glob("*"))) > 1]
+
+
+def post(server: ServerProcess, path: str, message: Any) -> tuple[int, Any, dict[str, str]]:
+    return server.call(path, json.dumps(message).encode(), JSON)
+
+
+def test_each_api_chooses_by_name_and_the_first_model_without_one(
+    server: ServerProcess, samples: dict[Path, str]
+) -> None:
+    path, whole = next(iter(samples.items()))
+    data = path.read_bytes()
+    text = base64.b64encode(data).decode()
+    assert states(server) == {"demo": "ready", "short": "ready"}
+    first, second = server.caption(path), server.caption(path, "?model=short")
+    assert (first["model"], first["caption"], first["backend"]) == ("demo", whole, "aot")
+    assert (second["model"], second["tokens"], second["finish_reason"]) == ("short", 2, "length")
+    brief = second["caption"]
+    assert whole.startswith(brief)
+    assert whole != brief
+    assert post(server, "/v1/caption", {"image": text, "model": "short"})[1]["caption"] == brief
+    assert post(server, "/v1/caption?model=demo", {"image": text, "model": "short"})[1]["caption"] == brief
+    events = server.call("/v1/caption?model=short", data, {"Accept": "text/event-stream"})[1]
+    assert json.loads(events.strip().splitlines()[-1].removeprefix("data: "))["model"] == "short"
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nshort\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + data + b"\r\n--b--\r\n"
+    )
+    several = server.call("/v1/captions", form, {"Content-Type": "multipart/form-data; boundary=b"})[1]
+    assert [each["caption"] for each in several["captions"]] == [brief]
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{text}"}}]
+    for name, caption in (("short", brief), ("demo", whole), ("", whole)):
+        chat = {"model": name, "messages": [{"role": "user", "content": parts}]}
+        reply = post(server, "/v1/chat/completions", chat)[1]
+        assert (reply["model"], reply["choices"][0]["message"]["content"]) == (name or "demo", caption)
+    for name, caption in (("short", brief), ("demo", whole)):
+        assert server.call(f"/models/{name}", data)[1] == [{"generated_text": caption}]
+        tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
+        reply = post(server, f"/v2/models/{name}/infer", {"inputs": [tensor]})[1]
+        assert (reply["model_name"], reply["outputs"][0]["data"]) == (name, [caption])
+    assert server.call("/", data)[1] == [{"generated_text": whole}]
+
+
+def test_a_model_that_does_not_exist_is_no_other_one(server: ServerProcess, sample: Path) -> None:
+    data = sample.read_bytes()
+    for path in ("/v1/caption?model=other", "/models/other"):
+        status, body, _ = server.call(path, data)
+        assert (status, "use 'demo' or 'short'" in json.dumps(body)) == (404, True)
+    assert server.call("/v2/models/other")[0] == 404
+    assert server.call("/startup?model=other")[0] == 404
+
+
+def test_lists_have_each_model_with_its_state(server: ServerProcess) -> None:
+    listed = server.call("/v1/models")[1]["data"]
+    assert [(each["id"], each["state"]) for each in listed] == [("demo", "ready"), ("short", "ready")]
+    assert server.call("/v1/models/short")[1]["id"] == "short"
+    assert server.call("/v2")[1]["models"] == [
+        {"name": "demo", "state": "ready"},
+        {"name": "short", "state": "ready"},
+    ]
+    for name in ("demo", "short"):
+        assert server.call(f"/v2/models/{name}/ready")[0] == 200
+        report = server.call(f"/startup?model={name}")[1]
+        assert (report["model"], report["state"], report["tier"]) == (name, "ready", "aot")
+        assert "warm_encoder" in {phase["name"] for phase in report["phases"]}
+
+
+def test_metrics_have_the_model_as_a_label(server: ServerProcess, sample: Path) -> None:
+    def tokens(name: str) -> float:
+        return server.metrics()[f'snapcap_generated_tokens_total{{model="{name}"}}']
+
+    before = tokens("demo"), tokens("short")
+    server.caption(sample, "?model=short")
+    assert (tokens("demo"), tokens("short")) == (before[0], before[1] + 2)
+    metrics = server.metrics()
+    assert len(metrics) == len({name.partition(" ")[0] for name in metrics})
+    for name in ("demo", "short"):
+        assert metrics[f'snapcap_model_state{{model="{name}",state="ready"}}'] == 1
+        assert metrics[f'snapcap_model_wakes_total{{model="{name}",result="ready"}}'] == 1
+        assert metrics[f'snapcap_model_host_bytes{{model="{name}"}}'] > 0
+        assert metrics[f'snapcap_startup_tier{{backend="aot",model="{name}"}}'] == 1
+    assert metrics["snapcap_ready"] == 1
+    families = [line.split()[2] for line in server.call("/metrics")[1].splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+
+
+def test_a_model_wakes_for_a_request_and_leaves_when_idle(serve: Serve, samples: dict[Path, str]) -> None:
+    path, caption = next(iter(samples.items()))
+    server = serve("--idle-unload", "0.5")
+    assert states(server) == {"demo": "absent", "short": "absent"}
+    assert engines(server) == []
+    for turn in (1, 2):
+        assert server.caption(path, "?model=short")["tokens"] == 2
+        woken = descendants(server.process.pid)
+        assert states(server) == {"demo": "absent", "short": "ready"}
+        server.wait_for(lambda: states(server)["short"] == "absent")
+        assert engines(server) == []
+        # Its processes are gone; an engine process in reserve, which has no model, may be among them.
+        wait_until(lambda woken=woken: sum(not is_gone(pid) for pid in woken) <= 1)
+        metrics = server.metrics()
+        assert metrics['snapcap_model_wakes_total{model="short",result="ready"}'] == turn
+        assert metrics['snapcap_model_leaves_total{model="short",why="idle"}'] == turn
+        assert metrics['snapcap_model_wake_seconds_count{model="short"}'] == turn
+        assert metrics['snapcap_model_host_bytes{model="short"}'] == 0
+    assert server.caption(path)["caption"] == caption
+    server.terminate()
+    assert server.process.wait(PATIENCE) == 0
+
+
+def test_requests_of_all_kinds_wait_for_one_wake(serve: Serve, sample: Path) -> None:
+    server = serve("--idle-unload", "60")
+    text = base64.b64encode(sample.read_bytes()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{text}"}}]
+    chat = {"model": "short", "messages": [{"role": "user", "content": parts}]}
+    with ThreadPoolExecutor(8) as pool:
+        captions = [pool.submit(server.caption, sample, "?model=short") for _ in range(4)]
+        chats = [pool.submit(post, server, "/v1/chat/completions", chat) for _ in range(4)]
+        assert {each.result()["tokens"] for each in captions} == {2}
+        assert {each.result()[1]["usage"]["completion_tokens"] for each in chats} == {2}
+    assert server.metrics()['snapcap_model_wakes_total{model="short",result="ready"}'] == 1
+    assert states(server)["demo"] == "absent"
+
+
+def test_a_model_with_a_request_does_not_leave(serve: Serve, sample: Path) -> None:
+    server = serve("--idle-unload", "0.3")
+    server.caption(sample)
+    (engine,) = engines(server)
+    os.kill(engine, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.caption, sample)
+        server.wait_for(lambda: server.metrics()["snapcap_requests_in_flight"] == 1)
+        begun = server.metrics()['snapcap_model_idle_seconds{model="demo"}']
+        threading.Event().wait(1.0)  # three times the idle time
+        assert (begun, states(server)["demo"]) == (0, "ready")
+        os.kill(engine, signal.SIGCONT)
+        assert waiting.result()["model"] == "demo"
+    server.wait_for(lambda: states(server)["demo"] == "absent")
+
+
+def test_an_engine_process_that_dies_fails_its_requests_and_the_next_one_wakes_it(
+    serve: Serve, sample: Path
+) -> None:
+    server = serve("--preload", "all")
+    server.caption(sample)
+    first = children(server.process.pid)[0]
+    os.kill(first, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as pool:
+        lost = pool.submit(server.call, "/v1/caption", sample.read_bytes())
+        server.wait_for(lambda: server.metrics()["snapcap_requests_in_flight"] == 1)
+        assert server.caption(sample, "?model=short")["tokens"] == 2  # nobody else is touched
+        os.kill(first, signal.SIGKILL)
+        status, body, _ = lost.result()
+    assert (status, body["code"]) == (503, "not_ready")
+    assert server.call("/readyz")[0] == 200
+    assert server.caption(sample)["model"] == "demo"
+    metrics = server.metrics()
+    assert metrics['snapcap_model_leaves_total{model="demo",why="failed"}'] == 1
+    assert metrics['snapcap_model_wakes_total{model="demo",result="ready"}'] == 2
+    assert metrics['snapcap_model_wakes_total{model="short",result="ready"}'] == 1
+
+
+def test_a_wake_that_fails_is_told_with_its_reason_and_touches_nobody(
+    built_cache: Path, tmp_path: Path, sample: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "never-heard-of"}')
+    options = ("--cache-dir", str(built_cache), "--buckets", "1,4", "--decode-processes", "1")
+    models = ("--model", "demo=demo", "--model", f"broken={broken}")
+    with ServerProcess(*models, *options, "--preload", "demo") as server:
+        server.wait_ready()
+        status, body, headers = server.call("/v1/caption?model=broken", sample.read_bytes())
+        assert (status, body["code"]) == (503, "not_ready")
+        assert "'broken' cannot wake: " in body["detail"]
+        assert "never-heard-of" in body["detail"]
+        assert int(headers["retry-after"]) >= 1
+        assert server.caption(sample)["model"] == "demo"
+        server.wait_for(lambda: states(server) == {"demo": "ready", "broken": "absent"})
+        assert len(engines(server)) == 1
+        assert "never-heard-of" in server.call("/startup?model=broken")[1]["error"]
+        assert server.metrics()['snapcap_model_wakes_total{model="broken",result="failed"}'] >= 1
+    with ServerProcess(*models, *options) as server:  # both must be ready before READY
+        assert server.process.wait(PATIENCE) == 3
+        assert "the model 'broken' cannot start: " in server.log()
+
+
+def test_a_wake_whose_process_dies_is_tried_again_after_a_pause(serve: Serve, sample: Path) -> None:
+    server = serve("--idle-unload", "60")
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(server.call, "/v1/caption", sample.read_bytes())
+        server.wait_for(lambda: states(server)["demo"] == "waking")
+        os.kill(children(server.process.pid)[0], signal.SIGKILL)
+        status, body, headers = lost.result()
+    if status == 200:
+        pytest.skip("the model was awake before its process was killed")
+    assert (status, "by signal SIGKILL" in body["detail"], headers["retry-after"]) == (503, True, "1")
+    server.wait_for(lambda: server.call("/v1/caption", sample.read_bytes())[0] == 200)
+
+
+def test_a_client_that_leaves_does_not_end_the_wake(serve: Serve, sample: Path) -> None:
+    server = serve("--idle-unload", "60")
+    assert server.call("/v1/caption", sample.read_bytes(), timeout=0.05)[0] == 0
+    server.wait_for(lambda: states(server)["demo"] == "ready")
+    assert server.metrics()["snapcap_requests_in_flight"] == 0
+
+
+def test_a_drain_during_a_wake_answers_the_request_and_leaves_no_process(serve: Serve, sample: Path) -> None:
+    server = serve("--idle-unload", "60")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.caption, sample)
+        server.wait_for(lambda: states(server)["demo"] != "absent")
+        started = descendants(server.process.pid)
+        server.terminate()
+        assert waiting.result()["model"] == "demo"
+    assert server.process.wait(PATIENCE) == 0
+    for pid in started:
+        wait_until(lambda pid=pid: is_gone(pid))
+
+
+def test_no_process_outlives_a_server_that_is_killed(serve: Serve, sample: Path) -> None:
+    server = serve("--idle-unload", "60", "--preload", "demo")
+    server.caption(sample, "?model=short")
+    started = descendants(server.process.pid)
+    assert len(engines(server)) == 2
+    server.process.kill()
+    server.process.wait()
+    for pid in started:
+        wait_until(lambda pid=pid: is_gone(pid))
+
+
+@pytest.fixture(scope="module")
+def one_model(server: ServerProcess) -> int:
+    """Bytes of memory that the processes of one model take."""
+    return int(server.metrics()['snapcap_model_host_bytes{model="demo"}'])
+
+
+def test_the_model_that_was_used_least_recently_leaves_for_another(
+    serve: Serve, sample: Path, one_model: int
+) -> None:
+    server = serve("--host-memory", str(int(one_model * 1.6)))
+    for name in ("demo", "short", "demo"):
+        assert server.caption(sample, f"?model={name}")["model"] == name
+        server.wait_for(
+            lambda name=name: [each for each, state in states(server).items() if state == "ready"] == [name]
+        )
+    metrics = server.metrics()
+    assert metrics['snapcap_model_leaves_total{model="demo",why="memory"}'] == 1
+    assert metrics['snapcap_model_leaves_total{model="short",why="memory"}'] == 1
+
+
+def test_two_models_that_do_not_fit_together_take_turns(serve: Serve, sample: Path, one_model: int) -> None:
+    server = serve("--host-memory", str(int(one_model * 1.6)))
+    for name in ("demo", "short"):  # what each needs is known from now on
+        server.caption(sample, f"?model={name}")
+    ended = threading.Event()
+
+    def ask_again_and_again(name: str) -> int:
+        count = 0
+        while not ended.is_set():
+            assert server.caption(sample, f"?model={name}")["model"] == name
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(ask_again_and_again, name) for name in ("demo", "demo", "short", "short")]
+
+        def turns() -> float:
+            metrics = server.metrics()
+            return min(
+                metrics[f'snapcap_model_wakes_total{{model="{name}",result="ready"}}'] for name in states(server)
+            )
+
+        try:
+            server.wait_for(lambda: turns() >= 3)
+        finally:
+            ended.set()
+        counts = [client.result() for client in clients]
+    assert min(counts) > 1, "each makes progress in its turns"
+
+
+def test_a_model_that_never_fits_is_refused(
+    serve: Serve, models_file: Path, built_cache: Path, sample: Path
+) -> None:
+    server = serve("--host-memory", "1MiB")
+    status, body, _ = server.call("/v1/caption", sample.read_bytes())
+    assert (status, "needs more memory than the server has for models" in body["detail"]) == (503, True)
+    with serving(built_cache, models_file, "--host-memory", "1MiB", "--preload", "short") as server:
+        assert server.process.wait(PATIENCE) == 3
+        assert "(--host-memory)" in server.log()
