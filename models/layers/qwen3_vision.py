@@ -221,4 +221,5 @@ def _frequencies(head_dim: int) -> Tensor:
     """Returns rotary frequencies [2, d / 2]: the first half of them turns with rows, the second with columns."""
     spatial = head_dim // 2
     turns = 1.0 / (_THETA ** (torch.arange(0, spatial, 2).float() / spatial))
-    return torch.block_diag(turns.unsqueeze(0), turns.unsqueeze(0))
+    none = torch.zeros_like(turns)
+    return torch.stack((torch.cat((turns, none)), torch.cat((none, turns))))

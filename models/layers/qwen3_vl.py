@@ -227,15 +227,15 @@ def regions(config: ModelConfig) -> Mapping[str, RegionFunction]:
     """Returns the functions of the decoder's regions, for the largest number of tokens that ``config`` has."""
     decoder = config.decoder
     act, eps = activation(decoder.activation), decoder.layer_norm_eps
-    around = {"before": len(config.prefix), "tokens": config.vision.image_tokens}
+    before, tokens = len(config.prefix), config.vision.image_tokens
     scale = decoder.head_dim**-0.5
     return {
         **llama.regions(config),
         "prefix_before": partial(project, eps=config.vision.layer_norm_eps),
-        "prefix_block": partial(prefix_block, **around, eps=eps, act=act),
-        "prefix_tap": partial(add_features, **around),
-        "prefix_after": partial(prefix_end, **around, eps=eps),
-        "decoder_block": partial(block, before=len(config.prefix), eps=eps, scale=scale, act=act),
+        "prefix_block": partial(prefix_block, before=before, tokens=tokens, eps=eps, act=act),
+        "prefix_tap": partial(add_features, before=before, tokens=tokens),
+        "prefix_after": partial(prefix_end, before=before, tokens=tokens, eps=eps),
+        "decoder_block": partial(block, before=before, eps=eps, scale=scale, act=act),
     }
 
 

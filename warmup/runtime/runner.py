@@ -279,11 +279,11 @@ class Runner(Generic[B]):
         """
         if component == "encoder":
             plan = self._encode[bucket]
-            captured = {
-                tokens: replace(encode, captured=self.device.record(replace(encode, captured=None).run))
-                for tokens, encode in reversed(plan.encodes.items())
-            }
-            self._encode[bucket] = replace(plan, encodes=dict(reversed(captured.items())))
+            encodes = dict(plan.encodes)
+            for tokens in reversed(encodes):
+                encode = replace(encodes[tokens], captured=None)
+                encodes[tokens] = replace(encode, captured=self.device.record(encode.run))
+            self._encode[bucket] = replace(plan, encodes=encodes)
         else:
             step = self._step[bucket]
             self._step[bucket] = replace(step, captured=self.device.record(lambda: self._run_decoder(step)))
