@@ -55,6 +55,7 @@ def test_every_way_to_ask_has_the_option(name: str) -> None:
 def test_programs_know_the_type_of_each_option() -> None:
     types = {
         Text(64): str,
+        Text(4000): str,
         Text(10_000, is_prompt=True): str,
         Switch("never"): bool | Literal["never"],
         Switch(): bool,
