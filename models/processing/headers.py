@@ -525,14 +525,7 @@ _TIFF_INTEGERS = {1: "B", 3: "H", 4: "I"}
 _TIFF_RAW, _TIFF_JPEG = 1, 7
 # Uncompressed, fax, LZW, JPEG, Deflate and PackBits.
 _TIFF_COMPRESSIONS = frozenset({_TIFF_RAW, 2, 3, 4, 5, _TIFF_JPEG, 8, 32773, 32946})
-_COMPRESSION_NAMES = {
-    6: "old JPEG",
-    34925: "LZMA",
-    50000: "Zstandard",
-    50001: "WEBP",
-    34712: "JPEG 2000",
-    34887: "LERC",
-}
+_NOT_READ = {6: "old JPEG", 34712: "JPEG 2000", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard", 50001: "WEBP"}
 _CAMERA = (32803, 34892)  # samples of a colour filter array, and linear raw data
 _WHITE_IS_ZERO, _LAB = 0, 8
 _MOST_SAMPLES = 6  # Pillow's own limit of samples per pixel
@@ -566,7 +559,7 @@ def read_tiff(data: bytes) -> Header:
         raise zero_size()
     compression = directory.number(_COMPRESSION, _TIFF_RAW)
     if compression not in _TIFF_COMPRESSIONS:
-        raise unsupported(f"TIFF images with {_COMPRESSION_NAMES.get(compression, f'compression {compression}')}")
+        raise unsupported(f"TIFF images with {_NOT_READ.get(compression, f'compression {compression}')}")
     samples, bits = directory.number(_SAMPLES, 1), directory.numbers(_BITS, _MOST_SAMPLES) or (1,)
     if samples > _MOST_SAMPLES or max(bits) > 64:
         raise unsupported(f"TIFF images of {samples} samples and {max(bits)} bits")
@@ -575,8 +568,7 @@ def read_tiff(data: bytes) -> Header:
     inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
     memory = 0 if compression == _TIFF_RAW else pieces.memory
     # libtiff gets a copy of the file.
-    unsigned = directory.number(_NUMBERS, 1) == 1
-    written, memory = directory.written(pieces), memory + len(data)
+    unsigned, written, memory = directory.number(_NUMBERS, 1) == 1, directory.written(pieces), memory + len(data)
     variant = f"with {samples} × {max(bits)} bits a pixel, of this kind,"
     return Header("tiff", written, size, memory=memory, inverted=inverted, unsigned=unsigned, variant=variant)
 

@@ -34,6 +34,7 @@ class Kind(NamedTuple):
 _BY_LABEL = {label: Kind(label, label.upper()) for label in READ}
 _SVG = Kind("svg", "SVG")
 _VIDEO = Kind("video", "an MP4 or QuickTime video", picture=False)
+_BASE64 = Kind("base64", "base64 text", picture=False)
 _HTML = Kind("html", "an HTML page", picture=False)
 # Offset, bytes at this offset, kind.
 _SIGNATURES = (
@@ -87,6 +88,13 @@ _SIGNATURES = (
     (0, b"7z\xbc\xaf\x27\x1c", Kind("7z", "a 7-Zip archive", picture=False)),
     (0, b"Rar!\x1a\7", Kind("rar", "a RAR archive", picture=False)),
     (0, b"\x1a\x45\xdf\xa3", Kind("video", "a WebM or Matroska video", picture=False)),
+    # Texts that clients send in place of the bytes: the beginnings of base64 of JPEG, PNG, GIF and WEBP.
+    (0, b"/9j/", _BASE64),
+    (0, b"iVBORw0KGgo", _BASE64),
+    (0, b"R0lGOD", _BASE64),
+    (0, b"UklGR", _BASE64),
+    (0, b"data:image/", Kind("data_uri", "a data URI", picture=False)),
+    (0, b"image=", Kind("form", "an encoded form", picture=False)),
     (4, b"moov", _VIDEO),
     (4, b"mdat", _VIDEO),
 )

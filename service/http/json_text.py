@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.processing.image_formats import kind_of
 from snapcap.service.errors import InvalidJson, PayloadTooLarge
 from snapcap.service.limits import JSON_STRING_BYTES, JSON_STRUCTURE_BYTES
 
@@ -65,6 +66,11 @@ def parse_json(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise InvalidJson(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
     except (ValueError, RecursionError):  # not UTF-8, NaN, a number of thousands of digits, too deep
+        kind = kind_of(body)
+        if kind is not None and kind.picture:
+            raise InvalidJson(
+                f"The body is not JSON, but an image ({kind.name}); send it with the Content-Type of an image."
+            ) from None
         raise InvalidJson("The body is not JSON; send an object in UTF-8 with plain numbers.") from None
 
 

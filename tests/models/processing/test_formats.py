@@ -1,5 +1,6 @@
 """What a file is, whatever it is called, and that a format which is not read is named with those that are."""
 
+import base64
 import gzip
 import re
 import struct
@@ -118,6 +119,12 @@ NO_PICTURES = {
     "an MP4 or QuickTime video of old": box(b"moov", bytes(8)),
     "a WebM or Matroska video": b"\x1a\x45\xdf\xa3" + bytes(30),
     "an AVI video": b"RIFF\0\0\0\0AVI LIST",
+    "base64 text": base64.b64encode(JPEG),
+    "base64 text of a PNG": base64.b64encode(encoded(SMALL)),
+    "base64 text of a GIF": base64.b64encode(encoded(SMALL, "GIF")),
+    "base64 text of a WEBP": base64.b64encode(encoded(SMALL, "WEBP")),
+    "a data URI": b"data:image/jpeg;base64," + base64.b64encode(JPEG),
+    "an encoded form": b"image=%2F9j%2F",
 }
 
 
@@ -136,7 +143,7 @@ def test_what_is_no_picture_is_named(name: str, data: bytes) -> None:
     with pytest.raises(ImageError) as error:
         TRANSFORM.decode(data)
     assert error.value.reason == "not_an_image"
-    short = re.split(" in | with a d| of old", name)[0].strip()
+    short = re.split(" in | with a d| of old| of a ", name)[0].strip()
     assert str(error.value) == f"the data is {short}, not an image; send {readable()}"
 
 

@@ -121,6 +121,15 @@ def test_long_strings_stay_where_they_are() -> None:
     assert isinstance(parse_json(json.dumps(long).encode()), LongText)
 
 
+@pytest.mark.parametrize("more", [0, 100_000])
+def test_an_image_that_is_called_json_is_told_its_type(more: int) -> None:
+    for head, name in ((b"\xff\xd8\xff\xe0", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"\xff\x0a", "JPEG XL")):
+        with pytest.raises(InvalidJson, match=rf"not JSON, but an image \({name}\); send it with the Content-Type"):
+            parse_json(head + bytes(more + 9))
+    with pytest.raises(InvalidJson, match="plain numbers"):
+        parse_json(b"\xff{}")
+
+
 @pytest.mark.parametrize("size", [10, 100_000])
 @pytest.mark.parametrize(
     "body",
