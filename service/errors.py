@@ -233,7 +233,7 @@ class Unprocessable(BadRequest):
     title = "Unprocessable request"
 
 
-_FEW = 17  # greatest number of options that an error message lists
+_FEW = 20  # greatest number of options that an error message lists
 
 
 class UnknownOption(Unprocessable):
