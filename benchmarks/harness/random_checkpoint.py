@@ -280,7 +280,10 @@ def _qwen3_vl(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     captioner = _chat(
         config, "Qwen3VLForConditionalGeneration", text, processor, "", _QWEN_TOKENS, _QWEN_WORDS, _QWEN_TEMPLATE
     )
-    return replace(captioner, fixed={"embed_tokens.weight": {text["vocab_size"] - 1: 0.0}})
+    # Every other feature is negated by the last norm: otherwise a tied head would repeat the last token.
+    signs = dict.fromkeys(range(1, text["hidden_size"], 2), -1.0)
+    fixed = {"embed_tokens.weight": {text["vocab_size"] - 1: 0.0}, "language_model.norm.weight": signs}
+    return replace(captioner, fixed=fixed)
 
 
 def _chat(

@@ -25,12 +25,15 @@ SHAPES = ((200, 133), (50, 120), (320, 224))
 def folder(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the files that Qwen3-VL's checkpoints have on the hub; what chooses tokens is of the demo
     model's shapes, which g++ compiles once for both."""
-    from support.checkpoints.qwen3_vl_files import PROCESSOR, qwen3_vl, write_files
+    import torch
+    from support.checkpoints.qwen3_vl_files import END, PROCESSOR, qwen3_vl, write_files
 
     demo = json.loads((demo_folder / "config.json").read_text())
     folder = tmp_path_factory.mktemp("qwen3-vl")
     model = qwen3_vl(text={"vocab_size": demo["decoder"]["vocab_size"]}, seed=7)
     model.generation_config.max_new_tokens = NEW_TOKENS
+    with torch.no_grad():
+        model.lm_head.weight[END] = 0  # so that no answer is empty
     model.save_pretrained(folder)
     write_files(folder)
     size = {"shortest_edge": 4 * 1024, "longest_edge": 70 * 1024}
