@@ -12,7 +12,7 @@ from torch.library import triton_op
 from snapcap.models.kernels.launch import launch, normalised, pointer
 from snapcap.models.kernels.linear import FEW_ROWS, launch_norm
 
-_MOST_WIDTH = 2048  # of the rows of the weight that a program holds
+_MOST_WIDTH = 2048  # wider rows of the weight do not fit in a program's registers
 
 
 def fits_width(width: int) -> bool:

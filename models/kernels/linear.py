@@ -19,7 +19,7 @@ FEW_ROWS = 2
 # From this many rows on, a separate launch of the norm is cheaper: otherwise many programs would normalise the
 # same rows.
 _SEPARATE_NORM = 32
-_MOST_INPUTS = 4096  # whose weights of a few outputs fit in a program's registers
+_MOST_INPUTS = 4096  # the weights of more do not fit in a program's registers
 
 
 def fits_inputs(inputs: int) -> bool:

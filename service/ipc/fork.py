@@ -19,7 +19,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 
 _PR_SET_PDEATHSIG = 1
-_M_ARENA_MAX = -8  # of glibc's malloc.h
+_M_ARENA_MAX = -8  # malloc.h of glibc has this number
 
 
 class ForkError(OSError):
