@@ -118,8 +118,8 @@ class Answers:
         permit: Permit | None = None,
     ) -> T:
         """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them, and takes
-        `continue_text` and `instruct` as `read_messages` does. With `permit`, the first request waits until the
-        model has been awake, as only then it is known if the model takes instructions.
+        `continue_text` and `instruct` as `read_messages` does. A server knows if a model takes instructions once
+        it has been awake: with `permit`, the first request waits for that, with a place in the model's queue.
 
         Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse` and `Captioner.awake`."""
         kind = media_type(request)

@@ -168,8 +168,8 @@ class OllamaRoutes:
         yield json.dumps({**_line(name, shape("")), **_end(stream)})
 
     def _load(self, wanted: OllamaRequest) -> str:
-        """Returns the `done_reason` of a request that loads or unloads the model. The only model stays loaded,
-        whatever `keep_alive` says."""
+        """Returns the `done_reason` of a request that loads a model, or with `keep_alive` 0 would unload it. The
+        server's options say when a model leaves, and `keep_alive` does not."""
         return "load"
 
     def _served(self, asked: str) -> tuple[str, float]:

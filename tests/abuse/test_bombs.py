@@ -57,7 +57,9 @@ def test_json(abused: Abused, path: str) -> None:
     def attack() -> None:
         for name, body in DOCUMENTS.items():
             status, reply, _ = abused.server.call(path, body, JSON)
-            assert 400 <= status < 500, (name, status, reply)
+            # A document without an image and a text asks Ollama's API to load the model.
+            loads = path.startswith("/api/") and status == 200 and reply["done_reason"] == "load"
+            assert loads or 400 <= status < 500, (name, status, reply)
             assert len(str(reply)) < 10_000, name
 
     abused.withstands(attack)

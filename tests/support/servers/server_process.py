@@ -163,7 +163,8 @@ class ServerProcess:
             status, data, fields = error.code, error.read(), dict(error.headers)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return 0, None, {}
-        is_json = "json" in fields.get("content-type", fields.get("Content-Type", ""))
+        kind = fields.get("content-type", fields.get("Content-Type", ""))
+        is_json = "json" in kind and "ndjson" not in kind  # lines of JSON stay text
         return status, json.loads(data) if is_json else data.decode(), fields
 
     def caption(self, image: Path, query: str = "") -> dict[str, Any]:
