@@ -49,7 +49,7 @@ def test_every_block_of_commands_is_run_or_says_why_not(page: str) -> None:
             for path in TESTS.findall(block.mark):
                 assert (ROOT / path).exists(), f"{block}: there is no {path}"
         else:
-            assert block.language in ("", "text", "json"), block
+            assert block.language in ("", "text", "json", "toml"), block
             assert not block.mark, f"{block}: only commands are run"
             assert not COMMAND.search(block.text), f"{block}: commands begin with ```bash"
 
