@@ -109,7 +109,9 @@ class World:
         self.refusals: dict[str, BaseException | None] = {}
         limits, readiness = CaptionLimits(1e9, QUEUE, 1), Readiness(lambda: "serving")
         self.captioner = Captioner(limits, readiness, self.metrics, Timeline(0.0))
-        tokenizer: Any = SimpleNamespace(prompt_ids=lambda _: (), caption=lambda _, tokens: str(tokens))
+        tokenizer: Any = SimpleNamespace(
+            prompt_ids=lambda _: (), caption=lambda _, tokens: str(tokens), takes_instructions=False
+        )
         engine: Any = SimpleNamespace(limits=LIMITS, submit=self._submit)
         self.captioner.attach(engine, ImageTransform(SIZE), tokenizer, "fake", self.decoder)
         self.processes: list[Played] = []
