@@ -8,16 +8,12 @@ missing.
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from snapcap.models.errors import WeightsError
 from snapcap.models.names import Names, ties
-
-if TYPE_CHECKING:
-    from snapcap.models.processing.transform import Normalisation
 
 RegionFunction = Callable[..., Tensor]
 WeightSet = tuple[Tensor, ...]  # the weights of a region, in its order
@@ -85,7 +81,7 @@ class WeightSource:
         layout: str,
         *,
         tied_head: bool,
-        normalisation: "Normalisation",
+        normalisation: tuple[float, tuple[float, ...], tuple[float, ...]],
     ) -> None:
         """Takes the tensors of a checkpoint.
 
@@ -94,7 +90,8 @@ class WeightSource:
             dtype: of the tensors; int8 is that of linear layers' weights alone, and float32 that of all others.
             layout: the type of the device that will read the weights, which decides how they lie in memory.
             tied_head: the head may be the token embedding.
-            normalisation: of pixels, whose numbers are weights of an encoder's first region.
+            normalisation: rescale, mean and std of pixels (``processing.transform.Normalisation``), which are
+                weights of an encoder's first region.
         """
         self.layout = layout
         self._names = names
@@ -174,8 +171,8 @@ class WeightSource:
 
     def statistics(self) -> NamedWeights:
         """Returns rescale, mean and std of pixels, in fp32."""
-        pixels = self._normalisation
-        values = {"rescale": [pixels.rescale], "mean": pixels.mean, "std": pixels.std}
+        rescale, mean, std = self._normalisation
+        values = {"rescale": [rescale], "mean": mean, "std": std}
         return {name: self.place(torch.tensor(each), torch.float32) for name, each in values.items()}
 
     def head(self, name: str, placed_token: Tensor, tied: bool) -> Tensor:

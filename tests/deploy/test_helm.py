@@ -1,5 +1,6 @@
 """The Helm chart makes the manifests that kustomize makes of the overlays, which other tests look into."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def comparable(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
     """By kind and name, without what Helm and kustomize do in ways of their own: the namespace, the names of the
     settings and of the Job, and the annotation by which other settings make a rollout."""
     found = {}
-    for each in manifests:
+    for each in copy.deepcopy(manifests):  # which other tests read too
         metadata = {name: value for name, value in each["metadata"].items() if name != "namespace"}
         if each["kind"] in ("ConfigMap", "Job"):
             metadata["name"] = "-".join(metadata["name"].split("-")[:2])

@@ -85,7 +85,7 @@ def assert_equal_to_transformers(folder: Path, transform: ImageTransform, data: 
     patches = transform.normalise(ours[:tokens].reshape(tokens * 32, 32, 3)).reshape(3, tokens, 2, 16, 2, 16)
     patches = patches.transpose(1, 2, 4, 0, 3, 5).reshape(tokens * 4, 3, 1, 16, 16).repeat(2, axis=2)
     difference = np.abs(patches.reshape(tokens * 4, -1) - theirs["pixel_values"])
-    assert difference.max() <= 1 / 255 / min(transform.effective_std) + 1e-6
+    assert difference.max() <= 1 / 255 / min(transform.normalisation.std) + 1e-6
     assert difference.mean() < 1e-4
     return tokens
 
