@@ -65,8 +65,9 @@ def test_the_commands_of_a_page_about_artifacts_run(
 
 def test_there_is_an_example_for_each_client() -> None:
     examples = [block.text for block in blocks("docs/api.md") if block.language == "python"]
-    for library in ("huggingface_hub", "openai", "tritonclient"):
-        assert sum(library in example for example in examples) == 1
+    imports = [example.splitlines()[0] for example in examples]
+    for library, count in {"huggingface_hub": 1, "ollama": 1, "openai": 2, "tritonclient": 1}.items():
+        assert sum(library in line for line in imports) == count
 
 
 @pytest.mark.parametrize(

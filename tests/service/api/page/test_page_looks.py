@@ -28,7 +28,7 @@ def test_the_pages_are_accessible(address: str, open_page: OpenPage, image, sche
     # Of the reference the first route of each group, which between them have every kind of field.
     page.evaluate(f"() => document.querySelectorAll({OPENED!r}).forEach((each) => (each.open = true))")
     if path:
-        expect(page.locator(".tryout")).to_have_count(6)
+        expect(page.locator(".tryout")).to_have_count(7)
     assert_accessible(page)
 
 
