@@ -142,6 +142,14 @@ def services(make_services: Callable[..., Services], serve_with: Callable[[Servi
 
 
 @pytest.fixture
+def instructed(services: Services) -> None:
+    """The served model takes instructions."""
+    captioner: Any = services.captioner
+    captioner._model.tokenizer.takes_instructions = True
+    captioner.facts = captioner.facts._replace(takes_instructions=True)
+
+
+@pytest.fixture
 def client(services: Services) -> TestClient:
     return client_of(services)
 

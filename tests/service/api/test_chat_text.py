@@ -75,12 +75,12 @@ def test_what_could_be_continued_in_two_ways_is_refused(ask: Callable[..., Any])
     assert ask("a" * 100_000).status_code == 200
 
 
+@pytest.mark.usefixtures("instructed")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("chat_text", ["ignore", "continue"])
 def test_the_last_text_of_a_user_is_the_instruction_of_a_model_that_takes_one(
-    ask: Callable[..., Any], engine, tokenizer: Any, image: Callable[..., bytes], chat_text: str, stream: bool
+    ask: Callable[..., Any], engine, image: Callable[..., bytes], chat_text: str, stream: bool
 ) -> None:
-    tokenizer.takes_instructions = True
     reply = ask(["What", " is it?"], chat_text, stream=stream)
     assert "x-snapcap-ignored" not in reply.headers
     assert engine.requests[-1].prompt_ids == (1004, 1002, 1003)

@@ -177,14 +177,11 @@ def test_inputs_without_an_image(client: TestClient, given: Any, code: str) -> N
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, code)
 
 
-def test_instructions_are_for_models_that_take_them(ask, services, engine, picture) -> None:
-    services.captioner._model.tokenizer.takes_instructions = True
-    try:
-        reply = ask(instructions="Write an alt text.")
-        assert (reply.status_code, engine.requests[-1].prompt_ids) == (200, (1005, 1002, 1003, 1005))
-        assert "x-snapcap-ignored" not in reply.headers
-        both = [{"type": "input_text", "text": "What?"}, picture(9)]
-        reply = ask({"role": "user", "content": both}, instructions="Be brief.")
-        assert (engine.requests[-1].prompt_ids, reply.headers["x-snapcap-ignored"]) == ((1005,), "instructions")
-    finally:
-        services.captioner._model.tokenizer.takes_instructions = False
+@pytest.mark.usefixtures("instructed")
+def test_instructions_are_for_models_that_take_them(ask, engine, picture) -> None:
+    reply = ask(instructions="Write an alt text.")
+    assert (reply.status_code, engine.requests[-1].prompt_ids) == (200, (1005, 1002, 1003, 1005))
+    assert "x-snapcap-ignored" not in reply.headers
+    both = [{"type": "input_text", "text": "What?"}, picture(9)]
+    reply = ask({"role": "user", "content": both}, instructions="Be brief.")
+    assert (engine.requests[-1].prompt_ids, reply.headers["x-snapcap-ignored"]) == ((1005,), "instructions")
