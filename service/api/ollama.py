@@ -71,12 +71,10 @@ _EXAMPLE = '{"model": "…", "images": ["…base64…"]}'
 
 @dataclass(frozen=True)
 class OllamaRequest:
-    """Holds a parsed request. `chat` None: the request has no image and no text, and only loads the model.
-    `keep_alive`: seconds for which the model stays loaded afterwards, infinity for ever, None for the default."""
+    """Holds a parsed request. `chat` None: the request has no image and no text, and only loads the model."""
 
     model: str
     chat: ChatRequest | None
-    keep_alive: float | None
 
 
 class OllamaRoutes:
@@ -149,7 +147,7 @@ class OllamaRoutes:
             name, _ = self._served(wanted.model)
             if wanted.chat is None:
                 await unless_disconnected(request.receive, self._answers.of(wanted.model).awake())
-                return JsonReply({**_line(name, shape("")), "done": True, "done_reason": self._load(wanted)})
+                return JsonReply({**_line(name, shape("")), "done": True, "done_reason": "load"})
             if wanted.chat.stream:
                 lines = partial(self._lines, request, name, shape)
                 return await self._answers.streamed(request, wanted.chat, permit, lines, LineStream)
@@ -166,11 +164,6 @@ class OllamaRoutes:
             yield json.dumps({"error": self._answers.handler.note(request, error).detail})
             return
         yield json.dumps({**_line(name, shape("")), **_end(stream)})
-
-    def _load(self, wanted: OllamaRequest) -> str:
-        """Returns the `done_reason` of a request that loads a model, or with `keep_alive` 0 would unload it. The
-        server's options say when a model leaves, and `keep_alive` does not."""
-        return "load"
 
     def _served(self, asked: str) -> tuple[str, float]:
         """Returns the name of the model, as the client spells it or with its tag if `asked` is "", and the Unix
@@ -243,7 +236,7 @@ def read_ollama(
     values = dict(within.known)
     if integer(values.get("num_predict")) in _NO_BOUND:
         del values["num_predict"]
-    keep_alive = parse_keep_alive(document.get("keep_alive"))
+    parse_keep_alive(document.get("keep_alive"))  # only checked: the server's options say when a model leaves
     stream = switch(document, "stream", default=True)
     member = _member(document.get("format"))
     messages, read = document.get("messages"), _read_message
@@ -264,7 +257,7 @@ def read_ollama(
         (*asked.ignored, *fields.ignored, *within.ignored),
         member,
     )
-    return OllamaRequest(fields.model, None if loads else chat, keep_alive)
+    return OllamaRequest(fields.model, None if loads else chat)
 
 
 def _read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:

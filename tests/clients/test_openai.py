@@ -245,7 +245,7 @@ def test_a_response_that_reaches_its_limit_is_incomplete(
 
 
 class AltText(BaseModel):
-    """What a program declares to get an object in place of a text."""
+    """Declares the object that a program wants in place of a text."""
 
     alt_text: str = Field(description="The alt text.", max_length=24)
 

@@ -56,7 +56,7 @@ def image() -> bytes:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path, image: bytes) -> dict[str, tuple[str, dict[str, Any] | None]]:
-    """What transformers' model and processor make of each task: the text, and the regions in its words."""
+    """transformers' answer to each task: the text, and the regions in its words."""
     from transformers import Florence2ForConditionalGeneration
 
     processor = processor_of(folder, ANSWERS)

@@ -58,9 +58,7 @@ class Checkpoint:
     @classmethod
     def read(cls, options: StartOptions, folder: Path) -> "Checkpoint":
         """The checkpoint of these options, which is in ``folder``. Raises ConfigError as ``of`` does."""
-        model, images = options.model, options.images
-        config = read_config(folder, options.store_folder, model.text_tokens, images.max_image_tokens)
-        return cls.of(options, folder, config)
+        return cls.of(options, folder, config_of(options, folder))
 
     def whole(self) -> "Checkpoint":
         """The same with its weights, brought here first where they are not. Raises CheckpointError if they cannot
@@ -125,6 +123,13 @@ class _Record:
 
     digest: str
     chat: ChatIds
+
+
+def config_of(options: StartOptions, folder: Path) -> ModelConfig:
+    """The configuration of the checkpoint of these options, which is in ``folder``. Raises what ``read_config``
+    does."""
+    model, images = options.model, options.images
+    return read_config(folder, options.store_folder, model.text_tokens, images.max_image_tokens)
 
 
 def read_config(

@@ -20,7 +20,7 @@ from snapcap.warmup.artifacts.manifest import CPU_LIBRARY
 from snapcap.warmup.artifacts.worker import find_artifacts
 from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint, brought, read_config, resolved
+from snapcap.warmup.plan.checkpoint import Checkpoint, brought, config_of, resolved
 from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -112,8 +112,7 @@ class _Work:
         options, published = self.options, store.result()
         with self.timeline.phase("fetch_weights"):
             folder = resolved(options) if isinstance(published, FoundWeights) else published.folder
-            model, images = options.model, options.images
-            config = read_config(folder, options.store_folder, model.text_tokens, images.max_image_tokens)
+            config = config_of(options, folder)
             if config.generation.not_done:
                 fields = {"settings": ", ".join(config.generation.not_done)}
                 _logger.warning("generation settings of the checkpoint are not done", extra={"fields": fields})

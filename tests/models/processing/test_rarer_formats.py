@@ -143,7 +143,7 @@ def test_greys_come_out_alike_whatever_numbers_a_program_writes(data: bytes) -> 
 
 
 def test_a_number_far_below_0_is_no_pixel() -> None:
-    """As programs of maps mark it."""
+    """Programs of maps mark missing values with such a number."""
     grey = (GREY >> 4).astype("<f4")
     grey[0, 0] = -9999
     assert np.abs(decoded(strip(grey.tobytes(), 32, (339, 3, [3])))[..., 0].astype(int) - SHADES).max() <= 1

@@ -69,7 +69,7 @@ def test_other_tasks_are_refused_by_name(defaults: ModelDefaults, task: str) -> 
 
 
 def test_a_task_whose_sentence_the_encoder_cannot_take_is_refused_with_what_helps(defaults: ModelDefaults) -> None:
-    """As of a tokenizer that cuts it to pieces; the tasks that give captions would stop the start."""
+    """The tokenizer cuts the sentence to pieces. A caption's sentence that is too long would stop the start."""
     assert "ocr_with_region" not in defaults.tasks
     with pytest.raises(InvalidOption, match=r"tokens, the encoder takes 15; `--text-tokens \d+` makes room"):
         defaults.resolve(asked(task="<OCR_WITH_REGION>"), LIMITS)

@@ -54,7 +54,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(" ", ""), ("", "\n"), ("", "\r"), ("\t", " \r\n")])
 def test_white_space_around_a_variable_is_left_out(before: str, after: str) -> None:
-    """As files of secrets end, and lines of files from Windows."""
+    """Files of secrets end with white space, and so do lines of files from Windows."""
     values = {"PORT": "9000", "MODEL": "s3://bucket/x", "BUCKETS": "1, 4,16", "LOG_FORMAT": "json", "STRICT": "on"}
     settings = read(**{f"SNAPCAP_{name}": f"{before}{value}{after}" for name, value in values.items()})
     assert (settings.http.port, settings.model.source) == (9000, "s3://bucket/x")

@@ -1,4 +1,4 @@
-"""Which models a server has: names, their own options, and every mistake in one line."""
+"""Settings name the models of a server, with options of their own, and every mistake is one line."""
 
 import argparse
 from pathlib import Path
