@@ -72,6 +72,7 @@ def run(options: argparse.Namespace, device: str) -> int:
         benchmark="peers",
         model=options.model,
         device=device,
+        clients=options.clients,
         problems=contenders.problems,
         samples={name: samples.values for name, samples in results.items()},
     )

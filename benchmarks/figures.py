@@ -34,7 +34,7 @@ _TABLE = re.compile(
 # The servers of a headline, in this order.
 _SHOWN = ("aot", "transformers-eager", "transformers-batched", "litserve", "onnxruntime")
 _HEADLINE = (
-    "Time until a server is ready, a lone caption, and captions/s with 16 clients. The captioners have random "
+    "Time until a server is ready, a lone caption, and captions/s of all clients. The captioners have random "
     "weights in the shapes of the real ones, and each of their captions is 20 tokens:"
 )
 _MODELS = {
@@ -112,12 +112,12 @@ def peers(files: Sequence[str], folder: str) -> str:
     rows = []
     for found in map(result, files):
         figures: Mapping[str, float] = found["figures"]
-        rows.append([f"*{_MODELS.get(found['model'], found['model'])}; {_machine(found)}*", "", "", ""])
+        rows.append([f"*{_run(found)}*", "", "", ""])
         for case in (case for case in TITLES if f"{case}.ready" in figures):
             ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
             cells = [TITLES[case], f"{ready:.2f} s", f"{lone:,.0f} ms", per_second(rate)]
             rows.append([f"**{cell}**" for cell in cells] if case == "aot" else cells)
-    lines = [_rows(["", "ready after", "a lone caption", "captions/s, 16 clients"], rows), ""]
+    lines = [_rows(["", "ready after", "a lone caption", "captions/s"], rows), ""]
     return "\n".join([*lines, *(_source(name, folder) for name in files)])
 
 
@@ -131,7 +131,7 @@ def headline(files: Sequence[str], folder: str) -> str:
     rows = []
     for run in runs:
         cells = [_three(run["figures"], case) for case in cases]
-        rows.append([f"{_MODELS.get(run['model'], run['model'])}; {_machine(run)}", f"**{cells[0]}**", *cells[1:]])
+        rows.append([_run(run), f"**{cells[0]}**", *cells[1:]])
     return f"{_HEADLINE}\n\n{_rows(['', *(TITLES[name] for name in cases)], rows)}" if rows else ""
 
 
@@ -141,6 +141,11 @@ def _three(figures: Mapping[str, float], case: str) -> str:
         return ""
     ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
     return f"{ready:.2f} s, {lone:,.0f} ms, {per_second(rate)}/s"
+
+
+def _run(found: Mapping[str, Any]) -> str:
+    """Returns the model, the machine and the number of clients of a run of `snapcap bench peers`."""
+    return f"{_MODELS.get(found['model'], found['model'])}; {_machine(found)}; {found['clients']} clients"
 
 
 def _machine(found: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
     about = {"machine": "a machine, 2 CPUs, Linux", "versions": "", "date": "", "commit": "c", "command": "run"}
-    about |= {"load_average": "", "model": "demo", "problems": {"litserve": "not installed: litserve"}}
+    about |= {"load_average": "", "model": "demo", "clients": 16, "problems": {"litserve": "not installed: litserve"}}
     values = {"aot.ready": 0.25, "torch.total": 1.0, "many": 2318}
     servers = {"aot.ready": 0.251, "aot.lone_ms": 8.7, "aot.captions_per_s": 191.4}
     for name, found in (("start", values), ("servers", servers)):
@@ -74,7 +74,7 @@ def test_a_table_has_a_row_for_each_server_and_names_those_left_out(page: Path) 
     assert "not installed: litserve" in text
     assert "[samples](../benchmarks/results/servers.json)" in text
     assert "old" not in text
-    assert "| *the demo model: 2.95 M parameters, 96 × 96; a machine, 2 CPUs* |" in text
+    assert "| *the demo model: 2.95 M parameters, 96 × 96; a machine, 2 CPUs; 16 clients* |" in text
     page.write_text(text)
     assert with_figures(page) == text
 
