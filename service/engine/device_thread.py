@@ -39,7 +39,7 @@ class DeviceThread:
         observer: EngineObserver,
         on_ready: Callable[[StartedModel, Engine, Scheduler], None],
         on_failure: Callable[[Exception], None],
-        rehearse: Callable[[Engine, "Checkpoint"], None] | None = None,
+        rehearse: Callable[[Engine, StartedModel], None] | None = None,
         on_checkpoint: Callable[["Checkpoint"], object] = lambda checkpoint: None,
         turn_ended: Callable[[], object] = lambda: None,
         fetcher: "ModelFetcher | None" = None,
@@ -93,13 +93,13 @@ class DeviceThread:
         except Exception as error:
             self._on_failure(error)
 
-    def _run_rehearsal(self, loaded: StartedModel, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
+    def _run_rehearsal(self, loaded: StartedModel, rehearse: Callable[[Engine, StartedModel], None]) -> None:
         scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options))
         engine = Engine(scheduler, NoObserver(), self._turn_ended)
 
         def beside() -> None:
             try:
-                rehearse(engine, loaded.checkpoint)
+                rehearse(engine, loaded)
             except Exception:
                 _logger.exception("the rehearsal of a request failed")
             finally:

@@ -142,6 +142,14 @@ def _outlive_signals_but_not(parent: int) -> None:
             os._exit(1)
 
 
+def trim_heap() -> None:
+    """Gives the free memory of this process's heap back to the system. Other threads go on meanwhile."""
+    import ctypes  # noqa: PLC0415  only a server whose models leave needs it
+
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _share_one_heap() -> None:
     """Gives all threads of this process one heap. glibc would give each thread a heap of its own, and the memory
     that one thread frees could not be used by another: 5 MB more for the demo model's encodes and decode steps."""

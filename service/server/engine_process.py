@@ -138,12 +138,12 @@ class _EngineProcess:
     def _found_artifacts(self, artifacts: "Artifacts | None") -> None:
         self._channel.send(ArtifactsFound(None if artifacts is None else artifacts.image_library()))
 
-    def _rehearse(self, engine: "Engine", checkpoint: "Checkpoint") -> None:
+    def _rehearse(self, engine: "Engine", loaded: "StartedModel") -> None:
         """Serves the HTTP process's rehearsal: the HTTP process sends the request, because its part is the
         larger."""
-        self._pixels.open(checkpoint.config.vision.image_size)
+        self._pixels.open(loaded.checkpoint.config.vision.image_size)
         self._server.attach(engine)
-        self._channel.send(ModelLoaded(engine.limits))
+        self._channel.send(ModelLoaded(engine.limits, loaded.slow))
         self._rehearsed.wait()
 
     def _ready(self, loaded: "StartedModel", engine: "Engine", _scheduler: "Scheduler") -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from snapcap.service.api.app import Services
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
-    from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.start.start import StartedModel
 
 
@@ -82,7 +81,8 @@ def _watch(
     return ended.set
 
 
-def _rehearse(pool: "Executor", engine: "Engine", checkpoint: "Checkpoint") -> None:
+def _rehearse(pool: "Executor", engine: "Engine", loaded: "StartedModel") -> None:
     from snapcap.service.server.rehearsal import rehearse  # noqa: PLC0415
 
-    rehearse(engine, checkpoint, ThreadImageDecoder(pool, checkpoint.transform))
+    if not loaded.slow:
+        rehearse(engine, loaded.checkpoint, ThreadImageDecoder(pool, loaded.checkpoint.transform))

@@ -32,9 +32,8 @@ from snapcap.service.engine.remote.messages import (
     Turn,
     Usage,
 )
-from snapcap.service.engine.request import Limits
 from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
-from snapcap.service.ipc.fork import how_it_ended
+from snapcap.service.ipc.fork import how_it_ended, trim_heap
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.memory import decode_memory
 from snapcap.service.readiness import State
@@ -105,7 +104,7 @@ class EngineClient:
         self._preparing = threading.Thread(target=self._prepare, name="start", daemon=True)
         self._folder: Future[Path] = Future()
         self._image_library: Future[bytes | None] = Future()
-        self._limits: Future[Limits] = Future()
+        self._loaded: Future[ModelLoaded] = Future()
         self._checkpoint: Checkpoint | None = None
         self._engine: RemoteEngine | None = None
         self.device_bytes = 0  # bytes that the engine process has allocated on the device
@@ -137,7 +136,7 @@ class EngineClient:
             self._engine.fail()
         self._channel.leave()
         self._image_decoder.leave()
-        for each in (self._folder, self._image_library, self._limits):
+        for each in (self._folder, self._image_library, self._loaded):
             each.cancel()  # `_prepare` may wait for them
         self._services.metrics.engine_progress_age.set_function(lambda: 0.0)
         self._services.metrics.device_memory_allocated.set(0)
@@ -147,6 +146,7 @@ class EngineClient:
             try:
                 self.close()
                 self._preparing.join(_END_S)
+                trim_heap()
             finally:
                 with suppress(RuntimeError):  # the loop has been closed: the server ends
                     self._loop.call_soon_threadsafe(ended.set_result, None)
@@ -190,7 +190,7 @@ class EngineClient:
             if not self._image_decoder.works:
                 self._loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
                 return
-            limits = self._limits.result()
+            limits, slow = self._loaded.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
                 limits,
@@ -204,7 +204,8 @@ class EngineClient:
             if not self._closing:
                 self._result.failed(error)
             return
-        self._rehearse(partial(rehearse, engine, checkpoint, DecodedBefore(self._slots), self._run))
+        if not slow:
+            self._rehearse(partial(rehearse, engine, checkpoint, DecodedBefore(self._slots), self._run))
         self._channel.send(Rehearsed())
         end_on_signal()
 
@@ -245,10 +246,12 @@ class EngineClient:
                 self._folder.set_result(folder)
             case ArtifactsFound(image_library):
                 self._image_library.set_result(image_library)
-            case ModelLoaded(limits):
-                self._limits.set_result(limits)
+            case ModelLoaded():
+                self._loaded.set_result(message)
             case Ready() if self._engine is not None and self._checkpoint is not None:
-                self._result.ready(self._engine, self._checkpoint, self._image_decoder)
+                # Only the captioner keeps the tokenizer, which may take 40 MB: the model's end must free it.
+                checkpoint, self._checkpoint = self._checkpoint, None
+                self._result.ready(self._engine, checkpoint, self._image_decoder)
                 self._tick()
             case Failed(sentence):
                 self._result.told_failed(sentence)

@@ -34,7 +34,12 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
     about = {"machine": "a machine, 2 CPUs, Linux", "versions": "", "date": "", "commit": "c", "command": "run"}
-    about |= {"load_average": "", "model": "demo", "clients": 16, "problems": {"litserve": "not installed: litserve"}}
+    about |= {
+        "load_average": "",
+        "model": "demo",
+        "clients": 16,
+        "problems": {"litserve": "not installed: litserve"},
+    }
     values = {"aot.ready": 0.25, "torch.total": 1.0, "many": 2318}
     servers = {"aot.ready": 0.251, "aot.lone_ms": 8.7, "aot.captions_per_s": 191.4}
     for name, found in (("start", values), ("servers", servers)):
@@ -83,5 +88,5 @@ def test_a_headline_has_a_row_for_each_run_that_was_made(page: Path) -> None:
     page.write_text("<!-- headline unmeasured: written by x -->\n<!-- end of headline -->\n")
     assert "|" not in with_figures(page)
     page.write_text("<!-- headline servers unmeasured: written by x -->\n<!-- end of headline -->\n")
-    row = "| the demo model: 2.95 M parameters, 96 × 96; a machine, 2 CPUs | **0.25 s, 9 ms, 191/s** |"
+    row = "| the demo model: 2.95 M parameters, 96 × 96; a machine, 2 CPUs; 16 clients | **0.25 s, 9 ms, 191/s** |"
     assert row in with_figures(page)

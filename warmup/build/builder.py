@@ -320,6 +320,7 @@ class Builder:
         self._environment = dict(environment or {})
         self._device_type = plan.device_type
         self._standalone = plan.may_be_standalone
+        self._on_libtorch = plan.runs_on_libtorch
         self._stopped = threading.Event()
         self._progress = Progress()
 
@@ -520,13 +521,17 @@ class Builder:
 
     def _check(self, compiled: _Compiled, checker: Worker, library: "Future[None]") -> None:
         task, asked = compiled.task, {"region": compiled.task.region, "size": compiled.task.size}
-        if compiled.kept is None:
+        if compiled.kept is not None:
+            blob = compiled.kept.blob
+        elif self._on_libtorch:
             checked = checker.ask(asked, self._timeout)
             blob = Blob(checked["digest"], checked["size"])
         else:
-            blob = compiled.kept.blob
+            blob = VerifiedFile.of(self._folder.path / task.entry).blob
         library.result()
         passed_on = self._checked_on_library(task, asked, checker)
+        if not (passed_on or self._on_libtorch):
+            raise WorkerError(f"int8 needs the CPU library: {self._progress.no_library}")
         with self._failing(task, "record"):
             package = self._folder.record(task.entry, compiled.specs, blob, passed_on)
             self._done(task, package, compiled.specs, passed_on)

@@ -247,6 +247,8 @@ class BackgroundBuild:
 
     def _swap(self, component: ComponentName, size: int, backend: Backend) -> None:
         """Switch one bucket on the device thread, once; a mismatch keeps eager and says so."""
+        if not self._loaded.plan.runs_on_libtorch:
+            return  # the next start runs the packages
         with self._lock:  # two packages may end at once, and both find that none is missing any more
             if (component, size) in self._swapped or self._stopped.is_set():
                 return

@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -63,6 +64,7 @@ class StartedModel:
 
     cold: the buckets that are not warm yet, and are warmed while the server captions.
     weights: the result of looking for prepared weights.
+    slow: a lone request computes for longer than a first run may take, so a rehearsal would only delay READY.
     publication: with the jit backend, the future result of publishing the graphs that it compiled.
     """
 
@@ -74,6 +76,7 @@ class StartedModel:
     artifacts: Artifacts | None
     cold: tuple[Bucket, ...]
     weights: WeightsResult
+    slow: bool = False
     publication: "Future[list[Published]] | None" = None
 
     @property
@@ -191,7 +194,7 @@ def _bring_up(
 ) -> StartedModel:
     """Makes a warm model of the results of the preparation, with torch's module or without."""
     from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415  no part waits for its import
-    from snapcap.warmup.start.warmer import Warmer, self_test  # noqa: PLC0415  likewise
+    from snapcap.warmup.start.warmer import LONGEST_RUN_S, Warmer, self_test  # noqa: PLC0415  likewise
 
     with loader:
         checkpoint = preparation.checkpoint.result()
@@ -214,10 +217,12 @@ def _bring_up(
         if loader.jit is not None:
             loader.jit.settle()
         with timeline.phase("self_test"):
+            began = time.thread_time()
             self_test(runner, buckets[0])
+            slow = plan.device_type == "cpu" and time.thread_time() - began > LONGEST_RUN_S
         publication = None if loader.jit is None else loader.jit.publish()
     cold = buckets[len(now) :]
-    return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, publication)
+    return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, slow, publication)
 
 
 def _without_torch(

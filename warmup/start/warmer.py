@@ -173,9 +173,14 @@ class Warmer:
 
 
 def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
-    """Caption one built-in image, from pixels to tokens, as a request would be. Raises StartError if the logits are
-    not finite: weights or device are damaged."""
+    """Captions a built-in image, from pixels to tokens, as a request would be. Returns up to `SELF_TEST_TOKENS`
+    tokens, or two if the test takes longer than `LONGEST_RUN_S`.
+
+    Raises:
+        StartError: the logits are not finite: the weights or the device are damaged.
+    """
     config, row = runner.config, SlotRequest()
+    began = time.thread_time()
     if config.decoder.reads_prompt:  # the start token twice, the first of them by the encode
         row = SlotRequest((config.generation.start_id,), prefilled=1)
     runner.encode(bucket, [built_in_image(config.vision)], 0, [row])
@@ -186,7 +191,9 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
         if not np.isfinite(runner.device.read(runner.decode_step(bucket))[0]).all():
             raise StartError("the self-test's logits are not finite: the weights or the device are damaged")
         tokens += runner.tokens(1)
-        if tokens[-1] in config.generation.eos_ids:
+        if tokens[-1] in config.generation.eos_ids or (
+            len(tokens) > 1 and time.thread_time() - began > LONGEST_RUN_S
+        ):
             break
     return tokens
 

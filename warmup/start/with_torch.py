@@ -85,9 +85,21 @@ class TorchLoader:
             return self.jit.backend(self._plan, artifacts)
         if not artifacts.hit:
             return None
+        if not self._plan.runs_on_libtorch:
+            self._report_unused()
+            return None
         from snapcap.warmup.runtime.aoti.torch_packages import torch_backend  # noqa: PLC0415  only packages need it
 
         return torch_backend(artifacts.fetched.entries, artifacts.input_specs, model)
+
+    def _report_unused(self) -> None:
+        """Logs why the packages are not used. Raises StartError if the start is strict, and for `aot`."""
+        reason = "packages of int8 weights run only in a start without torch's module, from prepared weights"
+        remedy = f"run `snapcap build --model {self._options.model.source} --dtype int8`; it prepares the weights"
+        if self._options.compute.strict and self._options.compute.backend == "aot":
+            raise StartError(f"the aot backend cannot start: {reason}; {remedy}")
+        fields = {"backend": "eager", "reason": reason, "remedy": remedy}
+        _logger.warning("artifacts not used", extra={"fields": fields})
 
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:

@@ -67,9 +67,11 @@ class ArtifactsFound(NamedTuple):
 
 
 class ModelLoaded(NamedTuple):
-    """The model is warm, and waits for the rehearsal."""
+    """The model is warm, and waits for `Rehearsed`. ``slow``: a request with the model would only delay READY, so
+    none is rehearsed."""
 
     limits: Limits
+    slow: bool
 
 
 class PhaseSeen(NamedTuple):

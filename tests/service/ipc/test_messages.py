@@ -60,7 +60,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Rehearsed),
     st.builds(CheckpointFound, st.text(min_size=1).map(Path)),
     st.builds(ArtifactsFound, st.none() | st.binary()),
-    st.builds(ModelLoaded, st.builds(Limits, small, small, st.frozensets(small), small)),
+    st.builds(ModelLoaded, st.builds(Limits, small, small, st.frozensets(small), small), st.booleans()),
     st.builds(PhaseSeen, st.builds(Phase, st.text(), seconds, st.none() | seconds)),
     st.builds(Usage, numbers, st.builds(CompilerCounts, small, st.builds(CacheCounts, small, small, small))),
     st.builds(Ready),

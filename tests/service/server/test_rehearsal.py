@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.images.decode import EncodedImage, ThreadImageDecoder
 from snapcap.service.images.parent import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
+from snapcap.service.server.in_process import _rehearse
 from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -27,10 +29,14 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 from snapcap.warmup.start.start import StartedModel
 
 
+def rehearse_beside(engine: Engine, loaded: StartedModel) -> None:
+    rehearse(engine, loaded.checkpoint)
+
+
 class Start:
     """A start of the demo model with a rehearsal, until it is ready."""
 
-    def __init__(self, folder: Path, rehearsal=rehearse) -> None:
+    def __init__(self, folder: Path, rehearsal=rehearse_beside) -> None:
         options = StartOptions(ModelOptions(cache_dir=folder), ComputeOptions("cpu", backend="eager", threads=1))
         ready: Future[tuple[StartedModel, Engine]] = Future()
         self.timeline = Timeline.since_exec()
@@ -81,13 +87,33 @@ def test_a_request_is_answered_and_nobody_counts_it(tmp_path: Path, monkeypatch:
 
 
 def test_a_rehearsal_that_fails_does_not_stop_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fails(engine: Engine, checkpoint: Checkpoint) -> None:
+    def fails(engine: Engine, loaded: StartedModel) -> None:
         raise RuntimeError("no lines learnt")
 
     with caplog.at_level(logging.ERROR):
         start = Start(tmp_path, fails)
     start.stop()
     assert "no lines learnt" in caplog.text
+
+
+@pytest.mark.parametrize(("longest", "rehearsed"), [(0.0, 0), (60.0, 1)])
+def test_a_model_whose_captions_take_long_is_ready_without_a_rehearsal(
+    longest: float, rehearsed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    endpoint = CaptionRoutes.caption
+
+    async def counted(self, request):
+        asked.append(request)
+        return await endpoint(self, request)
+
+    monkeypatch.setattr(CaptionRoutes, "caption", counted)
+    monkeypatch.setattr("snapcap.warmup.start.warmer.LONGEST_RUN_S", longest)
+    with ThreadPoolExecutor(1) as pool:
+        start = Start(tmp_path, partial(_rehearse, pool))
+        start.stop()
+    assert start.loaded.slow == (not rehearsed)
+    assert len(asked) == rehearsed
 
 
 def test_without_a_model_each_thread_decodes_and_serves_others_later(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -34,6 +34,7 @@ class FakeWorker:
     ran_out: ClassVar[list[str]] = []
 
     on_library: ClassVar[list[str]] = []  # what was run on it
+    on_libtorch: ClassVar[list[str]] = []  # what was checked on torch's own libraries
     environments: ClassVar[dict[str, dict[str, str]]] = {}
     compilers: ClassVar[list[dict[str, str]]] = []
 
@@ -61,6 +62,7 @@ class FakeWorker:
                 if entry == self.needs_libtorch:
                     raise WorkerError("undefined symbol: aoti_torch_cpu_conv")
                 return {"entry": entry}
+            self.on_libtorch.append(entry)
             if entry == self.crash:
                 raise WorkerError("ended with signal 11")
             return {"entry": entry, "difference": 0.0, **asdict(describe(self.folder / entry))}
@@ -91,16 +93,21 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``build(device, timeout, write=True, …)`` -> a builder of the demo's bucket 1, its events, its folder."""
 
     def make(
-        device: str = "cpu", timeout: float = 60, device_memory: int | None = None, **behaviour: Any
+        device: str = "cpu",
+        timeout: float = 60,
+        device_memory: int | None = None,
+        dtype: Literal["float32", "int8"] = "float32",
+        **behaviour: Any,
     ) -> tuple[Builder, list[Event], Path]:
         behaviour.setdefault("on_library", [])
+        behaviour.setdefault("on_libtorch", [])
         behaviour.setdefault("ran_out", [])
         monkeypatch.setattr("snapcap.warmup.build.builder.Worker", type("Worker", (FakeWorker,), behaviour))
         monkeypatch.setattr("snapcap.warmup.build.builder.require_compiler", lambda: "g++")
         options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1,)))
         checkpoint = read_checkpoint(options)
         events: list[Event] = []
-        plan = replace(make_plan(checkpoint.config, options), device=device)
+        plan = replace(make_plan(checkpoint.config, options), device=device, dtype=dtype)
         folder, more = tmp_path / "b", {"MORE": "1"}
         builder = Builder(
             checkpoint,
@@ -155,6 +162,39 @@ def test_a_set_without_the_cpu_library_is_as_complete(build: Any, behaviour: dic
     assert built.library is None
     assert built.no_library.startswith(reason)
     assert (built.image_library is None) == bool(built.no_image_library) == (behaviour.get("library") == "")
+
+
+def test_packages_of_int8_weights_are_checked_on_the_cpu_library_alone(build: Any) -> None:
+    """torch's own product by weights in int8 would take minutes for a check of a large model."""
+    on_library, on_libtorch = list[str](), list[str]()
+    builder, _, _ = build(dtype="int8", on_library=on_library, on_libtorch=on_libtorch)
+    built = builder.run()
+    assert built.complete
+    assert built.library is not None
+    assert sorted(on_library) == sorted(task.entry for task in builder.tasks)
+    assert not on_libtorch
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (
+            {"library": ""},
+            "self-check: int8 needs the CPU library: it cannot be compiled: the compiler ended with 1",
+        ),
+        (
+            {"needs_libtorch": "aot/encoder_block.b1.pt2"},
+            "self-check: int8 needs the CPU library: aot/encoder_block.b1.pt2 does not run on it: undefined symbol",
+        ),
+    ],
+)
+def test_a_package_of_int8_weights_fails_where_the_cpu_library_cannot_run_it(
+    build: Any, behaviour: dict[str, Any], reason: str
+) -> None:
+    builder, _, _ = build(dtype="int8", **behaviour)
+    built = builder.run()
+    assert not built.complete
+    assert built.failures["aot/encoder_block.b1.pt2"].startswith(reason)
 
 
 def test_an_image_library_that_is_missing_is_compiled_beside_packages_of_an_earlier_run(build: Any) -> None:
