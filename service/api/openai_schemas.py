@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
-from pydantic.json_schema import SkipJsonSchema
 
 from snapcap.service import errors
 from snapcap.service.api.answers import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS
@@ -12,23 +11,21 @@ from snapcap.service.api.caption_schemas import Timings
 from snapcap.service.api.conversation import IMAGES, OTHER_ROLES, TEXTS, USER
 from snapcap.service.api.openai import OPTIONS
 from snapcap.service.api.schema_parts import (
-    BODY,
-    CAPTION,
     EXAMPLE_IMAGE,
     EXAMPLE_MODEL,
-    JSON_BODY,
+    NAMED,
     URLS,
     ClosedReply,
+    Omittable,
     OptionalRegions,
-    OptionalText,
     caption_reply,
+    json_request,
     nullable,
     path_parameter,
     problems,
     reply,
     request_object,
     streamed_reply,
-    without_default,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.captioning.options import EMPTY, NEUTRAL
@@ -41,12 +38,6 @@ _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 STOP: dict[str, Any] = {
     "anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, {"type": "null"}]
 }
-# The type of a member that may be absent but is never null.
-_OptionalTimings = Annotated[Timings | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
-
-
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return request_object(required, properties)
 
 
 def _image(urls: bool) -> dict[str, Any]:
@@ -55,16 +46,16 @@ def _image(urls: bool) -> dict[str, Any]:
         remote = {"type": "string", "format": "uri", "description": "An http(s) URL of an allowed host."}
         url = {"anyOf": [url, remote]}
     # OpenAI's form is an object with the URL; some clients send the URL alone.
-    either = {"anyOf": [_object(["url"], url=url), url]}
-    return _object(["type", "image_url"], type={"enum": [*IMAGES]}, image_url=either)
+    either = {"anyOf": [request_object(["url"], url=url), url]}
+    return request_object(["type", "image_url"], type={"enum": [*IMAGES]}, image_url=either)
 
 
 def _user(content: dict[str, Any]) -> dict[str, Any]:
-    return _object(["role", "content"], role={"const": USER}, content=content, images={"enum": [None, []]})
+    return request_object(["role", "content"], role={"const": USER}, content=content, images={"enum": [None, []]})
 
 
 def _text(schema: dict[str, Any]) -> dict[str, Any]:
-    return _object(["type", "text"], type={"enum": [*TEXTS]}, text=schema, image_url={"type": "null"})
+    return request_object(["type", "text"], type={"enum": [*TEXTS]}, text=schema, image_url={"type": "null"})
 
 
 def _one_message(urls: bool) -> dict[str, Any]:
@@ -86,7 +77,7 @@ def _conversation(urls: bool) -> dict[str, Any]:
     image = _image(urls)
     parts = {"type": "array", "items": {"anyOf": [image, _text({"type": "string"})]}}
     user = _user({"anyOf": [{"type": "string"}, parts]})
-    other = _object(
+    other = request_object(
         ["role"],
         role={"enum": [*OTHER_ROLES]},
         content={"anyOf": [{"type": ["string", "null"]}, parts]},
@@ -109,8 +100,8 @@ def messages_schema(urls: bool, continue_text: bool) -> dict[str, Any]:
 
 def answer_form(schema: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of a field that asks for text or JSON. `schema`: the members of the form json_schema."""
-    plain = _object(["type"], type={"enum": ["text", "json_object"]})
-    by_schema = _object(["type", *schema], type={"const": "json_schema"}, **schema)
+    plain = request_object(["type"], type={"enum": ["text", "json_object"]})
+    by_schema = request_object(["type", *schema], type={"const": "json_schema"}, **schema)
     return {
         "anyOf": [{"enum": [*EMPTY, None]}, plain, by_schema],
         "description": "With `json_object` the answer is an object with the member `caption`. A schema must be "
@@ -142,20 +133,19 @@ def shared_fields() -> dict[str, Any]:
 
 
 def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
-    usage = _object([], include_usage=SWITCH, include_obfuscation=UNREAD)
+    usage = request_object([], include_usage=SWITCH, include_obfuscation=UNREAD)
     shared = shared_fields()
-    request = _object(
+    request = request_object(
         ["messages"],
         messages=messages_schema(urls, continue_text),
         stream_options={**nullable(usage), "description": "Allowed only with `stream`."},
-        response_format=answer_form({"json_schema": _object(["schema"], schema={"type": "object"})}),
+        response_format=answer_form({"json_schema": request_object(["schema"], schema={"type": "object"})}),
         **shared,
         **unserved({name: values for name, values in NEUTRAL.items() if name not in (*shared, "response_format")}),
     )
     url = {"url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
     message = {"role": USER, "content": [{"type": "image_url", "image_url": url}]}
-    content = {"schema": request, "example": {"model": EXAMPLE_MODEL, "messages": [message]}}
-    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+    return json_request(request, {"model": EXAMPLE_MODEL, "messages": [message]})
 
 
 def _chat_reply() -> dict[int | str, dict[str, Any]]:
@@ -168,19 +158,9 @@ def _chat_reply() -> dict[int | str, dict[str, Any]]:
 
 
 def _chat(urls: bool, continue_text: bool) -> dict[str, Any]:
-    refusals = problems(
-        *JSON_BODY,
-        *BODY,
-        *CAPTION,
-        errors.TooManyImages,
-        errors.UnsupportedOption,
-        errors.ModelNotFound,
-        *URLS,
-        shape=OPENAI,
-    )
     return {
         "summary": "Caption the image of a message",
-        "responses": _chat_reply() | refusals,
+        "responses": _chat_reply() | problems(*NAMED, *URLS, shape=OPENAI),
         "openapi_extra": _body(urls, continue_text),
     }
 
@@ -219,7 +199,7 @@ class Model(ClosedReply):
     object: Literal["model"]
     created: int = Field(description="Unix time in seconds since which the model has been served.")
     owned_by: str
-    state: OptionalText = Field(
+    state: Omittable[str] = Field(
         description="absent, waking, ready or leaving, if the server has several models or has one that may leave."
     )
 
@@ -252,12 +232,8 @@ class ChatChoice(ClosedReply):
 
 # The type of a member that only some replies have.
 OptionalTexts = Annotated[
-    list[str] | SkipJsonSchema[None],
-    Field(
-        default=None,
-        json_schema_extra=without_default,
-        description="Names the parts of the request that were ignored. Absent if nothing was.",
-    ),
+    Omittable[list[str]],
+    Field(description="Names the parts of the request that were ignored. Absent if nothing was."),
 ]
 
 
@@ -295,11 +271,11 @@ class ChatCompletionChunk(ClosedReply):
     usage: Usage | None = Field(
         default=None, description="The usage, in the last chunk, with stream_options.include_usage."
     )
-    backend: OptionalText = Field(
+    backend: Omittable[str] = Field(
         description="The backend that ran the request, in the chunk of the usage. Absent if a stop sequence ended "
         "the caption."
     )
-    timings: _OptionalTimings = Field(
+    timings: Omittable[Timings] = Field(
         description="The timings, as in a reply of /v1/caption. Present if `backend` is."
     )
     regions: OptionalRegions

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from snapcap.service import errors
 from snapcap.service.api.openai_schemas import (
     UNREAD,
     OptionalTexts,
@@ -15,15 +14,14 @@ from snapcap.service.api.openai_schemas import (
 )
 from snapcap.service.api.responses import ELSEWHERE
 from snapcap.service.api.schema_parts import (
-    BODY,
-    CAPTION,
     EXAMPLE_IMAGE,
     EXAMPLE_MODEL,
-    JSON_BODY,
+    NAMED,
     URLS,
     ClosedReply,
     OptionalRegions,
     caption_reply,
+    json_request,
     nullable,
     problems,
     request_object,
@@ -31,8 +29,6 @@ from snapcap.service.api.schema_parts import (
 )
 from snapcap.service.http.problems import OPENAI
 from snapcap.service.http.replies import NamedEventStream
-
-_ERRORS = (*JSON_BODY, *BODY, *CAPTION, errors.TooManyImages, errors.UnsupportedOption, errors.ModelNotFound, *URLS)
 
 
 def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
@@ -43,7 +39,7 @@ def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
     return {
         "create_response": {
             "summary": "Caption the image of an input",
-            "responses": streamed_reply(whole, NamedEventStream, events) | problems(*_ERRORS, shape=OPENAI),
+            "responses": streamed_reply(whole, NamedEventStream, events) | problems(*NAMED, *URLS, shape=OPENAI),
             "openapi_extra": _body(urls, continue_text),
         },
     }
@@ -52,23 +48,15 @@ def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
 def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
     request = request_object(
         ["input"],
-        {
-            "input": messages_schema(urls, continue_text),
-            "instructions": {"type": ["string", "null"]},
-            "stream_options": UNREAD,
-            "text": nullable(request_object([], {"format": answer_form({"schema": {"type": "object"}})})),
-            **shared_fields(),
-            **unserved(ELSEWHERE),
-        },
+        input=messages_schema(urls, continue_text),
+        instructions={"type": ["string", "null"]},
+        stream_options=UNREAD,
+        text=nullable(request_object([], format=answer_form({"schema": {"type": "object"}}))),
+        **shared_fields(),
+        **unserved(ELSEWHERE),
     )
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
-    example = {"model": EXAMPLE_MODEL, "input": [{"role": "user", "content": [image]}]}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": request, "example": example}},
-        }
-    }
+    return json_request(request, {"model": EXAMPLE_MODEL, "input": [{"role": "user", "content": [image]}]})
 
 
 class ResponseText(ClosedReply):
