@@ -7,10 +7,10 @@ The cases take turns. Artifact sets are built first if a case needs one. A wrong
 import argparse
 import importlib.util
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,33 +36,17 @@ from snapcap.benchmarks.harness.server import (
     serving,
     steady_caption,
 )
-from snapcap.benchmarks.harness.workload import (
-    FIRST_IMAGE,
-    SNAPCAP,
-    Workload,
-    fresh_caches,
-    scratch,
-    serve_command,
-)
-from snapcap.benchmarks.waterfall import (
-    CAPTION,
-    HTTP,
-    Bar,
-    Segment,
-    draw_waterfall,
-    from_marks,
-    from_startup,
-    seconds_by_name,
-)
+from snapcap.benchmarks.harness.workload import Workload, fresh_caches, scratch, serve_command
+from snapcap.warmup.progress.timeline import BESIDE
 
+# Names of the time in which no phase runs: until /livez, until READY, and until the first caption.
+HTTP, WAIT, CAPTION = "http", "other", "first_caption"
 # On the terminal, a phase below this share of its start is part of "the rest". The JSON has all phases.
 SHOWN_SHARE = 0.01
 FLOOR, IMPORT_TORCH = "floor", "import-torch"
-PEER, ONNX = "transformers-eager", "onnxruntime"
+PEER = "transformers-eager"
 PUBLISHED = "aot-s3-weights"
 COLD = "cold"
-# Cases that caption one image without a server. Their total is the time from exec to exit.
-COMMAND, LIBRARY = "command", "library"
 TITLES = {
     FLOOR: "floor: import torch, device, weights",
     IMPORT_TORCH: "python -c 'import torch'",
@@ -70,18 +54,82 @@ TITLES = {
     "aot": "snapcap, aot, folder store",
     PUBLISHED: "snapcap, aot, S3 with weights, nothing cached",
     COLD: "snapcap, empty store",
-    COMMAND: "snapcap caption one.jpg, to its exit",
-    LIBRARY: "Captioner(model)(image), to its exit",
     **{name: peer.title for name, peer in PEERS.items()},
 }
-DEFAULT = (FLOOR, "aot", "eager", COLD, PEER, ONNX)
-_LIBRARY = """
-import sys
-from snapcap import Captioner
-model, cache, device, image = sys.argv[1:]
-with Captioner(model, cache_dir=cache, device=device) as captioner:
-    print(captioner(image))
-"""
+DEFAULT = (FLOOR, "aot", "eager", COLD, PEER, "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the start, in seconds since the process was spawned."""
+
+    name: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+def from_marks(marks: Sequence[tuple[float, str]], spawned: float, total: float, rest: str) -> list[Segment]:
+    """Returns the stretches between a child's marks. The time from the last mark until ``total`` is called
+    ``rest``.
+
+    ``spawned`` is on the clock of the marks, ``total`` in seconds since then.
+    """
+    segments, begin = [], 0.0
+    for moment, name in marks:
+        end = min(max(moment - spawned, begin), total)
+        segments.append(Segment(name, begin, end))
+        begin = end
+    if total > begin or not segments:
+        segments.append(Segment(rest, begin, total))
+    return _merged(segments)
+
+
+def from_startup(startup: Mapping[str, Any], total: float) -> list[Segment]:
+    """Returns the stretches of a snapcap start from its ``/startup``, up to ``total`` seconds after the spawn.
+
+    Phases overlap. Each instant belongs to the phase that the start waits for: a phase of the device thread before
+    one that runs beside it, and then the phase that began last. An instant without a phase is ``http``, the
+    server's own import, until /livez, ``other`` until READY, and ``first_caption`` after it.
+    """
+    phases = [
+        Segment(phase["name"], min(phase["start"], total), min(phase["end"] or total, total))
+        for phase in startup["phases"]
+    ]
+    marks = startup["marks"]
+    live, ready = min(marks.get("live", total), total), min(marks.get("ready", total), total)
+    cuts = sorted({0.0, total, live, ready, *(p.start for p in phases), *(p.end for p in phases)})
+    segments = []
+    for begin, end in pairwise(cuts):
+        running = [phase for phase in phases if phase.start <= begin and phase.end >= end]
+        if running:
+            name = max(running, key=lambda phase: (phase.name not in BESIDE, phase.start)).name
+        else:
+            name = HTTP if end <= live else WAIT if end <= ready else CAPTION
+        segments.append(Segment(name, begin, end))
+    return _merged(segments)
+
+
+def seconds_by_name(segments: Iterable[Segment]) -> dict[str, float]:
+    """Returns the total seconds of each name, in order of first appearance."""
+    totals: dict[str, float] = {}
+    for segment in segments:
+        totals[segment.name] = totals.get(segment.name, 0.0) + segment.seconds
+    return totals
+
+
+def _merged(segments: Iterable[Segment]) -> list[Segment]:
+    """Returns the stretches without empty ones, and with neighbours of the same name joined."""
+    merged: list[Segment] = []
+    for segment in segments:
+        if merged and merged[-1].name == segment.name:
+            merged[-1] = Segment(segment.name, merged[-1].start, segment.end)
+        elif segment.end > segment.start:
+            merged.append(segment)
+    return merged
 
 
 @dataclass
@@ -113,20 +161,6 @@ def start_script(command: Sequence[str], extra: Mapping[str, str], last: str) ->
     total = marks[-1][0] - spawned
     numbers = {name: float(value) for name, value in result.items() if isinstance(value, int | float)}
     return Start(total, from_marks(marks, spawned, total, last), numbers)
-
-
-def caption_once(command: Sequence[str], caption: str | None, extra: Mapping[str, str]) -> Start:
-    """Runs a program that prints a caption and ends. The caption of random weights is None.
-
-    Raises:
-        RuntimeError: the program failed, or printed another caption.
-    """
-    began = time.monotonic()
-    lines = run_measured(command, START_LIMIT_S, extra).lines
-    total = time.monotonic() - began
-    if caption is not None and caption not in "\n".join(lines):
-        raise RuntimeError(f"a wrong caption: {lines[-1:]}")
-    return Start(total, [Segment("to its exit", 0.0, total)])
 
 
 @dataclass(frozen=True)
@@ -241,8 +275,6 @@ class Bench:
                 drop_page_cache()
             if case in (FLOOR, IMPORT_TORCH):
                 return self._floor(case, extra)
-            if case in (COMMAND, LIBRARY):
-                return self._offline(case, extra)
             if case == PUBLISHED:
                 return self._from_s3(folder / "cache", extra)
             if case == COLD:
@@ -263,14 +295,6 @@ class Bench:
         command = [sys.executable, "-m", "snapcap.benchmarks.harness.floor"]
         command += ["--model", str(self.contenders.workload.folder), "--device", self.contenders.device]
         return start_script(command, extra, "load_weights")
-
-    def _offline(self, case: str, extra: Mapping[str, str]) -> Start:
-        contenders, image = self.contenders, str(self.contenders.images / FIRST_IMAGE)
-        command = [*SNAPCAP, "caption", *contenders.model_options, "--cache-dir", str(contenders.sets), image]
-        if case == LIBRARY:
-            model = (str(contenders.workload.folder), str(contenders.sets), contenders.device)
-            command = [sys.executable, "-c", _LIBRARY, *model, image]
-        return caption_once(command, contenders.workload.first_image[1], extra)
 
     def _from_s3(self, empty: Path, extra: Mapping[str, str]) -> Start:
         """Starts from packages, checkpoint and weights in S3. This machine does not have them."""
@@ -304,7 +328,6 @@ def fill(report: Report, starts: Mapping[str, Sequence[Start]], samples: Mapping
     _phases(report, starts)
     _children(report, starts)
     _totals(report, samples)
-    _between(report, samples)
 
 
 def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
@@ -369,28 +392,6 @@ def _children(report: Report, starts: Mapping[str, Sequence[Start]]) -> None:
     report.add("Processes started on the warm path", columns, rows, note)
 
 
-def _between(report: Report, samples: Mapping[str, Samples]) -> None:
-    """Adds ratios between the cases of this run that the table of starts does not have."""
-
-    def median(case: str, name: str) -> float | None:
-        return samples[case].median(name) if case in samples else None
-
-    torch, ready = median(IMPORT_TORCH, "total"), median("aot", "ready")
-    facts = [
-        ["aot READY, to `import torch`", ratio(ready, torch)],
-        ["aot READY, to ONNX Runtime's", ratio(ready, median(ONNX, "ready"))],
-        ["aot first caption, to ONNX Runtime's", ratio(median("aot", "total"), median(ONNX, "total"))],
-        ["aot lone caption, to ONNX Runtime's", ratio(median("aot", "steady_ms"), median(ONNX, "steady_ms"))],
-        ["aot READY from S3 with weights, to a folder's", ratio(median(PUBLISHED, "ready"), ready)],
-        ["aot READY, to eager READY", ratio(ready, median("eager", "ready"))],
-        *(
-            [f"{TITLES[case]}, to `import torch`", ratio(median(case, "total"), torch)]
-            for case in (COMMAND, LIBRARY)
-        ),
-    ]
-    report.add("Between the cases", ["what", "measured"], [row for row in facts if row[1]])
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
@@ -398,7 +399,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
     text = "drop the page cache before each start, so that files are read from the disk; needs root"
     parser.add_argument("--cold-disk", action="store_true", help=text)
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw a picture to FILE; needs snapcap[bench]")
 
 
 def run(options: argparse.Namespace, device: str) -> int:
@@ -421,10 +421,6 @@ def run(options: argparse.Namespace, device: str) -> int:
     samples = {name: Samples.of(start.measured() for start in found) for name, found in starts.items()}
     fill(report, starts, samples)
     status = report.add_problems(contenders.problems, TITLES)
-    if options.png is not None and starts:
-        bars = [(TITLES[name], median_start(found), len(found)) for name, found in starts.items()]
-        drawn = [Bar(title, start.segments, start.values.get("ready"), n) for title, start, n in bars]
-        draw_waterfall(drawn, options.png, f"{options.model} on {device}")
     report.write(
         options.json,
         figures_of(samples),

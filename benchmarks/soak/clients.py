@@ -23,7 +23,6 @@ TIMEOUT_S = 90.0
 JSON = "application/json"
 _PASSING = (408, 429, 502, 503, 504)
 _HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: a\r\n"
-_JSON = "application/json"
 
 
 def multipart(image: bytes) -> tuple[bytes, str]:
@@ -183,14 +182,14 @@ def bad_requests() -> list[bytes]:
     image = next(iter(samples().values()))[0]
     bodies = [
         *(("/v1/caption", data, "image/png") for data in (b"", b"\0" * 5_000, image[:100], image[:-40], b"GIF89a")),
-        *(("/v1/caption", data, _JSON) for data in (b"{", b"[" * 5_000, b"\xff\xfe", b'{"image": 1e999}')),
+        *(("/v1/caption", data, JSON) for data in (b"{", b"[" * 5_000, b"\xff\xfe", b'{"image": 1e999}')),
         ("/v1/caption?num_beams=-1", image, "image/png"),
         ("/v1/caption?seed=%ff", image, "image/png"),
         ("/v1/caption", b"--b\r\n", "multipart/form-data; boundary=b"),
         ("/v1/captions", b"--b--\r\n" * 1_000, "multipart/form-data; boundary=b"),
-        ("/v1/chat/completions", json.dumps({"model": "demo", "messages": "a" * 10_000}).encode(), _JSON),
-        ("/v2/models/other/infer", b"{}", _JSON),
-        ("/" + "a" * 5_000, b"", _JSON),
+        ("/v1/chat/completions", json.dumps({"model": "demo", "messages": "a" * 10_000}).encode(), JSON),
+        ("/v2/models/other/infer", b"{}", JSON),
+        ("/" + "a" * 5_000, b"", JSON),
     ]
     raw = [
         _HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",

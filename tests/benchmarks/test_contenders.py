@@ -15,7 +15,7 @@ from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import Workload, open_workload
 from snapcap.benchmarks.startup import Start, judge
-from snapcap.benchmarks.waterfall import Segment
+from snapcap.benchmarks.startup import Segment
 
 
 class Rounds:

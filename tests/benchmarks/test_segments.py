@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.benchmarks.waterfall import Segment, from_marks, from_startup, seconds_by_name
+from snapcap.benchmarks.startup import Segment, from_marks, from_startup, seconds_by_name
 from snapcap.warmup.progress.timeline import PHASES
 
 
