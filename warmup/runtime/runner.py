@@ -288,18 +288,6 @@ class Runner(Generic[B]):
             step = self._step[bucket]
             self._step[bucket] = replace(step, captured=self.device.record(lambda: self._run_decoder(step)))
 
-    def replay(self, component: Component, bucket: Bucket) -> Callable[[], B]:
-        """Returns a function that replays a captured bucket without copying inputs, to time the device alone. An
-        encoder's bucket is replayed for its greatest number of tokens."""
-        if component == "encoder":
-            encodes = self._encode[bucket].encodes
-            captured = encodes[max(encodes)].captured
-        else:
-            captured = self._step[bucket].captured
-        if captured is None:
-            raise ValueError(f"{component} bucket {bucket.size} is not captured")
-        return captured.replay
-
     def run_first_layers(self, component: Component, bucket: Bucket) -> None:
         """Run each region of a bucket with only its first layer, on any content of the buffers. All layers run the
         same code, so this loads all that a first run loads. The result has no meaning. No row may be running."""
