@@ -114,10 +114,7 @@ def startup_routes(
             "state": model.state if asked and model.state is not None else readiness.state.value,
             "phase": readiness.phase(),
             "model": model.model_name,
-            "family": model.model_family,
-            "tasks": [*model.tasks],
-            "takes_instructions": model.takes_instructions,
-            "settings_not_done": [*model.settings_not_done],
+            **model.known._asdict(),
             "now": _seconds(timeline.now()),
             "marks": {name: _seconds(moment) for name, moment in marks.items()},
             "phases": [
