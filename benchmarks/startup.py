@@ -7,10 +7,9 @@ The cases take turns. Artifact sets are built first if a case needs one. A wrong
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from snapcap.benchmarks.harness.load import SERVING_COMPILES
 from snapcap.benchmarks.harness.marks import read_marks, read_result
 from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
 from snapcap.benchmarks.harness.processes import (
+    Children,
     children,
     descendants,
     kernel_counts_children,
@@ -36,13 +36,8 @@ from snapcap.benchmarks.harness.server import (
     serving,
     steady_caption,
 )
-from snapcap.benchmarks.harness.workload import Workload, fresh_caches, scratch, serve_command
-from snapcap.warmup.progress.timeline import BESIDE
+from snapcap.benchmarks.harness.workload import fresh_caches, scratch, serve_command
 
-# Names of the time in which no phase runs: until /livez, until READY, and until the first caption.
-HTTP, WAIT, CAPTION = "http", "other", "first_caption"
-# On the terminal, a phase below this share of its start is part of "the rest". The JSON has all phases.
-SHOWN_SHARE = 0.01
 FLOOR, IMPORT_TORCH = "floor", "import-torch"
 PEER = "transformers-eager"
 PUBLISHED = "aot-s3-weights"
@@ -59,190 +54,41 @@ TITLES = {
 DEFAULT = (FLOOR, "aot", "eager", COLD, PEER, "onnxruntime")
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A stretch of the start, in seconds since the process was spawned."""
-
-    name: str
-    start: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-
-def from_marks(marks: Sequence[tuple[float, str]], spawned: float, total: float, rest: str) -> list[Segment]:
-    """Returns the stretches between a child's marks. The time from the last mark until ``total`` is called
-    ``rest``.
-
-    ``spawned`` is on the clock of the marks, ``total`` in seconds since then.
-    """
-    segments, begin = [], 0.0
-    for moment, name in marks:
-        end = min(max(moment - spawned, begin), total)
-        segments.append(Segment(name, begin, end))
-        begin = end
-    if total > begin or not segments:
-        segments.append(Segment(rest, begin, total))
-    return _merged(segments)
-
-
-def from_startup(startup: Mapping[str, Any], total: float) -> list[Segment]:
-    """Returns the stretches of a snapcap start from its ``/startup``, up to ``total`` seconds after the spawn.
-
-    Phases overlap. Each instant belongs to the phase that the start waits for: a phase of the device thread before
-    one that runs beside it, and then the phase that began last. An instant without a phase is ``http``, the
-    server's own import, until /livez, ``other`` until READY, and ``first_caption`` after it.
-    """
-    phases = [
-        Segment(phase["name"], min(phase["start"], total), min(phase["end"] or total, total))
-        for phase in startup["phases"]
-    ]
-    marks = startup["marks"]
-    live, ready = min(marks.get("live", total), total), min(marks.get("ready", total), total)
-    cuts = sorted({0.0, total, live, ready, *(p.start for p in phases), *(p.end for p in phases)})
-    segments = []
-    for begin, end in pairwise(cuts):
-        running = [phase for phase in phases if phase.start <= begin and phase.end >= end]
-        if running:
-            name = max(running, key=lambda phase: (phase.name not in BESIDE, phase.start)).name
-        else:
-            name = HTTP if end <= live else WAIT if end <= ready else CAPTION
-        segments.append(Segment(name, begin, end))
-    return _merged(segments)
-
-
-def seconds_by_name(segments: Iterable[Segment]) -> dict[str, float]:
-    """Returns the total seconds of each name, in order of first appearance."""
-    totals: dict[str, float] = {}
-    for segment in segments:
-        totals[segment.name] = totals.get(segment.name, 0.0) + segment.seconds
-    return totals
-
-
-def _merged(segments: Iterable[Segment]) -> list[Segment]:
-    """Returns the stretches without empty ones, and with neighbours of the same name joined."""
-    merged: list[Segment] = []
-    for segment in segments:
-        if merged and merged[-1].name == segment.name:
-            merged[-1] = Segment(segment.name, merged[-1].start, segment.end)
-        elif segment.end > segment.start:
-            merged.append(segment)
-    return merged
-
-
 @dataclass
 class Start:
     """The measurements of a start.
 
-    total: seconds since the spawn, to which the segments sum.
-    values: all numbers that are quoted as a median over the runs.
-    facts: other observations.
+    values: all numbers, each quoted as a median over the runs. ``total`` is the seconds from the spawn to the first
+        caption, or to the end of a program that makes none.
+    startup: what ``/startup`` of this server says after its first caption. Empty for other programs.
+    children: the processes that this server had started by then. None for other programs.
     """
 
-    total: float
-    segments: list[Segment]
-    values: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def measured(self) -> dict[str, float]:
-        """Returns all numbers by name. Phases are named ``phase NAME``."""
-        phases = {f"phase {name}": seconds for name, seconds in seconds_by_name(self.segments).items()}
-        return {"total": self.total, **self.values, **phases}
+    values: dict[str, float]
+    startup: Mapping[str, Any] = field(default_factory=dict)
+    children: Children | None = None
 
 
 def start_script(command: Sequence[str], extra: Mapping[str, str], last: str) -> Start:
-    """Runs a child that marks its own start and ends. Its last mark is the total."""
+    """Runs a child that marks its own start and ends. The total is the seconds until its last mark."""
     spawned, lines = run_measured(command, START_LIMIT_S, extra)
-    marks, result = read_marks(lines), read_result(lines)
+    marks = read_marks(lines)
     if not marks or marks[-1][1] != last:
         raise RuntimeError(f"the child did not come to {last!r}: {lines[-1:]}")
-    total = marks[-1][0] - spawned
-    numbers = {name: float(value) for name, value in result.items() if isinstance(value, int | float)}
-    return Start(total, from_marks(marks, spawned, total, last), numbers)
+    return Start({"total": marks[-1][0] - spawned, **read_result(lines)})
 
 
-@dataclass(frozen=True)
-class ServerStart:
-    """The way to start and ask a server."""
+def require_backend(startup: Mapping[str, Any], backend: str, *, later: bool = False) -> None:
+    """Checks that a start serves ``backend`` in every bucket. With ``later``, buckets may be warmed after READY.
 
-    command: tuple[str, ...]
-    workload: Workload
-    counts_children: bool
-    environment: Mapping[str, str]
-    api: Endpoint = SNAPCAP_API
-    check: Callable[[Mapping[str, Any]], None] = lambda _startup: None
-
-    def run(self) -> Start:
-        with serving(self.command, self.api, self.environment) as server:
-            try:
-                start = self._first_captions(server)
-            except OSError as error:
-                server.check()  # raises with the server's exit, if it has ended
-                raise RuntimeError(f"{error}: {server.last_line()}") from error
-            # The kernel counts children, so a child that has ended is known without having been seen.
-            parts = own_parts(server.pid) if self.api is SNAPCAP_API else []
-            started = children(server.pid, self.counts_children, parts)
-            self._memory(server, parts, start)
-            start.facts["children"] = {"ended": started.ended, "alive": list(started.alive), "none": started.none}
-            return start
-
-    def _first_captions(self, server: Server) -> Start:
-        image, _ = self.workload.first_image
-        values: dict[str, float] = {}
-        connection = server.connect()
-        snapcap = self.api is SNAPCAP_API
-        if snapcap:
-            connection.request("/livez")
-            values["live"] = server.seconds()
-        server.wait_ready(connection)
-        values["ready"] = server.seconds()
-        reply = server.caption(connection, image)
-        total = values["first_caption"] = server.seconds()
-        self.workload.check(reply.json())
-        startup = connection.request("/startup").json() if snapcap else {}
-        steady = steady_caption(server, connection, image)
-        values["first_to_steady"] = (total - values["ready"]) / steady
-        values["steady_ms"] = steady * 1000
-        connection.close()
-        if not snapcap:
-            marks = [*read_marks(server.log().splitlines()), (server.spawned + values["ready"], HTTP)]
-            return Start(total, from_marks(marks, server.spawned, total, CAPTION), values)
-        self.check(startup)
-        values["compiles_serving"] = server.metrics().get(SERVING_COMPILES, 0.0)
-        return Start(total, from_startup(startup, total), values, {"startup": without_places(startup)})
-
-    def _memory(self, server: Server, parts: list[int], start: Start) -> None:
-        """Adds the memory of the server and its own processes. A peer's workers count, a build's compilers do
-        not."""
-        pids = [server.pid, *parts]
-        if self.api is not SNAPCAP_API:
-            pids += [pid for pid, _ in descendants(server.pid)]
-        peaks = [peak_host_bytes(pid) for pid in pids]
-        if peaks[0] is not None:
-            start.values["peak_host_mib"] = sum(peak for peak in peaks if peak is not None) / (1 << 20)
-
-
-def without_places(startup: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `/startup` says of artifacts and weights, without folders or hosts of the measured machine."""
-    kept = ("kind", "result", "seconds", "bytes_fetched")
-    found = {name: startup[name] or {} for name in ("artifacts", "weights")}
-    return {name: {each: what[each] for each in kept if each in what} for name, what in found.items()}
-
-
-def expect(backend: str, later: bool = False) -> Callable[[Mapping[str, Any]], None]:
-    """Returns a check that a start serves ``backend`` in every bucket. With ``later``, buckets may be warmed after
-    READY."""
+    Raises:
+        RuntimeError: it serves something else.
+    """
     expected = {"loaded", "warm", "eager", "captured"} | ({"pending"} if later else set())
-
-    def check(startup: Mapping[str, Any]) -> None:
-        backends = {bucket["backend"] for bucket in startup["buckets"]}
-        states = {bucket["state"] for bucket in startup["buckets"]}
-        if startup["tier"] != backend or backends != {backend} or not states <= expected:
-            raise RuntimeError(f"expected {backend} in every bucket: {startup['buckets']}")
-
-    return check
+    backends = {bucket["backend"] for bucket in startup["buckets"]}
+    states = {bucket["state"] for bucket in startup["buckets"]}
+    if startup["tier"] != backend or backends != {backend} or not states <= expected:
+        raise RuntimeError(f"expected {backend} in every bucket: {startup['buckets']}")
 
 
 @dataclass
@@ -279,17 +125,60 @@ class Bench:
                 return self._from_s3(folder / "cache", extra)
             if case == COLD:
                 options = (*contenders.model_options, "--cache-dir", str(folder / "cache"))
-                return self._serve(serve_command(*options), extra, check=expect("eager", later=True))
+                start = self._serve(serve_command(*options), extra)
+                require_backend(start.startup, "eager", later=True)
+                return start
             command, api = contenders.command(case)
-            check = expect(case) if case in BACKENDS else lambda _startup: None
-            return self._serve(command, extra, api=api, check=check)
+            start = self._serve(command, extra, api)
+            if case in BACKENDS:
+                require_backend(start.startup, case)
+            return start
 
-    def _serve(self, command: tuple[str, ...], extra: Mapping[str, str], **further: Any) -> Start:
-        return ServerStart(command, self.contenders.workload, self.counts_children, extra, **further).run()
+    def _serve(self, command: Sequence[str], extra: Mapping[str, str], api: Endpoint = SNAPCAP_API) -> Start:
+        """Starts a server, asks for captions, and ends the server."""
+        is_snapcap = api is SNAPCAP_API
+        with serving(command, api, extra) as server:
+            try:
+                start = self._first_captions(server)
+            except OSError as error:
+                server.check()  # raises with the server's exit, if it has ended
+                raise RuntimeError(f"{error}: {server.last_line()}") from error
+            # The workers of a peer are parts of it. The compilers of a build are no parts of this server.
+            parts = own_parts(server.pid) if is_snapcap else [pid for pid, _ in descendants(server.pid)]
+            if is_snapcap:
+                # The kernel counts children, so a child that has ended is known without having been seen.
+                start.children = children(server.pid, self.counts_children, parts)
+            peaks = [peak_host_bytes(pid) for pid in (server.pid, *parts)]
+            if peaks[0] is not None:
+                start.values["peak_host_mib"] = sum(peak for peak in peaks if peak is not None) / (1 << 20)
+            return start
+
+    def _first_captions(self, server: Server) -> Start:
+        """Asks a server until it is ready, then for a first caption, then for more until it is warm."""
+        image, _ = self.contenders.workload.first_image
+        start = Start({})
+        connection = server.connect()
+        is_snapcap = server.api is SNAPCAP_API
+        if is_snapcap:
+            connection.request("/livez")
+            start.values["live"] = server.seconds()
+        server.wait_ready(connection)
+        ready = start.values["ready"] = server.seconds()
+        reply = server.caption(connection, image)
+        total = start.values["total"] = server.seconds()
+        self.contenders.workload.check(reply.json())
+        if is_snapcap:
+            start.startup = connection.request("/startup").json()
+        steady = steady_caption(server, connection, image)
+        start.values |= {"first_to_steady": (total - ready) / steady, "steady_ms": steady * 1000}
+        connection.close()
+        if is_snapcap:
+            start.values["compiles_serving"] = server.metrics().get(SERVING_COMPILES, 0.0)
+        return start
 
     def _floor(self, case: str, extra: Mapping[str, str]) -> Start:
         if case == IMPORT_TORCH:
-            marks = "from snapcap.benchmarks.harness.marks import mark; mark('interpreter')"
+            marks = "from snapcap.benchmarks.harness.marks import mark"
             script = f"{marks}; import torch; mark('import_torch')"
             return start_script([sys.executable, "-c", script], extra, "import_torch")
         command = [sys.executable, "-m", "snapcap.benchmarks.harness.floor"]
@@ -306,28 +195,13 @@ class Bench:
             self._remote = self.stack.enter_context(s3_artifacts(*given))
         # A later option overrides an earlier one.
         options = (*contenders.options("aot"), "--cache-dir", str(empty), *self._remote.options)
-        environment = {**extra, **self._remote.environment}
-        start = self._serve(serve_command(*options), environment, check=expect("aot"))
-        fetched = start.facts["startup"]["weights"]
-        if fetched["result"] != "hit" or not fetched["bytes_fetched"]:
+        start = self._serve(serve_command(*options), {**extra, **self._remote.environment})
+        require_backend(start.startup, "aot")
+        fetched = start.startup["weights"] or {}
+        if fetched.get("result") != "hit" or not fetched["bytes_fetched"]:
             raise RuntimeError(f"the weights did not come from S3: {fetched}")
         start.values["weights_mib"] = fetched["bytes_fetched"] / (1 << 20)
         return start
-
-
-def median_start(starts: Sequence[Start]) -> Start:
-    """Returns the start whose total is the median, or the faster one of the middle two.
-
-    Its own phases sum to its own total, which medians of phases would not.
-    """
-    return sorted(starts, key=lambda start: start.total)[(len(starts) - 1) // 2]
-
-
-def fill(report: Report, starts: Mapping[str, Sequence[Start]], samples: Mapping[str, Samples]) -> None:
-    """Adds all tables."""
-    _phases(report, starts)
-    _children(report, starts)
-    _totals(report, samples)
 
 
 def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
@@ -357,30 +231,16 @@ def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
     report.add("Cold start", columns, rows, note)
 
 
-def _phases(report: Report, starts: Mapping[str, Sequence[Start]]) -> None:
-    rows = []
-    for name, found in starts.items():
-        start = median_start(found)
-        phases = seconds_by_name(start.segments)
-        shown = {name: value for name, value in phases.items() if value >= SHOWN_SHARE * start.total}
-        rest = start.total - sum(shown.values())
-        text = " + ".join(f"{name} {value:.2f}" for name, value in shown.items())
-        text += f" + the rest {rest:.2f}" if rest >= 0.005 else ""
-        rows.append([TITLES[name], number(start.total), text])
-    note = "Of the run with the median total, and they sum to it: what ran beside something else is not counted."
-    report.add("Where the time went, s", ["", "total", "phases"], rows, note)
-
-
 def _children(report: Report, starts: Mapping[str, Sequence[Start]]) -> None:
     rows = []
     for name, own in starts.items():
-        found = [start.facts["children"] for start in own if "children" in start.facts]
-        if not found or name in PEERS:
+        found = [start.children for start in own if start.children is not None]
+        if not found:
             continue
-        none = sum(each["none"] for each in found)
-        unknown = any(each["ended"] is None for each in found)
+        none = sum(each.none for each in found)
+        unknown = any(each.ended is None for each in found)
         by_kernel = "not counted by this kernel" if unknown else f"none in {none} of {len(found)} starts"
-        alive = ", ".join(sorted({name for each in found for name in each["alive"]})) or "none"
+        alive = ", ".join(sorted({name for each in found for name in each.alive})) or "none"
         serving = max(start.values["compiles_serving"] for start in own)
         rows.append([TITLES[name], by_kernel, alive, f"{serving:.0f}"])
     columns = ["until the first captions", "child processes (kernel)", "alive", "graphs compiled after READY"]
@@ -418,8 +278,9 @@ def run(options: argparse.Namespace, device: str) -> int:
         contenders.rounds([name for name in options.cases if name in (FLOOR, *PEERS)], 1, bench.start)
         starts = contenders.rounds(options.cases, options.runs, bench.start)
     judge(starts, contenders.problems)
-    samples = {name: Samples.of(start.measured() for start in found) for name, found in starts.items()}
-    fill(report, starts, samples)
+    samples = {name: Samples.of(start.values for start in found) for name, found in starts.items()}
+    _children(report, starts)
+    _totals(report, samples)
     status = report.add_problems(contenders.problems, TITLES)
     report.write(
         options.json,
@@ -430,7 +291,10 @@ def run(options: argparse.Namespace, device: str) -> int:
         cold_disk=options.cold_disk,
         problems=contenders.problems,
         samples={name: case.values for name, case in samples.items()},
-        children={name: [start.facts.get("children") for start in found] for name, found in starts.items()},
+        children={
+            name: [asdict(start.children) for start in found if start.children is not None]
+            for name, found in starts.items()
+        },
     )
     return status
 

@@ -1,7 +1,8 @@
 """Compiles a captioner in one way, in a process of its own, and marks each phase of its start.
 
 Every bucket is compiled, and on a GPU captured as a CUDA graph, as in a server before it is ready. An encode and a
-decode step are measured at each bucket, before and after the capture. `snapcap bench modes` runs this module with a `Job` as JSON.
+decode step are measured at each bucket, before and after the capture. `snapcap bench modes` runs this module with a
+`Job` as JSON.
 """
 
 import shutil
