@@ -5,7 +5,7 @@ nothing to copy when the engine moves between buckets. No torch: what tensors ar
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple

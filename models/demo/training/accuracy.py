@@ -2,7 +2,8 @@
 
     python -m snapcap.models.demo.training.accuracy [--count 2000] [--device cuda]
 
-Greedy captions are compared word for word. Prints the matches by kind of scene, the words confused most often and some mistakes. Exits 1 below --at-least.
+Greedy captions are compared word for word. Prints the matches by kind of scene, the words confused most often and
+some mistakes. Exits 1 below --at-least.
 """
 
 from __future__ import annotations
