@@ -18,7 +18,7 @@ from typing import Any
 
 from snapcap.benchmarks.contenders import Turns, UnavailableError
 from snapcap.benchmarks.harness.arguments import add_cases, count, counts
-from snapcap.benchmarks.harness.compiled_case import COMPONENTS, How, Job, Setup
+from snapcap.benchmarks.harness.compiled_case import COMPONENTS, How, Job, Mode, Setup
 from snapcap.benchmarks.harness.marks import read_marks, read_result
 from snapcap.benchmarks.harness.report import Report, Samples, figures_of, number, ratio
 from snapcap.benchmarks.harness.server import run_measured
@@ -26,8 +26,8 @@ from snapcap.benchmarks.harness.workload import FIRST_IMAGE, fresh_caches, open_
 from snapcap.models.json_object import to_json
 
 EAGER = "eager"
-_TUNED = "max-autotune"
-_REDUCED = "reduce-overhead"
+_TUNED: Mode = "max-autotune"
+_REDUCED: Mode = "reduce-overhead"
 _WHAT = {"encoder": "encode", "decoder": "step"}
 CASE_LIMIT_S = 1800.0
 

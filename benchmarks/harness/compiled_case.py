@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from snapcap.benchmarks.harness.marks import mark, memory, result
 from snapcap.models.json_object import from_json
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 
-WAYS = ("eager", "full", "hierarchical", "regional", "jit")
+Way = Literal["eager", "full", "hierarchical", "regional", "jit"]
+Mode = Literal["default", "max-autotune", "reduce-overhead"]
 COMPONENTS = ("encoder", "decoder")
-MODES = ("default", "max-autotune", "reduce-overhead")
 REPEATS = 30
 TOKENS = 20
 
@@ -36,18 +36,17 @@ class How:
         over each region, so a block is compiled once for all layers. These three compile the plain regions.
         ``jit`` is ``regional`` with the jit backend's regions and options.
     only: the component that is compiled, while the other one stays eager. None compiles both.
-    encoder_mode, decoder_mode: one of ``MODES``.
     """
 
-    way: str
+    way: Way
     only: str | None = None
-    encoder_mode: str = "default"
-    decoder_mode: str = "default"
+    encoder_mode: Mode = "default"
+    decoder_mode: Mode = "default"
 
-    def of(self, component: str) -> str:
+    def of(self, component: str) -> Way:
         return self.way if self.only in (None, component) else "eager"
 
-    def mode(self, component: str) -> str:
+    def mode(self, component: str) -> Mode:
         return self.encoder_mode if component == "encoder" else self.decoder_mode
 
     @property
