@@ -92,9 +92,9 @@ class ChatEncoder:
         self._special = frozenset(number for number, token in added.items() if token.special)
         if len(self._special) == len(added):
             self._plain = backend
+        # A copy keeps the tokenizer's decoding. All added tokens are special in the copy, so it encodes them as
+        # text.
         else:
-            # A copy keeps the tokenizer's decoding. All added tokens are special in the copy, so it encodes them as
-            # text.
             self._plain = tokenizers.Tokenizer.from_str(backend.to_str())
             self._plain.add_special_tokens(list(added.values()))
         self._plain.encode_special_tokens = True
@@ -156,6 +156,10 @@ def _cut_first(backend: tokenizers.Tokenizer, text: str) -> tuple[str, str]:
     return text[:start], text[start:]
 
 
+def _refused(why: str) -> ConfigError:
+    return ConfigError("chat_template", "", why)
+
+
 _FILE, _LEGACY = "chat_template.jinja", "chat_template.json"
 _CHILD = Path(__file__).with_name("chat_render.py")
 _MOST_BYTES = 256 * 1024
@@ -206,11 +210,11 @@ def _around(template: str, names: Mapping[str, str], content: Callable[[str], ob
     texts = _rendered(template, [content(text) for text in (_PROBE, _SPACED)], names)
     before, found, after = texts[0].partition(_PROBE)
     if not found or _PROBE in after:
-        raise _refused(f"a message's text is to be rendered once, and is {texts[0].count(_PROBE)} times")
+        raise _refused_template(f"a message's text is to be rendered once, and is {texts[0].count(_PROBE)} times")
     for strips, inner in ((False, _SPACED), (True, _PROBE)):
         if texts[1] == f"{before}{inner}{after}":
             return ChatTemplate(before, after, strips)
-    raise _refused("a message's text is to be rendered as it is, or without the space around it")
+    raise _refused_template("a message's text is to be rendered as it is, or without the space around it")
 
 
 def _template(folder: Path) -> str:
@@ -222,11 +226,11 @@ def _template(folder: Path) -> str:
     if is_there(file):
         content = read_bytes(file, _MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
-            raise _refused(f"{_FILE} has more than {_MOST_BYTES} bytes")
+            raise _refused_template(f"{_FILE} has more than {_MOST_BYTES} bytes")
         try:
             return io.StringIO(content.decode(), newline=None).read()  # reads line ends like a text file
         except UnicodeDecodeError:
-            raise _refused(f"{_FILE} is not UTF-8") from None
+            raise _refused_template(f"{_FILE} is not UTF-8") from None
     for name in (_LEGACY, "processor_config.json", "tokenizer_config.json"):
         value = json_or_empty(folder / name).get(_FIELD)
         if isinstance(value, list):  # a list of templates by name
@@ -237,7 +241,7 @@ def _template(folder: Path) -> str:
         if not isinstance(value, str) or len(value) > _MOST_BYTES:
             raise ConfigError(_FIELD, name, f"a text of at most {_MOST_BYTES} characters is expected")
         return value
-    raise _refused(f"the checkpoint has none; {_FILE} is expected")
+    raise _refused_template(f"the checkpoint has none; {_FILE} is expected")
 
 
 def _rendered(template: str, contents: list[object], names: Mapping[str, str]) -> list[str]:
@@ -250,19 +254,19 @@ def _rendered(template: str, contents: list[object], names: Mapping[str, str]) -
             command, input=asked.encode(), capture_output=True, timeout=_SECONDS, env={}, check=False
         )
     except subprocess.TimeoutExpired:
-        raise _refused(f"it is not rendered within {_SECONDS} seconds") from None
+        raise _refused_template(f"it is not rendered within {_SECONDS} seconds") from None
     if run.returncode < 0:
-        raise _refused("it takes more time or memory than it may")
+        raise _refused_template("it takes more time or memory than it may")
     if run.returncode:
         last = run.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise _refused(f"cannot be rendered ({last[:300]})")
+        raise _refused_template(f"cannot be rendered ({last[:300]})")
     reply: dict[str, Any] = json.loads(run.stdout)
     if "error" in reply:
-        raise _refused(f"cannot be rendered ({reply['error']})")
+        raise _refused_template(f"cannot be rendered ({reply['error']})")
     return [str(text) for text in reply["text"]]
 
 
-def _refused(why: str) -> ConfigError:
+def _refused_template(why: str) -> ConfigError:
     """Returns the error. Unprintable characters from the checkpoint in ``why`` are escaped: they could move a
     terminal's cursor."""
     return ConfigError(_FIELD, "", "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in why))
