@@ -89,15 +89,15 @@ class ModelFacts(NamedTuple):
 
     family: the model's `model_type`, as transformers has it.
     tasks: names of the model's tasks, the default first.
+    settings_not_done: checkpoint settings that would change captions and that this server ignores.
     takes_instructions: the model reads a prompt as an instruction. Otherwise a prompt is the beginning of the
         caption.
-    settings_not_done: checkpoint settings that would change captions and that this server ignores.
     """
 
     family: str | None = None
     tasks: tuple[str, ...] = ()
-    takes_instructions: bool = False
     settings_not_done: tuple[str, ...] = ()
+    takes_instructions: bool = False
 
 
 class Start(NamedTuple):
@@ -235,7 +235,7 @@ class Captioner:
         images. Without `prompts`, a prompt is tokenized in this process, on the event loop."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
-        self.facts = ModelFacts(defaults.family, defaults.tasks, tokenizer.takes_instructions, defaults.not_done)
+        self.facts = ModelFacts(defaults.family, defaults.tasks, defaults.not_done, tokenizer.takes_instructions)
         self._name = model_name
         self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
 
