@@ -73,7 +73,7 @@ def operations() -> dict[str, dict[str, Any]]:
 def _answer(schema: str) -> dict[int | str, dict[str, Any]]:
     whole = caption_reply("The caption whole, or as JSON lines unless stream is false", schema)
     lines = f"Lines of {schema}, the last with `done`. An error after the first line is a line with `error`."
-    return streamed_reply(whole, LineStream, lines) | problems(*NAMED, shape=OLLAMA)
+    return streamed_reply(whole, LineStream, lines) | problems(*NAMED, errors.TooManyImages, shape=OLLAMA)
 
 
 def _messages() -> dict[str, Any]:

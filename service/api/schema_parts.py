@@ -42,7 +42,6 @@ NAMED: tuple[type[ServiceError], ...] = (
     *JSON_BODY,
     *BODY,
     *CAPTION,
-    errors.TooManyImages,
     errors.UnsupportedOption,
     errors.ModelNotFound,
 )

@@ -62,7 +62,7 @@ def _of_model(prefix: str, *, versioned: bool) -> dict[str, dict[str, Any]]:
     return {
         f"{prefix}model_infer": {
             "summary": f"Caption a batch of images{what}",
-            "responses": _infer_reply() | problems(*NAMED, shape=V2),
+            "responses": _infer_reply() | problems(*NAMED, errors.TooManyImages, shape=V2),
             "openapi_extra": {"parameters": [*parameters, _LENGTH], "requestBody": _body()},
         },
         f"{prefix}model_ready": {
