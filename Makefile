@@ -13,7 +13,7 @@ SMOKE := tests/test_private_parts.py \
 	$(addprefix tests/service/,server/test_serve_process.py http/test_http_protocol.py http/test_multipart.py http/test_cross_origin.py telemetry/test_tracing.py telemetry/test_terminal.py) \
 	$(addprefix tests/service/api/,test_caption.py test_image_fetcher.py test_openapi.py) \
 	$(addprefix tests/warmup/,s3/test_s3.py artifacts/test_signing.py checkpoints/test_checkpoint_hub.py checkpoints/test_importer.py) \
-	tests/benchmarks/test_charts.py tests/service/offline/test_outputs.py \
+	tests/service/offline/test_outputs.py \
 	$(addprefix tests/models/processing/test_,formats.py rarer_formats.py) \
 	tests/e2e/test_compiled_start.py::test_a_start_with_artifacts_is_compiled_and_warm_in_every_bucket \
 	tests/e2e/test_s3_start.py::test_a_machine_that_has_nothing_starts_compiled_and_downloads_once

@@ -10,7 +10,6 @@ from typing import NoReturn
 from snapcap.benchmarks import comparison, figures, latency, modes, startup
 from snapcap.benchmarks.harness.arguments import PageCacheError, add_files
 from snapcap.benchmarks.harness.workload import MODELS
-from snapcap.benchmarks.waterfall import ChartsError, require_matplotlib
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 
 _EXAMPLES = """\
@@ -19,7 +18,7 @@ examples:
   snapcap bench peers --model blip-base --rounds 2            random weights in the shapes of a known model
   snapcap bench startup --cases aot,eager,floor --runs 3
   snapcap bench startup --cases aot,onnxruntime --cold-disk   each start reads its files from the disk; as root
-  snapcap bench startup --model vit-b16-gpt2 --cases all --json startup.json --png startup.png
+  snapcap bench startup --model vit-b16-gpt2 --cases all --json startup.json
   snapcap bench latency --concurrency 1,4,16
   snapcap bench modes --cases full,regional --runs 3          ways and modes of torch.compile, beside eager
   snapcap bench report                                        write the figures of benchmarks/results into the pages
@@ -83,11 +82,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.measure == "report":
             figures.write(options.pages)
             return 0
-        if getattr(options, "png", None) is not None:
-            require_matplotlib()  # fails before minutes of measuring, not after
         device = resolve_device(options.device).partition(":")[0]
         with _terminated_as_interrupted():
             status: int = MEASURES[options.measure].run(options, device)
-    except (ChartsError, MachineError, PageCacheError, figures.FiguresError) as error:
+    except (MachineError, PageCacheError, figures.FiguresError) as error:
         raise UsageError(str(error)) from error
     return status

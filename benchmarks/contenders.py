@@ -137,7 +137,7 @@ PEERS = {
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
 # Cases that start without an artifact set or an export.
 BARE = ("jit", "eager", "cold", "floor", "import-torch")
-_TIME_OVER = "not measured in full: the time limit"
+_TIME_OVER = "not run in full: the time limit"
 Result = TypeVar("Result")
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
 
@@ -150,15 +150,65 @@ class TimeOverError(RuntimeError):
     """The time limit is over, so the next measurement is left out."""
 
 
+class Turns:
+    """A measurement whose cases take turns.
+
+    end: the moment at which the time is over, on `time.monotonic`.
+    problems: the reason for each case that was not measured.
+    """
+
+    end: float
+    problems: dict[str, str]
+
+    def rounds(self, names: Iterable[str], count: int, measure: Callable[[str], Result]) -> dict[str, list[Result]]:
+        """Measures every case once, and then all again, so that disturbances of the machine affect all alike.
+
+        No measurement begins that would end after the time limit. A case that fails is left out and recorded.
+        """
+        console, found = Console(stderr=True, highlight=False), dict[str, list[Result]]()
+        took: dict[str, float] = {}
+        for turn in range(count):
+            for name in [name for name in names if name not in self.problems]:
+                # An interruption between two measurements is recorded like one inside.
+                with self.attempt(name):
+                    began = time.monotonic()
+                    with self.attempt(name), console.status(f"{name}, round {turn + 1} of {count}"):
+                        if began + took.get(name, 0.0) > self.end:
+                            raise TimeOverError
+                        result = measure(name)
+                        found.setdefault(name, []).append(result)
+                    took[name] = time.monotonic() - began
+                    console.print(f"{name}: {self.problems.get(name, f'{took[name]:.1f} s')}")
+        for name in found.keys() & self.problems.keys():
+            if self.problems[name] == _TIME_OVER:
+                del self.problems[name]  # the table has its number of rounds
+        return found
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Records the error of a case that fails inside, so that the others go on."""
+        try:
+            yield
+        except TimeOverError:
+            self.problems[name] = _TIME_OVER
+        except UnavailableError as error:
+            self.problems[name] = str(error)
+        except KeyboardInterrupt:
+            self.end = 0.0
+            self.problems[name] = "not run in full: interrupted"
+        except Exception as error:
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            self.problems[name] = f"failed: {lines[0][:300]}"
+            print(f"{name}: {error}", file=sys.stderr)
+
+
 @dataclass
-class Contenders:
+class Contenders(Turns):
     """A model on a device, and everything to run its contenders.
 
     sets: the cache folder with the artifact store.
     images: folder of JPEGs.
     serve: further options of `snapcap serve`.
-    end: the moment at which the time is over, on `time.monotonic`.
-    problems: the reason for each contender that was not measured.
     """
 
     workload: Workload
@@ -210,47 +260,6 @@ class Contenders:
             server.wait_ready(connection)
             connection.close()
             yield server
-
-    def rounds(self, names: Iterable[str], count: int, measure: Callable[[str], Result]) -> dict[str, list[Result]]:
-        """Measures every case once, and then all again, so that disturbances of the machine affect all alike.
-
-        No measurement begins that would end after the time limit. A case that fails is left out and recorded.
-        """
-        console, found = Console(stderr=True, highlight=False), dict[str, list[Result]]()
-        took: dict[str, float] = {}
-        for turn in range(count):
-            for name in [name for name in names if name not in self.problems]:
-                # An interruption between two measurements is recorded like one inside.
-                with self.attempt(name):
-                    began = time.monotonic()
-                    with self.attempt(name), console.status(f"{name}, round {turn + 1} of {count}"):
-                        if began + took.get(name, 0.0) > self.end:
-                            raise TimeOverError
-                        result = measure(name)
-                        found.setdefault(name, []).append(result)
-                    took[name] = time.monotonic() - began
-                    console.print(f"{name}: {self.problems.get(name, f'{took[name]:.1f} s')}")
-        for name in found.keys() & self.problems.keys():
-            if self.problems[name] == _TIME_OVER:
-                del self.problems[name]  # the table has its number of rounds
-        return found
-
-    @contextlib.contextmanager
-    def attempt(self, name: str) -> Iterator[None]:
-        """Records the error of a contender that fails inside, so that the others go on."""
-        try:
-            yield
-        except TimeOverError:
-            self.problems[name] = _TIME_OVER
-        except UnavailableError as error:
-            self.problems[name] = str(error)
-        except KeyboardInterrupt:
-            self.end = 0.0
-            self.problems[name] = "not measured in full: interrupted"
-        except Exception as error:
-            lines = (str(error).strip() or type(error).__name__).splitlines()
-            self.problems[name] = f"failed: {lines[0][:300]}"
-            print(f"{name}: {error}", file=sys.stderr)
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:

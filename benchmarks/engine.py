@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.arguments import counts, make_parser
-from snapcap.benchmarks.harness.marks import mark, memory, result
+from snapcap.benchmarks.harness.marks import memory, result
 from snapcap.benchmarks.harness.report import percentiles_ms
 from snapcap.benchmarks.harness.workload import read_images
 from snapcap.service.config.reader import add_arguments, read_settings
@@ -145,7 +145,6 @@ def main() -> None:
         model = opened.start()
         if model is None or model.backend != settings.compute.backend:
             raise RuntimeError(f"the engine did not start on {settings.compute.backend}: {opened.error or model}")
-        mark("ready")
         samples = read_images(options.images)
         images = [model.checkpoint.transform.decode(data).pixels for data, _ in samples]
         for turn, (_, caption) in enumerate(samples):

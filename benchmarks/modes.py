@@ -16,49 +16,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from snapcap.benchmarks.contenders import Turns, UnavailableError
 from snapcap.benchmarks.harness.arguments import add_cases, count, counts
-from snapcap.benchmarks.harness.compiled_case import COMPONENTS
+from snapcap.benchmarks.harness.compiled_case import COMPONENTS, How, Job, Mode, Setup
 from snapcap.benchmarks.harness.marks import read_marks, read_result
 from snapcap.benchmarks.harness.report import Report, Samples, figures_of, number, ratio
 from snapcap.benchmarks.harness.server import run_measured
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, fresh_caches, open_workload, scratch
+from snapcap.models.json_object import to_json
 
 EAGER = "eager"
-_TUNED = "max-autotune"
-_REDUCED = "reduce-overhead"
+_TUNED: Mode = "max-autotune"
+_REDUCED: Mode = "reduce-overhead"
 _WHAT = {"encoder": "encode", "decoder": "step"}
 CASE_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """The options of `benchmarks.harness.compiled_case`. ``restores`` names the case whose files this one reads."""
+    """A way to compile. ``restores`` names the case whose compiled code this one reads."""
 
     title: str
-    options: tuple[str, ...]
+    how: How
     restores: str = ""
     cuda: bool = False  # the case needs a GPU
 
 
 CASES = {
-    EAGER: Case("eager", ("eager",)),
-    "full": Case("full model", ("full",)),
-    "full-restored": Case("full model, restored", ("full",), restores="full"),
-    "hierarchical": Case("full model, nested regions", ("hierarchical",)),
-    "regional": Case("regional", ("regional",)),
-    "regional-restored": Case("regional, restored", ("regional",), restores="regional"),
-    "jit": Case("regional as jit", ("jit",)),
-    "jit-restored": Case("regional as jit, restored", ("jit",), restores="jit"),
-    "encoder": Case("regional, encoder alone", ("regional", "--only", "encoder")),
-    "decoder": Case("regional, decoder alone", ("regional", "--only", "decoder")),
-    "tuned-encoder": Case("regional, encoder max-autotune", ("regional", "--encoder-mode", _TUNED)),
-    "tuned-decoder": Case("regional, decoder max-autotune", ("regional", "--decoder-mode", _TUNED)),
-    "tuned": Case("regional, both max-autotune", ("regional", "--encoder-mode", _TUNED, "--decoder-mode", _TUNED)),
-    "reduce-overhead": Case(
-        "full model, reduce-overhead", ("full", "--encoder-mode", _REDUCED, "--decoder-mode", _REDUCED), cuda=True
-    ),
+    EAGER: Case("eager", How("eager")),
+    "full": Case("full model", How("full")),
+    "full-restored": Case("full model, restored", How("full"), restores="full"),
+    "hierarchical": Case("full model, nested regions", How("hierarchical")),
+    "regional": Case("regional", How("regional")),
+    "regional-restored": Case("regional, restored", How("regional"), restores="regional"),
+    "jit": Case("regional as jit", How("jit")),
+    "jit-restored": Case("regional as jit, restored", How("jit"), restores="jit"),
+    "encoder": Case("regional, encoder alone", How("regional", only="encoder")),
+    "decoder": Case("regional, decoder alone", How("regional", only="decoder")),
+    "tuned-encoder": Case("regional, encoder max-autotune", How("regional", encoder_mode=_TUNED)),
+    "tuned-decoder": Case("regional, decoder max-autotune", How("regional", decoder_mode=_TUNED)),
+    "tuned": Case("regional, both max-autotune", How("regional", None, _TUNED, _TUNED)),
+    "reduce-overhead": Case("full model, reduce-overhead", How("full", None, _REDUCED, _REDUCED), cuda=True),
 }
 
 
@@ -117,29 +115,14 @@ def _compile_seconds(samples: Samples, component: str) -> float | None:
     return None if first is None else max(first - sum(map(samples.need, keys)) / 1000, 0.0)
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The options that all cases share."""
-
-    model: Path
-    image: Path
-    device: str
-    buckets: Sequence[int]
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        files = ("--model", str(self.model), "--image", str(self.image))
-        buckets = ",".join(map(str, self.buckets))
-        return (*files, "--device", self.device, "--buckets", buckets)
-
-
 @dataclass
-class Results:
-    """The numbers and tokens of each case, and the reason if there are none."""
+class Results(Turns):
+    """The numbers and tokens of each case."""
 
+    end: float
+    problems: dict[str, str] = field(default_factory=dict)
     samples: dict[str, Samples] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, found: Mapping[str, Any]) -> None:
         numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
@@ -163,7 +146,7 @@ def run(options: argparse.Namespace, device: str) -> int:
         work = stack.enter_context(scratch())
         workload = open_workload(options.model, cache)
         images = workload.write_images(work / "images")
-        setup = Setup(workload.folder, images / FIRST_IMAGE, device, options.buckets)
+        setup = Setup(workload.folder, images / FIRST_IMAGE, device, tuple(options.buckets))
         end = time.monotonic() + options.time_limit
         results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
     fill(report, results.samples, results.tokens, options.buckets, options.runs)
@@ -183,29 +166,17 @@ def run(options: argparse.Namespace, device: str) -> int:
 
 def measure_all(names: Sequence[str], runs: int, setup: Setup, kept: Path, end: float) -> Results:
     """Runs every case once, and then all again, until ``end`` on `time.monotonic`."""
-    results, took = Results(), dict[str, float]()
-    console = Console(stderr=True, highlight=False)
-    for turn in range(runs):
-        for name in names:
-            case, began = CASES[name], time.monotonic()
-            if case.cuda and setup.device != "cuda":
-                results.problems[name] = "needs a CUDA device"
-            elif case.restores in results.problems:
-                results.problems[name] = f"there is nothing to restore of {CASES[case.restores].title}"
-            elif began + took.get(name, 0.0) > end:
-                results.problems.setdefault(name, "not run in full: the time limit")
-            if name in results.problems:
-                continue
-            try:
-                with console.status(f"run {turn + 1} of {runs}: {case.title}"):
-                    results.add(name, measure(name, setup, kept))
-            except KeyboardInterrupt:
-                results.problems[name] = "interrupted"
-                return results
-            except RuntimeError as error:
-                results.problems[name] = f"failed: {error}"
-            took[name] = time.monotonic() - began
-            console.print(f"{case.title}: {took[name]:.1f} s")
+    results = Results(end)
+
+    def run(name: str) -> None:
+        case = CASES[name]
+        if case.cuda and setup.device != "cuda":
+            raise UnavailableError("needs a CUDA device")
+        if case.restores in results.problems:
+            raise UnavailableError(f"there is nothing to restore of {CASES[case.restores].title}")
+        results.add(name, measure(name, setup, kept))
+
+    results.rounds(names, runs, run)
     return results
 
 
@@ -216,17 +187,11 @@ def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
         RuntimeError: the case failed, or took too long.
     """
     case = CASES[name]
-    files = ("--restore", str(kept / case.restores)) if case.restores else ()
-    if any(other.restores == name for other in CASES.values()):
-        files = ("--save", str(kept / name))
-    command = (
-        sys.executable,
-        "-m",
-        "snapcap.benchmarks.harness.compiled_case",
-        *case.options,
-        *setup.options,
-        *files,
-    )
+    is_restored = any(other.restores == name for other in CASES.values())
+    save = kept / name if is_restored else None
+    restore = kept / case.restores if case.restores else None
+    job = Job(setup, case.how, save, restore)
+    command = (sys.executable, "-m", "snapcap.benchmarks.harness.compiled_case", to_json(job))
     with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
         spawned, lines = run_measured(command, CASE_LIMIT_S, fresh_caches(Path(folder)))
     marks = read_marks(lines)

@@ -297,8 +297,7 @@ class DecoderConfig:
     reads_prompt: the text is the beginning of a row's own tokens, which then need no steps. Otherwise the text
         belongs to the image, and all steps attend to it.
     prefix: the layers through which the image's tokens go before a caption: none, those of an encoder of its own,
-    or
-        the decoder's own, for which the tokens are a prefix of the caption.
+        or the decoder's own, for which the tokens are a prefix of the caption.
     """
 
     layers: ClassVar[str]

@@ -58,10 +58,9 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
     ),
     "benchmarks": (
         "harness",
-        "waterfall",
         "peers",
         "contenders",
-        ("engine", "pictures", "soak", "autoscaling"),
+        ("engine", "soak", "autoscaling"),
         ("comparison", "latency", "modes", "startup"),
         "figures",
         "command",

@@ -1,32 +1,28 @@
 """Compiles a captioner in one way, in a process of its own, and marks each phase of its start.
 
-    python -m snapcap.benchmarks.harness.compiled_case regional --model FOLDER --image FILE
-        [--save FOLDER | --restore FOLDER]
-
 Every bucket is compiled, and on a GPU captured as a CUDA graph, as in a server before it is ready. An encode and a
-decode step are measured at each bucket, before and after the capture. `snapcap bench modes` runs this module.
+decode step are measured at each bucket, before and after the capture. `snapcap bench modes` runs this module with a
+`Job` as JSON.
 """
 
-import argparse
 import shutil
 import statistics
 import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark, memory, result
-from snapcap.warmup.option import parse_buckets
+from snapcap.models.json_object import from_json
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 
-WAYS = ("eager", "full", "hierarchical", "regional", "jit")
+Way = Literal["eager", "full", "hierarchical", "regional", "jit"]
+Mode = Literal["default", "max-autotune", "reduce-overhead"]
 COMPONENTS = ("encoder", "decoder")
-MODES = ("default", "max-autotune", "reduce-overhead")
 REPEATS = 30
 TOKENS = 20
 
@@ -40,23 +36,43 @@ class How:
         over each region, so a block is compiled once for all layers. These three compile the plain regions.
         ``jit`` is ``regional`` with the jit backend's regions and options.
     only: the component that is compiled, while the other one stays eager. None compiles both.
-    modes: each component's mode, if it is not ``default``.
     """
 
-    way: str
+    way: Way
     only: str | None = None
-    modes: Mapping[str, str] = field(default_factory=dict)
+    encoder_mode: Mode = "default"
+    decoder_mode: Mode = "default"
 
-    def of(self, component: str) -> str:
+    def of(self, component: str) -> Way:
         return self.way if self.only in (None, component) else "eager"
 
-    def mode(self, component: str) -> str:
-        return self.modes.get(component, "default")
+    def mode(self, component: str) -> Mode:
+        return self.encoder_mode if component == "encoder" else self.decoder_mode
 
     @property
     def captures(self) -> bool:
         """True if torch captures CUDA graphs itself."""
-        return "reduce-overhead" in self.modes.values()
+        return "reduce-overhead" in (self.encoder_mode, self.decoder_mode)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The checkpoint folder, the image, the device and the batch sizes, which all cases share."""
+
+    model: Path
+    image: Path
+    device: str
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A case. The compiled code is read from the folder ``restore`` first, or written to ``save`` at the end."""
+
+    setup: Setup
+    how: How
+    save: Path | None = None
+    restore: Path | None = None
 
 
 class CompiledSteps:
@@ -267,14 +283,14 @@ def save(folder: Path) -> None:
         shutil.copy(path, folder)
 
 
-def open_model(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
+def open_model(setup: Setup) -> tuple[Any, Any, Any, Any]:
     """Returns checkpoint, plan, model and device, as a start has them before anything is compiled."""
     from snapcap.warmup.plan.checkpoint import read_checkpoint
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.runtime.torch_model import load_model, open_device
 
-    compute = ComputeOptions(device=options.device, backend="eager", buckets=parse_buckets(options.buckets))
-    start = StartOptions(ModelOptions(options.model), compute)
+    compute = ComputeOptions(device=setup.device, backend="eager", buckets=setup.buckets)
+    start = StartOptions(ModelOptions(str(setup.model)), compute)
     checkpoint = read_checkpoint(start)
     plan = make_plan(checkpoint.config, start)
     mark("checkpoint")
@@ -286,33 +302,21 @@ def open_model(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("way", choices=WAYS)
-    parser.add_argument("--model", required=True, help="checkpoint folder")
-    parser.add_argument("--image", type=Path, required=True, help="the image to caption")
-    parser.add_argument("--only", choices=COMPONENTS, help="leave the other component eager")
-    parser.add_argument("--encoder-mode", choices=MODES, default="default")
-    parser.add_argument("--decoder-mode", choices=MODES, default="default")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--buckets", default="auto", help="batch sizes, such as 1,4")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="save the compiled code to FOLDER at the end")
-    text = "restore the compiled code from FOLDER first; jit: with its libraries"
-    parser.add_argument("--restore", type=Path, metavar="FOLDER", help=text)
-    options = parser.parse_args()
+    job = from_json(Job, sys.argv[1])
+    how = job.how
     mark("interpreter")
     import torch
 
     mark("import_torch")
-    checkpoint, plan, model, device = open_model(options)
-    image = checkpoint.transform.decode(options.image.read_bytes()).pixels
-    how = How(options.way, options.only, {"encoder": options.encoder_mode, "decoder": options.decoder_mode})
+    checkpoint, plan, model, device = open_model(job.setup)
+    image = checkpoint.transform.decode(job.setup.image.read_bytes()).pixels
     if how.way != "eager":
         import torch._dynamo
         import torch._inductor.compile_fx
 
         mark("import_compiler")
-    if options.restore:
-        restore(options.restore, how.way == "jit")
+    if job.restore:
+        restore(job.restore, how.way == "jit")
         mark("restore")
     steps, buckets = CompiledSteps(model, device, image, how), plan.buckets
     values: dict[str, Any] = first_steps(steps, buckets)
@@ -331,8 +335,8 @@ def main() -> int:
 
         values |= {"graphs": compiled_graphs(), **cache_counts()._asdict()}
     result(values)
-    if options.save:
-        save(options.save)
+    if job.save:
+        save(job.save)
     return 0
 
 

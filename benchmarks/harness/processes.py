@@ -119,9 +119,9 @@ def is_gone(pid: int) -> bool:
     return _stat(pid)[:1] in ([], ["Z"])
 
 
-def cpu_seconds(pid: int, thread: int | None = None) -> float:
-    """Returns the user and system time of a process and its threads so far, or of one thread (proc(5), stat)."""
-    fields = _stat(pid if thread is None else f"{pid}/task/{thread}")
+def cpu_seconds(pid: int) -> float:
+    """Returns the user and system time of a process and its threads so far (proc(5), stat)."""
+    fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
@@ -150,7 +150,7 @@ def _field_bytes(pid: int, file: str, field: str) -> int | None:
     return None
 
 
-def _stat(pid: int | str) -> list[str]:
+def _stat(pid: int) -> list[str]:
     """Returns the fields of /proc/PID/stat behind the program's name: state, parent, …; empty if the process has
     ended."""
     try:

@@ -148,7 +148,7 @@ def setting() -> dict[str, str]:
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         # Without the places of files, which are this machine's.
-        "command": re.sub(r" --(?:cache|json|png)[= ]\S+", "", f"{command} {shlex.join(sys.argv[1:])}"),
+        "command": re.sub(r" --(?:cache|json)[= ]\S+", "", f"{command} {shlex.join(sys.argv[1:])}"),
     }
 
 

@@ -14,7 +14,6 @@ import litserve  # type: ignore[import-not-found, unused-ignore]  # measured whe
 from fastapi import Response
 
 from snapcap.benchmarks.harness.arguments import make_server_parser
-from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.transformers_server import Captioner
 
 BATCH_TIMEOUT_S = 0.005
@@ -52,7 +51,6 @@ def main() -> None:
     parser = make_server_parser(__doc__, port=8101)
     parser.add_argument("--batch", type=int, default=16, help="greatest number of images in one call")
     options = parser.parse_args()
-    mark("import_litserve")
     api = CaptionApi(
         options.model,
         options.device,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.arguments import count, make_parser
-from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.batcher import Batcher
 
 
@@ -63,18 +62,14 @@ def main() -> None:
     text = "number of threads that decode images (default: number of CPUs)"
     parser.add_argument("--image-threads", type=count, default=cpus, help=text)
     options = parser.parse_args()
-    mark("interpreter")
     from snapcap.benchmarks.peers.onnx_captioner import Captioner
 
-    mark("import_onnxruntime")
     with ThreadPoolExecutor(1) as beside:  # the runtime releases Python's lock while it opens models
         opening = beside.submit(Captioner, options.model, options.threads)
         import fastapi  # noqa: F401
         import uvicorn
 
-        mark("import_fastapi")
         app = create_app(opening.result(), options)
-    mark("load_model")
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", ws="none", lifespan="off")
 
 

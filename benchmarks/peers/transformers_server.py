@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.arguments import make_server_parser
-from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.batcher import Batcher
 
 
@@ -25,8 +24,6 @@ class Captioner:
 
     def __init__(self, folder: str, device: str) -> None:
         import torch
-
-        mark("import_torch")
         import transformers
 
         (architecture,) = _read(folder, "config.json")["architectures"]
@@ -35,7 +32,6 @@ class Captioner:
         processor = _read(folder, "preprocessor_config.json")["image_processor_type"]
         plain: Any = getattr(transformers, f"{processor}Pil", None) or getattr(transformers, processor)
         tokenizer_class: Any = transformers.AutoTokenizer
-        mark("import_transformers")
         self._processor = plain.from_pretrained(folder)
         self._tokenizer = tokenizer_class.from_pretrained(folder)
         self._device = device
@@ -49,7 +45,6 @@ class Captioner:
         # generation_config.json.
         limit = self._model.generation_config.max_new_tokens
         self._limit = {} if limit is None else {"max_new_tokens": limit}
-        mark("load_model")
 
     def pixels(self, images: list[bytes]) -> Any:
         """Returns encoded images as one tensor [B, 3, H, W] on the device. A model for images of any shape gets the
@@ -184,12 +179,10 @@ def main() -> None:
     parser = make_server_parser(__doc__, port=8100)
     parser.add_argument("--batch", type=int, default=0, help="greatest number of images in a batch; 0: no batches")
     options = parser.parse_args()
-    mark("interpreter")
     captioner = Captioner(options.model, options.device)
     app = create_app(captioner, options.batch)
     import uvicorn
 
-    mark("import_fastapi")
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
 
 

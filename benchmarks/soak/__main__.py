@@ -40,6 +40,7 @@ from snapcap.benchmarks.soak.faults import FAULTS, Fault, Healed, World
 from snapcap.benchmarks.soak.servers import LyingProxy, Replica
 
 NAMES = ("one", "two")
+COUNTS = ("requests", "retried", "lost", "wrong")  # fields of `Tally` that are counted for each fault
 # Time limits are short enough for a campaign to wait for. There are two decode processes, to be stopped and
 # killed.
 OPTIONS = (
@@ -183,18 +184,9 @@ class Campaign:
             await self._recovery(replica, lambda: True, RECOVERY_LIMIT_S)
         after = self._clients.tally
         peak = max((value for each in self._world.replicas for _, value in each.memory), default=0) / (1 << 20)
-        strike = Strike(
-            fault.name,
-            replica.name,
-            began - self._began,
-            recovered,
-            after.requests - before.requests,
-            after.retried - before.retried,
-            after.lost - before.lost,
-            after.wrong - before.wrong,
-            peak,
-            problem,
-        )
+        counted = {name: getattr(after, name) - getattr(before, name) for name in COUNTS}
+        at = began - self._began
+        strike = Strike(fault.name, replica.name, at, recovered, **counted, peak=peak, problem=problem)
         self.strikes.append(strike)
         told = "NOT RECOVERED" if recovered is None else f"{recovered:.1f} s"
         text = f"{strike.at:6.0f} s  {fault.name} on {replica.name}: {told} {problem}"
@@ -225,11 +217,11 @@ def write_report(file: Path | None, strikes: list[Strike], totals: dict[str, Any
         [
             *(each.fault, each.replica, f"{each.at:.0f}"),
             "NEVER" if each.recovered is None else f"{each.recovered:.1f}",
-            *map(str, (each.requests, each.retried, each.lost, each.wrong)),
+            *(str(getattr(each, name)) for name in COUNTS),
         ]
         for each in strikes
     ]
-    columns = ["fault", "server", "at s", "recovered s", "requests", "retried", "lost", "wrong"]
+    columns = ["fault", "server", "at s", "recovered s", *COUNTS]
     note = "recovered: until the server was ready, captioned rightly, and had what was broken."
     report.add("Faults, in the order in which they were injected", columns, rows, note)
     report.add("Not injected", ["fault", "why"], [[name, why] for name, why in skipped.items()])
@@ -291,7 +283,7 @@ async def run(
         "seed": options.seed,
         "seconds": round(seconds, 1),
         "faults": len(campaign.strikes),
-        **{name: tally[name] for name in ("requests", "retried", "lost", "wrong", "slowest", "problems")},
+        **{name: tally[name] for name in (*COUNTS, "slowest", "problems")},
         "bad_requests_by_status": {str(status): count for status, count in sorted(bad.answered.items())},
         "server_starts": {each.name: each.starts for each in replicas},
         "exit_statuses": {each.name: each.exits for each in replicas},

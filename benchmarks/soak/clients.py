@@ -20,10 +20,11 @@ from snapcap.benchmarks.soak.servers import Replica, Reply, ask, lone_request
 _BOUNDARY = "------------------------d74496d66958873e"
 PATIENCE_S = 180.0
 TIMEOUT_S = 90.0
+THOUGHT_S = 0.05  # average time between a caption and a good client's next request
+PAUSE_S = 0.1  # average time between two requests of a bad client
 JSON = "application/json"
 _PASSING = (408, 429, 502, 503, 504)
 _HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: a\r\n"
-_JSON = "application/json"
 
 
 def multipart(image: bytes) -> tuple[bytes, str]:
@@ -101,14 +102,11 @@ class GoodClients:
     Each of ``count`` clients waits a moment after a caption and then sends the next request.
     """
 
-    def __init__(
-        self, replicas: Sequence[Replica], count: int, chooser: random.Random, thought_s: float = 0.05
-    ) -> None:
+    def __init__(self, replicas: Sequence[Replica], count: int, chooser: random.Random) -> None:
         self.tally = Tally()
         self._replicas = replicas
         self._count = count
         self._chooser = chooser
-        self._thought_s = thought_s
         self._requests = requests()
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,7 +122,7 @@ class GoodClients:
     async def _client(self) -> None:
         while not self._over:
             await self._caption(self._chooser.choice(self._requests))
-            await asyncio.sleep(self._thought_s * self._chooser.random() * 2)
+            await asyncio.sleep(THOUGHT_S * self._chooser.random() * 2)
 
     async def _caption(self, request: Request) -> None:
         tally, began, last = self.tally, time.monotonic(), ""
@@ -183,14 +181,14 @@ def bad_requests() -> list[bytes]:
     image = next(iter(samples().values()))[0]
     bodies = [
         *(("/v1/caption", data, "image/png") for data in (b"", b"\0" * 5_000, image[:100], image[:-40], b"GIF89a")),
-        *(("/v1/caption", data, _JSON) for data in (b"{", b"[" * 5_000, b"\xff\xfe", b'{"image": 1e999}')),
+        *(("/v1/caption", data, JSON) for data in (b"{", b"[" * 5_000, b"\xff\xfe", b'{"image": 1e999}')),
         ("/v1/caption?num_beams=-1", image, "image/png"),
         ("/v1/caption?seed=%ff", image, "image/png"),
         ("/v1/caption", b"--b\r\n", "multipart/form-data; boundary=b"),
         ("/v1/captions", b"--b--\r\n" * 1_000, "multipart/form-data; boundary=b"),
-        ("/v1/chat/completions", json.dumps({"model": "demo", "messages": "a" * 10_000}).encode(), _JSON),
-        ("/v2/models/other/infer", b"{}", _JSON),
-        ("/" + "a" * 5_000, b"", _JSON),
+        ("/v1/chat/completions", json.dumps({"model": "demo", "messages": "a" * 10_000}).encode(), JSON),
+        ("/v2/models/other/infer", b"{}", JSON),
+        ("/" + "a" * 5_000, b"", JSON),
     ]
     raw = [
         _HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -204,11 +202,10 @@ def bad_requests() -> list[bytes]:
 class BadClients:
     """Clients that send bad requests. ``answered`` counts the replies by status; 0 is no reply."""
 
-    def __init__(self, replicas: Sequence[Replica], chooser: random.Random, pause_s: float = 0.1) -> None:
+    def __init__(self, replicas: Sequence[Replica], chooser: random.Random) -> None:
         self.answered: Counter[int] = Counter()
         self._replicas = replicas
         self._chooser = chooser
-        self._pause_s = pause_s
         self._requests = bad_requests()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -226,7 +223,7 @@ class BadClients:
                 await leave(port, request[: self._chooser.randrange(1, len(request))])
             else:
                 self.answered[await status_of(port, request)] += 1
-            await asyncio.sleep(self._pause_s * self._chooser.random() * 2)
+            await asyncio.sleep(PAUSE_S * self._chooser.random() * 2)
 
 
 async def status_of(port: int, request: bytes, within: float = 30.0) -> int:

@@ -3,14 +3,51 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
+from snapcap.models.dimensions import DecoderConfig, Gpt2Config, Parts, VisionConfig
 from snapcap.models.families.generation import read_generation
-from snapcap.models.families.parts import bert, gpt2, vit
+from snapcap.models.families.parts import bert, vit
 from snapcap.models.fields import ConfigError, Fields
 from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig
 
 SIZED_BY_PROCESSOR = False
+_GPT2_NAMES = Names(
+    rules=(
+        (r"decoder\.transformer\.(wte|wpe|ln_f|h)\.(.+)", r"decoder.\1.\2"),
+        (r"decoder\.lm_head\.weight", "decoder.lm_head.weight"),
+    ),
+    unused=(r"decoder\.transformer\.h\.\d+\.(attn|crossattention)\.(bias|masked_bias)",),  # masks of old versions
+)
+
+
+def _read_gpt2(fields: Fields) -> Gpt2Config:
+    """Reads a GPT-2 decoder (`GPT2LMHeadModel` with cross-attention).
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
+    """
+    fields.require("model_type", "gpt2")
+    fields.require(
+        "add_cross_attention", True, "a decoder without cross-attention cannot see the image", default=True
+    )
+    fields.require("scale_attn_by_inverse_layer_idx", False, "one region serves every layer", default=False)
+    hidden = fields.positive_int("n_embd", 768)
+    inner = fields.values.get("n_inner")
+    return Gpt2Config(
+        family="gpt2",
+        vocab_size=fields.positive_int("vocab_size", 50257),
+        n_positions=fields.positive_int("n_positions", 1024),
+        hidden_size=hidden,
+        num_layers=fields.layers("n_layer", 12),
+        num_heads=fields.heads("n_head", 12, hidden, "n_embd"),
+        inner_size=4 * hidden if inner is None else fields.positive_int("n_inner"),
+        activation=fields.activation("activation_function", "gelu_new"),
+        layer_norm_eps=fields.positive_number("layer_norm_epsilon", 1e-5),
+        scale_attention=fields.switch("scale_attn_weights", True),
+        tied_head=fields.switch("tie_word_embeddings", True),
+    )
+
+
 _ENCODERS: dict[str, tuple[Callable[[Fields], VisionConfig], Names]] = {
     "beit": (vit.read_beit, vit.BEIT_NAMES),
     "deit": (vit.read_deit, vit.DEIT_NAMES),
@@ -18,7 +55,7 @@ _ENCODERS: dict[str, tuple[Callable[[Fields], VisionConfig], Names]] = {
 }
 _DECODERS: dict[str, tuple[Callable[[Fields], DecoderConfig], Names]] = {
     "bert": (bert.read_bert, bert.BERT_NAMES),
-    "gpt2": (gpt2.read, gpt2.NAMES),
+    "gpt2": (_read_gpt2, _GPT2_NAMES),
     "roberta": (bert.read_roberta, bert.ROBERTA_NAMES),
     "trocr": (bert.read_trocr, bert.TROCR_NAMES),
 }

@@ -64,10 +64,9 @@ _LENGTH = struct.Struct(">H")
 _JPEG_FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, components
 _HUFFMAN = (0xC0, 0xC1, 0xC2)
 _ARITHMETIC = (0xC9, 0xCA)
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {
-    0xF7
-}  # C4, C8 and CC are tables and an extension
 _JPEG_LS = 0xF7
+# 0xC4, 0xC8 and 0xCC are tables and an extension.
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {_JPEG_LS}
 _LOSSLESS = (0xC3, 0xC7, 0xCB, 0xCF)
 # Application segments that tell how pixels are coded, or how the picture is turned.
 _NEEDED_SEGMENTS = {0xE0: (b"JFIF",), 0xE1: (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"), 0xEE: (b"Adobe",)}

@@ -75,9 +75,8 @@ def _quantised() -> Callable[[NamedWeights], NamedWeights]:
     found: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
     def convert(name: str, weight: Tensor) -> Tensor:
-        if (
-            weight.dim() != 2 or weight.numel() % 4 or not _LINEAR.search(name)
-        ):  # steps are read as whole fp32 numbers
+        # Steps are read as whole fp32 numbers.
+        if weight.dim() != 2 or weight.numel() % 4 or not _LINEAR.search(name):
             return weight
         same = weight.data_ptr(), weight.shape, weight.stride()
         if weight.is_meta or same not in found:

@@ -133,7 +133,7 @@ class Answers:
             if captioner.facts is None and permit is not None and not unread:
                 unread.append((body, captioner))
                 return None
-            return parse(fields, continue_text=self._continue_text, instruct=captioner.takes_instructions)
+            return parse(fields, continue_text=self._continue_text, instruct=captioner.known.takes_instructions)
 
         wanted = await read_json(request, self._limits, pool, read)
         if unread and permit is not None:
@@ -172,7 +172,7 @@ class Answers:
         if not chat.ignored:
             return {}
         said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
-        useless = said and not self.of(chat.model).takes_instructions
+        useless = said and not self.of(chat.model).known.takes_instructions
         why = " This model takes no instructions or questions." if useless else ""
         return {"warnings": [f"Ignored: {ignored_names(chat.ignored)}.{why}"]}
 

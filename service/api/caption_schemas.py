@@ -77,9 +77,9 @@ def _caption_request() -> dict[str, Any]:
     members = {name: nullable(option) for name, option in options.items()}
     content = {
         **IMAGE_BODIES,
-        "multipart/form-data": {"schema": form_object(["image"], {"image": BINARY, **options})},
+        "multipart/form-data": {"schema": form_object(["image"], image=BINARY, **options)},
         "application/json": {
-            "schema": request_object(["image"], {"image": IMAGE_OR_URL, **members}),
+            "schema": request_object(["image"], image=IMAGE_OR_URL, **members),
             "example": {"image": EXAMPLE_IMAGE},
         },
     }
@@ -89,7 +89,7 @@ def _caption_request() -> dict[str, Any]:
 def _captions_request() -> dict[str, Any]:
     options = {MODEL: _MODEL, **caption_options.schema()}
     images = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": MAX_IMAGES}
-    content = {"multipart/form-data": {"schema": form_object(["images"], {"images": images, **options})}}
+    content = {"multipart/form-data": {"schema": form_object(["images"], images=images, **options)}}
     return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
 
 

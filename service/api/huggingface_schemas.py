@@ -39,7 +39,7 @@ def _body() -> dict[str, Any]:
         **parameters["max_new_tokens"],
         "description": "Same as `max_new_tokens`, which overrides it, but counts the caption's start token too.",
     }
-    level = request_object([], parameters)
+    level = request_object([], **parameters)
     nested = {
         name: {
             **nullable(level),
@@ -48,8 +48,9 @@ def _body() -> dict[str, Any]:
         }
         for name in NESTED
     }
-    members = {"inputs": IMAGE_OR_URL, "parameters": nullable(request_object([], {**parameters, **nested}))}
-    json_body = {"schema": request_object(["inputs"], members), "example": {"inputs": EXAMPLE_IMAGE}}
+    whole = nullable(request_object([], **parameters, **nested))
+    schema = request_object(["inputs"], inputs=IMAGE_OR_URL, parameters=whole)
+    json_body = {"schema": schema, "example": {"inputs": EXAMPLE_IMAGE}}
     content = {**IMAGE_BODIES, "application/json": json_body}
     return {"requestBody": {"required": True, "content": content}}
 

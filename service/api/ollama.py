@@ -130,7 +130,7 @@ class OllamaRoutes:
         """Describes a model."""
         asked = await self._answers.read(request, sort_show, lambda fields, **_: fields.model)
         _, created = self._served(asked)
-        family = self._answers.of(asked).model_family or ""
+        family = self._answers.of(asked).known.family or ""
         capabilities = ["completion", "vision"]
         texts = dict.fromkeys(("license", "modelfile", "parameters", "template"), "")
         described = {"details": self._details(asked), "model_info": {"general.architecture": family}}
@@ -181,7 +181,7 @@ class OllamaRoutes:
         return {"name": name, "model": name, "size": 0, "digest": digest, "details": self._details(name)}
 
     def _details(self, name: str) -> dict[str, Any]:
-        family = self._answers.of(name).model_family or ""
+        family = self._answers.of(name).known.family or ""
         texts = dict.fromkeys(("parent_model", "format", "parameter_size", "quantization_level"), "")
         return {**texts, "family": family, "families": [family] if family else []}
 

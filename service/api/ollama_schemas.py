@@ -10,16 +10,16 @@ from snapcap.service.api.ollama import OPTIONS
 from snapcap.service.api.openai_schemas import STOP, SWITCH, unserved
 from snapcap.service.api.schema_parts import (
     BODY,
-    CAPTION,
     EXAMPLE_IMAGE,
     EXAMPLE_MODEL,
     IMAGE_TEXT,
     JSON_BODY,
+    NAMED,
     ClosedReply,
-    OptionalCount,
+    Omittable,
     OptionalRegions,
-    OptionalText,
     caption_reply,
+    json_request,
     nullable,
     problems,
     reply,
@@ -31,7 +31,6 @@ from snapcap.service.captioning.options import EMPTY
 from snapcap.service.http.problems import OLLAMA
 from snapcap.service.http.replies import LineStream
 
-_ERRORS = (*JSON_BODY, *BODY, *CAPTION, errors.TooManyImages, errors.UnsupportedOption, errors.ModelNotFound)
 _MODEL = {"type": ["string", "null"], "description": "The name of the served model, with or without `:latest`."}
 _IMAGES = {"type": ["array", "null"], "items": IMAGE_TEXT, "maxItems": 1}
 _TEXT = {"type": ["string", "null"]}
@@ -63,8 +62,8 @@ def operations() -> dict[str, dict[str, Any]]:
         "show": {
             "summary": "Describe a model",
             "responses": reply("The model", "OllamaModel") | shown,
-            "openapi_extra": _content(
-                request_object(["model"], {"model": {"type": "string", "minLength": 1}}), {"model": EXAMPLE_MODEL}
+            "openapi_extra": json_request(
+                request_object(["model"], model={"type": "string", "minLength": 1}), {"model": EXAMPLE_MODEL}
             ),
         },
         "version": {"summary": "Tell the version of the API", "responses": reply("The version", "OllamaVersion")},
@@ -74,13 +73,13 @@ def operations() -> dict[str, dict[str, Any]]:
 def _answer(schema: str) -> dict[int | str, dict[str, Any]]:
     whole = caption_reply("The caption whole, or as JSON lines unless stream is false", schema)
     lines = f"Lines of {schema}, the last with `done`. An error after the first line is a line with `error`."
-    return streamed_reply(whole, LineStream, lines) | problems(*_ERRORS, shape=OLLAMA)
+    return streamed_reply(whole, LineStream, lines) | problems(*NAMED, errors.TooManyImages, shape=OLLAMA)
 
 
 def _messages() -> dict[str, Any]:
-    members = {"role": {"enum": [USER, *OTHER_ROLES]}, "content": _TEXT, "images": _IMAGES}
-    with_image = request_object(["images"], {"images": {"type": "array", "minItems": 1}})
-    items = {"type": "array", "items": request_object(["role"], members)}
+    message = request_object(["role"], role={"enum": [USER, *OTHER_ROLES]}, content=_TEXT, images=_IMAGES)
+    with_image = request_object(["images"], images={"type": "array", "minItems": 1})
+    items = {"type": "array", "items": message}
     return {"anyOf": [{**items, "contains": with_image}, {"type": ["array", "null"], "maxItems": 0}]}
 
 
@@ -95,7 +94,7 @@ def _body(own: dict[str, Any], example: dict[str, Any], **rules: Any) -> dict[st
         "model": _MODEL,
         **own,
         "stream": {**SWITCH, "default": True},
-        "options": nullable(request_object([], {**options, "stop": STOP})),
+        "options": nullable(request_object([], **options, stop=STOP)),
         "keep_alive": {
             "type": ["number", "string", "null"],
             "pattern": r"^-?([0-9]{1,12}(\.[0-9]{0,9})?(ns|us|µs|ms|s|m|h)){1,7}$|^-?[0-9]{1,12}$|^$",
@@ -108,13 +107,7 @@ def _body(own: dict[str, Any], example: dict[str, Any], **rules: Any) -> dict[st
         },
         **unserved({"think": (False,)}),
     }
-    return _content({**request_object([], members), **rules}, example)
-
-
-def _content(schema: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
-    }
+    return json_request({**request_object([], **members), **rules}, example)
 
 
 class OllamaLine(ClosedReply):
@@ -123,13 +116,13 @@ class OllamaLine(ClosedReply):
     model: str
     created_at: str
     done: bool
-    done_reason: OptionalText = Field(description="stop, length, or load: the request only loads the model.")
-    total_duration: OptionalCount
-    load_duration: OptionalCount
-    prompt_eval_count: OptionalCount
-    prompt_eval_duration: OptionalCount = Field(description="Reading and encoding the image.")
-    eval_count: OptionalCount
-    eval_duration: OptionalCount
+    done_reason: Omittable[str] = Field(description="stop, length, or load: the request only loads the model.")
+    total_duration: Omittable[int]
+    load_duration: Omittable[int]
+    prompt_eval_count: Omittable[int]
+    prompt_eval_duration: Omittable[int] = Field(description="Reading and encoding the image.")
+    eval_count: Omittable[int]
+    eval_duration: Omittable[int]
     regions: OptionalRegions
 
 
@@ -152,9 +145,9 @@ class OllamaListed(ClosedReply):
     size: Literal[0]
     digest: str
     details: dict[str, str | list[str]]
-    modified_at: OptionalText
-    expires_at: OptionalText
-    size_vram: OptionalCount
+    modified_at: Omittable[str]
+    expires_at: Omittable[str]
+    size_vram: Omittable[int]
 
 
 class OllamaModels(ClosedReply):

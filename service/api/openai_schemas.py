@@ -1,39 +1,37 @@
-"""Describes the OpenAI API in the OpenAPI document."""
+"""Describes the two OpenAI APIs, chat completions and responses, in the OpenAPI document."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
-from pydantic.json_schema import SkipJsonSchema
 
 from snapcap.service import errors
 from snapcap.service.api.answers import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS
 from snapcap.service.api.caption_schemas import Timings
 from snapcap.service.api.conversation import IMAGES, OTHER_ROLES, TEXTS, USER
 from snapcap.service.api.openai import OPTIONS
+from snapcap.service.api.responses import ELSEWHERE
 from snapcap.service.api.schema_parts import (
-    BODY,
-    CAPTION,
     EXAMPLE_IMAGE,
     EXAMPLE_MODEL,
-    JSON_BODY,
+    NAMED,
     URLS,
     ClosedReply,
+    Omittable,
     OptionalRegions,
-    OptionalText,
     caption_reply,
+    json_request,
     nullable,
     path_parameter,
     problems,
     reply,
     request_object,
     streamed_reply,
-    without_default,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.captioning.options import EMPTY, NEUTRAL
 from snapcap.service.http.problems import OPENAI
-from snapcap.service.http.replies import EventStream
+from snapcap.service.http.replies import EventStream, NamedEventStream
 
 SWITCH: dict[str, Any] = {"type": ["boolean", "null"]}
 UNREAD: dict[str, Any] = {"description": "The server does not read the field."}
@@ -41,12 +39,6 @@ _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 STOP: dict[str, Any] = {
     "anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, {"type": "null"}]
 }
-# The type of a member that may be absent but is never null.
-_OptionalTimings = Annotated[Timings | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
-
-
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return request_object(required, properties)
 
 
 def _image(urls: bool) -> dict[str, Any]:
@@ -55,16 +47,16 @@ def _image(urls: bool) -> dict[str, Any]:
         remote = {"type": "string", "format": "uri", "description": "An http(s) URL of an allowed host."}
         url = {"anyOf": [url, remote]}
     # OpenAI's form is an object with the URL; some clients send the URL alone.
-    either = {"anyOf": [_object(["url"], url=url), url]}
-    return _object(["type", "image_url"], type={"enum": [*IMAGES]}, image_url=either)
+    either = {"anyOf": [request_object(["url"], url=url), url]}
+    return request_object(["type", "image_url"], type={"enum": [*IMAGES]}, image_url=either)
 
 
 def _user(content: dict[str, Any]) -> dict[str, Any]:
-    return _object(["role", "content"], role={"const": USER}, content=content, images={"enum": [None, []]})
+    return request_object(["role", "content"], role={"const": USER}, content=content, images={"enum": [None, []]})
 
 
 def _text(schema: dict[str, Any]) -> dict[str, Any]:
-    return _object(["type", "text"], type={"enum": [*TEXTS]}, text=schema, image_url={"type": "null"})
+    return request_object(["type", "text"], type={"enum": [*TEXTS]}, text=schema, image_url={"type": "null"})
 
 
 def _one_message(urls: bool) -> dict[str, Any]:
@@ -86,7 +78,7 @@ def _conversation(urls: bool) -> dict[str, Any]:
     image = _image(urls)
     parts = {"type": "array", "items": {"anyOf": [image, _text({"type": "string"})]}}
     user = _user({"anyOf": [{"type": "string"}, parts]})
-    other = _object(
+    other = request_object(
         ["role"],
         role={"enum": [*OTHER_ROLES]},
         content={"anyOf": [{"type": ["string", "null"]}, parts]},
@@ -102,15 +94,15 @@ def _conversation(urls: bool) -> dict[str, Any]:
     }
 
 
-def messages_schema(urls: bool, continue_text: bool) -> dict[str, Any]:
+def _messages(urls: bool, continue_text: bool) -> dict[str, Any]:
     """Returns the schema of the messages of a chat, or of the input of a response."""
     return _one_message(urls) if continue_text else _conversation(urls)
 
 
-def answer_form(schema: dict[str, Any]) -> dict[str, Any]:
+def _answer_form(schema: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of a field that asks for text or JSON. `schema`: the members of the form json_schema."""
-    plain = _object(["type"], type={"enum": ["text", "json_object"]})
-    by_schema = _object(["type", *schema], type={"const": "json_schema"}, **schema)
+    plain = request_object(["type"], type={"enum": ["text", "json_object"]})
+    by_schema = request_object(["type", *schema], type={"const": "json_schema"}, **schema)
     return {
         "anyOf": [{"enum": [*EMPTY, None]}, plain, by_schema],
         "description": "With `json_object` the answer is an object with the member `caption`. A schema must be "
@@ -126,7 +118,7 @@ def unserved(neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     }
 
 
-def shared_fields() -> dict[str, Any]:
+def _shared_fields() -> dict[str, Any]:
     """Returns the schemas of the fields of a chat and of a response."""
     options = caption_options.schema()
     return {
@@ -141,47 +133,46 @@ def shared_fields() -> dict[str, Any]:
     }
 
 
-def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
-    usage = _object([], include_usage=SWITCH, include_obfuscation=UNREAD)
-    shared = shared_fields()
-    request = _object(
+def _chat_body(urls: bool, continue_text: bool) -> dict[str, Any]:
+    usage = request_object([], include_usage=SWITCH, include_obfuscation=UNREAD)
+    shared = _shared_fields()
+    request = request_object(
         ["messages"],
-        messages=messages_schema(urls, continue_text),
+        messages=_messages(urls, continue_text),
         stream_options={**nullable(usage), "description": "Allowed only with `stream`."},
-        response_format=answer_form({"json_schema": _object(["schema"], schema={"type": "object"})}),
+        response_format=_answer_form({"json_schema": request_object(["schema"], schema={"type": "object"})}),
         **shared,
         **unserved({name: values for name, values in NEUTRAL.items() if name not in (*shared, "response_format")}),
     )
     url = {"url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
     message = {"role": USER, "content": [{"type": "image_url", "image_url": url}]}
-    content = {"schema": request, "example": {"model": EXAMPLE_MODEL, "messages": [message]}}
-    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+    return json_request(request, {"model": EXAMPLE_MODEL, "messages": [message]})
 
 
-def _chat_reply() -> dict[int | str, dict[str, Any]]:
-    return streamed_reply(
-        caption_reply("The caption, or with stream its pieces as server-sent events", "ChatCompletion"),
-        EventStream,
-        "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as `data: ERROR` and "
-        "ends the stream.",
+def _response_body(urls: bool, continue_text: bool) -> dict[str, Any]:
+    request = request_object(
+        ["input"],
+        input=_messages(urls, continue_text),
+        instructions={"type": ["string", "null"]},
+        stream_options=UNREAD,
+        text=nullable(request_object([], format=_answer_form({"schema": {"type": "object"}}))),
+        **_shared_fields(),
+        **unserved(ELSEWHERE),
     )
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
+    return json_request(request, {"model": EXAMPLE_MODEL, "input": [{"role": USER, "content": [image]}]})
 
 
-def _chat(urls: bool, continue_text: bool) -> dict[str, Any]:
-    refusals = problems(
-        *JSON_BODY,
-        *BODY,
-        *CAPTION,
-        errors.TooManyImages,
-        errors.UnsupportedOption,
-        errors.ModelNotFound,
-        *URLS,
-        shape=OPENAI,
-    )
+def _captioning(
+    summary: str, schema: str, stream: type[EventStream], events: str, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the keyword arguments of a route that captions. `events`: describes its `stream`."""
+    whole = caption_reply("The caption, or with stream its pieces as server-sent events", schema)
     return {
-        "summary": "Caption the image of a message",
-        "responses": _chat_reply() | refusals,
-        "openapi_extra": _body(urls, continue_text),
+        "summary": summary,
+        "responses": streamed_reply(whole, stream, events)
+        | problems(*NAMED, errors.TooManyImages, *URLS, shape=OPENAI),
+        "openapi_extra": body,
     }
 
 
@@ -189,7 +180,21 @@ def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
     """Returns FastAPI's keyword arguments for each route, by the name of the route. `urls`: http(s) URLs of images
     are allowed for some hosts. `continue_text`: the text of a message is the beginning of the caption."""
     return {
-        "create_chat_completion": _chat(urls, continue_text),
+        "create_chat_completion": _captioning(
+            "Caption the image of a message",
+            "ChatCompletion",
+            EventStream,
+            "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as `data: ERROR` "
+            "and ends the stream.",
+            _chat_body(urls, continue_text),
+        ),
+        "create_response": _captioning(
+            "Caption the image of an input",
+            "ResponseObject",
+            NamedEventStream,
+            "Events `event: response.NAME` with `data`. An error after the first event is `response.failed`.",
+            _response_body(urls, continue_text),
+        ),
         "list_models": {
             "summary": "List the models",
             "responses": reply("The served model", "ModelList") | problems(errors.NotReady, shape=OPENAI),
@@ -219,7 +224,7 @@ class Model(ClosedReply):
     object: Literal["model"]
     created: int = Field(description="Unix time in seconds since which the model has been served.")
     owned_by: str
-    state: OptionalText = Field(
+    state: Omittable[str] = Field(
         description="absent, waking, ready or leaving, if the server has several models or has one that may leave."
     )
 
@@ -252,12 +257,8 @@ class ChatChoice(ClosedReply):
 
 # The type of a member that only some replies have.
 OptionalTexts = Annotated[
-    list[str] | SkipJsonSchema[None],
-    Field(
-        default=None,
-        json_schema_extra=without_default,
-        description="Names the parts of the request that were ignored. Absent if nothing was.",
-    ),
+    Omittable[list[str]],
+    Field(description="Names the parts of the request that were ignored. Absent if nothing was."),
 ]
 
 
@@ -295,15 +296,64 @@ class ChatCompletionChunk(ClosedReply):
     usage: Usage | None = Field(
         default=None, description="The usage, in the last chunk, with stream_options.include_usage."
     )
-    backend: OptionalText = Field(
+    backend: Omittable[str] = Field(
         description="The backend that ran the request, in the chunk of the usage. Absent if a stop sequence ended "
         "the caption."
     )
-    timings: _OptionalTimings = Field(
+    timings: Omittable[Timings] = Field(
         description="The timings, as in a reply of /v1/caption. Present if `backend` is."
     )
     regions: OptionalRegions
     warnings: OptionalTexts
 
 
-ROOTS: tuple[type[BaseModel], ...] = (OpenAIError, ModelList, ChatCompletion, ChatCompletionChunk)
+class ResponseText(ClosedReply):
+    type: Literal["output_text"]
+    text: str = Field(description="The caption without the text of the request that it begins with.")
+    annotations: list[Any] = Field(max_length=0)
+    logprobs: list[Any] = Field(max_length=0)
+
+
+class ResponseMessage(ClosedReply):
+    id: str
+    type: Literal["message"]
+    status: Literal["completed", "incomplete"]
+    role: Literal["assistant"]
+    content: list[ResponseText] = Field(min_length=1, max_length=1)
+
+
+class ResponseUsage(ClosedReply):
+    """Counts tokens of text. An image counts as 0 tokens."""
+
+    input_tokens: int = Field(ge=0)
+    input_tokens_details: dict[str, int]
+    output_tokens: int = Field(ge=0)
+    output_tokens_details: dict[str, int]
+    total_tokens: int = Field(ge=0)
+
+
+class ResponseObject(ClosedReply):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: dict[str, str] | None = Field(description="The reason, if the caption reached its limit.")
+    output: list[ResponseMessage] = Field(min_length=1, max_length=1)
+    usage: ResponseUsage
+    temperature: float
+    top_p: float
+    max_output_tokens: int | None
+    text: dict[str, dict[str, str]]
+    instructions: None
+    metadata: dict[str, str]
+    parallel_tool_calls: Literal[False]
+    tool_choice: Literal["none"]
+    tools: list[Any] = Field(max_length=0)
+    store: Literal[False]
+    regions: OptionalRegions
+    warnings: OptionalTexts
+
+
+ROOTS: tuple[type[BaseModel], ...] = (OpenAIError, ModelList, ChatCompletion, ChatCompletionChunk, ResponseObject)

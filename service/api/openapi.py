@@ -13,7 +13,6 @@ from snapcap.service.api import (
     ollama_schemas,
     openai_schemas,
     operations_schemas,
-    responses_schemas,
     schema_parts,
     v2_schemas,
 )
@@ -27,8 +26,13 @@ if TYPE_CHECKING:
     from snapcap.service.api.app import Exposure
 
 _SCHEMAS = (
-    *(schema_parts, caption_schemas, huggingface_schemas, ollama_schemas, openai_schemas, responses_schemas),
-    *(v2_schemas, operations_schemas),
+    schema_parts,
+    caption_schemas,
+    huggingface_schemas,
+    ollama_schemas,
+    openai_schemas,
+    v2_schemas,
+    operations_schemas,
 )
 _REQUEST_ID = {
     "name": "X-Request-Id",
@@ -59,7 +63,6 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
         **caption_schemas.operations(),
         **huggingface_schemas.operations(),
         **openai_schemas.operations(bool(exposure.image_hosts), exposure.continue_text),
-        **responses_schemas.operations(bool(exposure.image_hosts), exposure.continue_text),
         **ollama_schemas.operations(),
         **v2_schemas.operations(),
         **operations_schemas.operations(),

@@ -107,6 +107,7 @@ def startup_routes(
             raise InvalidOption("format", f"be one of {', '.join(FORMATS)}")
         asked = _one_of(request, "model", ("",))
         model = captioner.named(asked)
+        known = model.known
         readiness, timeline, status = server if model.keeper is None or not asked else model.keeper.start
         # `now` is read after all other times, so that no time in the report is later.
         marks, phases, rest = timeline.marks(), timeline.phases(), status.to_dict()
@@ -114,10 +115,10 @@ def startup_routes(
             "state": model.state if asked and model.state is not None else readiness.state.value,
             "phase": readiness.phase(),
             "model": model.model_name,
-            "family": model.model_family,
-            "tasks": [*model.tasks],
-            "takes_instructions": model.takes_instructions,
-            "settings_not_done": [*model.settings_not_done],
+            "family": known.family,
+            "tasks": known.tasks,
+            "takes_instructions": known.takes_instructions,
+            "settings_not_done": known.settings_not_done,
             "now": _seconds(timeline.now()),
             "marks": {name: _seconds(moment) for name, moment in marks.items()},
             "phases": [

@@ -1,20 +1,17 @@
 """Describes the probes, /startup, /metrics, the pages and the OpenAPI document in that document."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import HTMLResponse, PlainTextResponse
 
 from snapcap.service.api.operations import FORMATS
 from snapcap.service.api.schema_parts import (
     ModelState,
-    OptionalCount,
-    OptionalText,
+    Omittable,
     Responses,
     problems,
     reply,
-    without_default,
 )
 from snapcap.service.errors import InvalidOption, ModelNotFound
 
@@ -92,7 +89,7 @@ class Live(BaseModel):
 class Ready(BaseModel):
     state: State
     phase: str
-    error: OptionalText = Field(description="The reason for which the start failed.")
+    error: Omittable[str] = Field(description="The reason for which the start failed.")
 
 
 class Phase(BaseModel):
@@ -134,12 +131,12 @@ class Build(BaseModel):
     the store could not be read, and is asked again."""
 
     state: Literal["looking", "declined", "waiting", "fetched", "building", "published", "failed"]
-    done: OptionalCount = Field(description="Number of packages built.")
-    of: OptionalCount = Field(description="Number of packages to build.")
-    holder: OptionalText = Field(description="The process that builds while this process waits.")
-    reason: OptionalText = Field(description="The reason for which this process does not build, or not yet.")
-    command: OptionalText = Field(description="The command that builds the artifacts instead.")
-    error: OptionalText
+    done: Omittable[int] = Field(description="Number of packages built.")
+    of: Omittable[int] = Field(description="Number of packages to build.")
+    holder: Omittable[str] = Field(description="The process that builds while this process waits.")
+    reason: Omittable[str] = Field(description="The reason for which this process does not build, or not yet.")
+    command: Omittable[str] = Field(description="The command that builds the artifacts instead.")
+    error: Omittable[str]
 
 
 class CompileEvents(BaseModel):
@@ -153,9 +150,9 @@ class Startup(BaseModel):
     state: State | ModelState = Field(description="The server's state, or with `model` in the query the model's.")
     phase: str
     model: str | None = Field(description="The name of the model, once the model is loaded.")
-    models: Annotated[
-        dict[str, ModelState] | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)
-    ] = Field(description="The state of each model, if the server has several or has one that may leave.")
+    models: Omittable[dict[str, ModelState]] = Field(
+        description="The state of each model, if the server has several or has one that may leave."
+    )
     family: str | None = Field(description="The `model_type` of the model in transformers.")
     takes_instructions: bool = Field(
         description="True: a prompt is an instruction. False: a prompt is the beginning of a caption."
@@ -201,10 +198,10 @@ class TraceEvent(BaseModel):
     )
     pid: int
     tid: int = Field(description="The track.")
-    ts: OptionalCount = Field(description="Microseconds since the process was executed.")
-    dur: OptionalCount = Field(description="Duration in microseconds.")
-    cat: OptionalText = Field(description="The kind of the event: phase, warm-up or mark.")
-    s: OptionalText = Field(description="The scope of an instant. p: the process.")
+    ts: Omittable[int] = Field(description="Microseconds since the process was executed.")
+    dur: Omittable[int] = Field(description="Duration in microseconds.")
+    cat: Omittable[str] = Field(description="The kind of the event: phase, warm-up or mark.")
+    s: Omittable[str] = Field(description="The scope of an instant. p: the process.")
     args: dict[str, Any]
 
 

@@ -4,7 +4,7 @@ Only the document and the tests use the models. The routes build the replies wit
 validated while serving.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -19,6 +19,7 @@ Schema = dict[str, Any]
 # The type of FastAPI's argument `responses`.
 Responses = dict[int | str, dict[str, Any]]
 # BODY: errors of reading a body under limits. CAPTION: errors of a caption request. URLS: errors of an image's URL.
+# NAMED: errors of a caption request as JSON that names the model and may have options that are not served.
 BODY: tuple[type[ServiceError], ...] = (
     errors.InvalidEncoding,
     errors.BodyTimeout,
@@ -37,6 +38,13 @@ CAPTION: tuple[type[ServiceError], ...] = (
 )
 URLS: tuple[type[ServiceError], ...] = (errors.ImageUrlRefused, errors.ImageNotFetched)
 JSON_BODY: tuple[type[ServiceError], ...] = (errors.EmptyBody, errors.InvalidJson)
+NAMED: tuple[type[ServiceError], ...] = (
+    *JSON_BODY,
+    *BODY,
+    *CAPTION,
+    errors.UnsupportedOption,
+    errors.ModelNotFound,
+)
 _IGNORED = (
     "Names the ignored parts of the request: unknown fields, and in a chat `text` of users, `system` messages, "
     "`replies`, earlier `images`. Absent if nothing was ignored. The server refuses a field that would change the "
@@ -108,14 +116,20 @@ def nullable(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
 
 
-def request_object(required: list[str], properties: dict[str, Any]) -> Schema:
+def request_object(required: list[str], **properties: Any) -> Schema:
     """Returns the schema of an object in a request. Other members are allowed, and ignored."""
     return {"type": "object", "required": required, "properties": properties}
 
 
-def form_object(required: list[str], properties: dict[str, Any]) -> Schema:
+def form_object(required: list[str], **properties: Any) -> Schema:
     """Returns the schema of a form. Other parts are allowed if they are text, and ignored."""
-    return {**request_object(required, properties), "additionalProperties": {"type": "string"}}
+    return {**request_object(required, **properties), "additionalProperties": {"type": "string"}}
+
+
+def json_request(schema: Schema, example: Any) -> dict[str, Any]:
+    """Returns the body of a request that is a JSON document."""
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def path_parameter(name: str, description: str) -> dict[str, Any]:
@@ -156,9 +170,9 @@ def without_default(schema: dict[str, Any]) -> None:
     schema.pop("default", None)
 
 
-# Types of members that may be absent but are never null.
-OptionalText = Annotated[str | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
-OptionalCount = Annotated[int | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
+Item = TypeVar("Item")
+# The type of a member that may be absent but is never null.
+Omittable = Annotated[Item | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
 
 
 class Region(BaseModel):
@@ -167,18 +181,14 @@ class Region(BaseModel):
 
     label: str
     box: tuple[int, int, int, int] = Field(description="Left, top, right and bottom.")
-    polygons: Annotated[
-        list[list[int]] | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)
-    ] = Field(description="Outlines, as x and y of each corner in turn. Absent if the part is the box.")
+    polygons: Omittable[list[list[int]]] = Field(
+        description="Outlines, as x and y of each corner in turn. Absent if the part is the box."
+    )
 
 
 OptionalRegions = Annotated[
-    list[Region] | SkipJsonSchema[None],
-    Field(
-        default=None,
-        json_schema_extra=without_default,
-        description="The parts of the image that the text names. Absent unless the task's answer names parts.",
-    ),
+    Omittable[list[Region]],
+    Field(description="The parts of the image that the text names. Absent unless the task's answer names parts."),
 ]
 ModelState = Literal["absent", "waking", "ready", "leaving"]
 
@@ -200,10 +210,10 @@ class Problem(BaseModel):
     error: str = Field(description="The same text as `detail`.")
     code: str
     request_id: str
-    option: OptionalText = Field(description="The name of the invalid option.")
-    reason: OptionalText = Field(description="The reason for which the image cannot be processed.")
-    phase: OptionalText = Field(description="The current phase of the server, while it does not caption images.")
-    limit: OptionalCount = Field(description="The largest size of a body, in bytes.")
+    option: Omittable[str] = Field(description="The name of the invalid option.")
+    reason: Omittable[str] = Field(description="The reason for which the image cannot be processed.")
+    phase: Omittable[str] = Field(description="The current phase of the server, while it does not caption images.")
+    limit: Omittable[int] = Field(description="The largest size of a body, in bytes.")
 
 
 ROOTS: tuple[type[BaseModel], ...] = (Problem,)

@@ -18,6 +18,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from snapcap.models.dataclass import dataclass
+from snapcap.service.api.answers import switch
 from snapcap.service.api.caption import MAX_IMAGES
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.options import NAMES, CaptionOptions, integer, options_from_json, sort_fields
@@ -318,11 +319,11 @@ def _options(parameters: Mapping[str, Any]) -> CaptionOptions:
 
 
 def _binary_output(outputs: Any, parameters: Mapping[str, Any]) -> bool:
-    everywhere = _switch(parameters, BINARY_OUTPUT, False)
+    everywhere = switch(parameters, BINARY_OUTPUT)
     if outputs in (None, []):
         return everywhere
     output = _single(outputs, "outputs", OUTPUT)
-    return _switch(_tensor_parameters(output, "outputs", "binary_data"), "binary_data", everywhere)
+    return switch(_tensor_parameters(output, "outputs", "binary_data"), "binary_data", default=everywhere)
 
 
 def _tensor_parameters(tensor: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
@@ -338,13 +339,6 @@ def _single(value: Any, where: str, name: str) -> Mapping[str, Any]:
     if value[0].get("name") != name:
         raise InvalidOption(f"{where}[0].name", f"be {name!r}")
     return value[0]
-
-
-def _switch(values: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = values.get(name, default)
-    if not isinstance(value, bool):
-        raise InvalidOption(name, "be true or false")
-    return value
 
 
 def _identity(value: Any) -> str | None:

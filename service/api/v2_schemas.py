@@ -1,27 +1,24 @@
 """Describes the Open Inference Protocol v2 in the OpenAPI document."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from pydantic.json_schema import SkipJsonSchema
 
 from snapcap.service import errors
 from snapcap.service.api.caption import MAX_IMAGES
 from snapcap.service.api.schema_parts import (
-    BODY,
-    CAPTION,
     EXAMPLE_IMAGE,
     IMAGE_TEXT,
-    JSON_BODY,
+    NAMED,
     ClosedReply,
     ModelState,
+    Omittable,
     caption_reply,
     nullable,
     path_parameter,
     problems,
     reply,
     request_object,
-    without_default,
 )
 from snapcap.service.api.v2 import BINARY_OUTPUT, HEADER_LENGTH, INPUT, MAX_TIMEOUT, OUTPUT
 from snapcap.service.captioning import options as caption_options
@@ -65,16 +62,7 @@ def _of_model(prefix: str, *, versioned: bool) -> dict[str, dict[str, Any]]:
     return {
         f"{prefix}model_infer": {
             "summary": f"Caption a batch of images{what}",
-            "responses": _infer_reply()
-            | problems(
-                *JSON_BODY,
-                *BODY,
-                *CAPTION,
-                errors.TooManyImages,
-                errors.UnsupportedOption,
-                errors.ModelNotFound,
-                shape=V2,
-            ),
+            "responses": _infer_reply() | problems(*NAMED, errors.TooManyImages, shape=V2),
             "openapi_extra": {"parameters": [*parameters, _LENGTH], "requestBody": _body()},
         },
         f"{prefix}model_ready": {
@@ -90,10 +78,6 @@ def _of_model(prefix: str, *, versioned: bool) -> dict[str, dict[str, Any]]:
     }
 
 
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return request_object(required, properties)
-
-
 def _body() -> dict[str, Any]:
     options = {name: nullable(option) for name, option in caption_options.schema().items()}
     options["timeout"] = {
@@ -102,9 +86,9 @@ def _body() -> dict[str, Any]:
         "maximum": MAX_TIMEOUT,
         "description": "Time limit of this request in microseconds. The server's own limit applies too.",
     }
-    parameters = _object([], **options, **{BINARY_OUTPUT: {"type": "boolean"}})
+    parameters = request_object([], **options, **{BINARY_OUTPUT: {"type": "boolean"}})
     row = {"type": "array", "items": IMAGE_TEXT, "minItems": 1}
-    tensor = _object(
+    tensor = request_object(
         ["name", "datatype", "shape", "data"],
         name={"const": INPUT},
         datatype={"const": "BYTES"},
@@ -115,13 +99,13 @@ def _body() -> dict[str, Any]:
             "minItems": 1,
             "description": "[n] or [n, 1], for n images.",
         },
-        parameters=nullable(_object([])),
+        parameters=nullable(request_object([])),
         data={"type": "array", "items": {"anyOf": [IMAGE_TEXT, row]}, "minItems": 1},
     )
-    output = _object(
-        ["name"], name={"const": OUTPUT}, parameters=nullable(_object([], binary_data={"type": "boolean"}))
+    output = request_object(
+        ["name"], name={"const": OUTPUT}, parameters=nullable(request_object([], binary_data={"type": "boolean"}))
     )
-    request = _object(
+    request = request_object(
         ["inputs"],
         id={
             "type": ["string", "null"],
@@ -169,9 +153,9 @@ class V2Server(ClosedReply):
     name: Literal["snapcap"]
     version: str
     extensions: list[str]
-    models: Annotated[
-        list[V2ServedModel] | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)
-    ] = Field(description="The models, if the server has several or has one that may leave.")
+    models: Omittable[list[V2ServedModel]] = Field(
+        description="The models, if the server has several or has one that may leave."
+    )
 
 
 class V2ModelReady(ClosedReply):

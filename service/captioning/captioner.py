@@ -85,12 +85,19 @@ class _Model:
 
 
 class ModelFacts(NamedTuple):
-    """Holds facts of a model that stay known while it is absent: see the properties of `Captioner`."""
+    """Holds facts of a model that stay known while it is absent.
 
-    family: str | None
-    tasks: tuple[str, ...]
-    settings_not_done: tuple[str, ...]
-    takes_instructions: bool
+    family: the model's `model_type`, as transformers has it.
+    tasks: names of the model's tasks, the default first.
+    settings_not_done: checkpoint settings that would change captions and that this server ignores.
+    takes_instructions: the model reads a prompt as an instruction. Otherwise a prompt is the beginning of the
+        caption.
+    """
+
+    family: str | None = None
+    tasks: tuple[str, ...] = ()
+    settings_not_done: tuple[str, ...] = ()
+    takes_instructions: bool = False
 
 
 class Start(NamedTuple):
@@ -185,26 +192,9 @@ class Captioner:
         return self._name
 
     @property
-    def model_family(self) -> str | None:
-        """The model's `model_type`, as transformers has it; None before the first `attach`."""
-        return None if self.facts is None else self.facts.family
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names of the model's tasks, the default first; empty before the first `attach`."""
-        return () if self.facts is None else self.facts.tasks
-
-    @property
-    def settings_not_done(self) -> tuple[str, ...]:
-        """Checkpoint settings that would change captions and that this server ignores; empty before the first
-        `attach`."""
-        return () if self.facts is None else self.facts.settings_not_done
-
-    @property
-    def takes_instructions(self) -> bool:
-        """True if the model reads a prompt as an instruction. Otherwise a prompt is the beginning of the
-        caption."""
-        return self.facts is not None and self.facts.takes_instructions
+    def known(self) -> ModelFacts:
+        """The facts of the model; empty ones before the first `attach`."""
+        return self.facts or ModelFacts()
 
     @property
     def state(self) -> str | None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
 from snapcap.models.text import INPUT, GenerationConfig, Region, Task
+from snapcap.service.captioning.caption_text import CaptionText, Style, StyledText
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.captioning.stop_sequences import CaptionText
-from snapcap.service.captioning.style import Style, StyledText
 from snapcap.service.errors import InvalidOption, UnsupportedOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
 

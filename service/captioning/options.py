@@ -22,7 +22,7 @@ from typing import Any, Literal, TypedDict
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.errors import near_words
-from snapcap.service.captioning.style import FEWEST_CHARS
+from snapcap.service.captioning.caption_text import FEWEST_CHARS
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption, UnsupportedOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
 

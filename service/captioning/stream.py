@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from snapcap.service.captioning.stop_sequences import CaptionText
+from snapcap.service.captioning.caption_text import CaptionText
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.errors import DeadlineExceeded
 

@@ -20,8 +20,8 @@ from snapcap.warmup.build.release import check_publishing, publish_built, publis
 from snapcap.warmup.errors import BuildError, one_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint, read_checkpoint
-from snapcap.warmup.plan.memory import fitted, free_for_another
-from snapcap.warmup.plan.plan import Plan, make_plan
+from snapcap.warmup.plan.memory import free_for_another, plan_of_server
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.start import load
@@ -44,8 +44,7 @@ def _build(options: StartOptions) -> int:
     check_publishing(options)
     checkpoint = read_checkpoint(options)
     _ = checkpoint.tokenizer  # raises if the tokenizer cannot be read, as no server could use the artifacts
-    plan = make_plan(checkpoint.config, options)
-    plan = fitted(checkpoint, plan, free_for_another(plan))
+    plan = plan_of_server(checkpoint, options)
     options = replace(options, compute=replace(options.compute, buckets=plan.buckets))
     artifacts = find_artifacts(options, plan.factors(checkpoint.config, options.kind))
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())  # a log has each sentence on one line

@@ -14,8 +14,7 @@ from snapcap.warmup.artifacts.worker import find_artifacts
 from snapcap.warmup.checkpoints.source import is_publishable
 from snapcap.warmup.errors import one_line
 from snapcap.warmup.plan.checkpoint import read_checkpoint
-from snapcap.warmup.plan.memory import fitted, free_for_another
-from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.plan.memory import plan_of_server
 from snapcap.warmup.weights.published import ModelFetcher
 
 
@@ -27,9 +26,8 @@ def explain(settings: Settings, show_all: bool) -> int:
     logs.configure(settings.log.format, settings.log.level)
     try:
         checkpoint = read_checkpoint(settings)
-        plan = make_plan(checkpoint.config, settings)
-        plan = fitted(checkpoint, plan, free_for_another(plan))
-        artifacts = find_artifacts(settings, plan.factors(checkpoint.config, settings.kind))
+        factors = plan_of_server(checkpoint, settings).factors(checkpoint.config, settings.kind)
+        artifacts = find_artifacts(settings, factors)
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
         return ExitStatus.of(error)

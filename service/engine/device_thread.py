@@ -16,11 +16,10 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.preparation import NO_CALLBACKS, Callbacks
 from snapcap.warmup.start.start import StartedModel, load
 
 if TYPE_CHECKING:
-    from snapcap.warmup.artifacts.fetch import Artifacts
-    from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.weights.published import ModelFetcher
 
 _logger = logging.getLogger("snapcap.start")
@@ -40,10 +39,9 @@ class DeviceThread:
         on_ready: Callable[[StartedModel, Engine, Scheduler], None],
         on_failure: Callable[[Exception], None],
         rehearse: Callable[[Engine, StartedModel], None] | None = None,
-        on_checkpoint: Callable[["Checkpoint"], object] = lambda checkpoint: None,
         turn_ended: Callable[[], object] = lambda: None,
         fetcher: "ModelFetcher | None" = None,
-        on_artifacts: Callable[["Artifacts | None"], object] = lambda artifacts: None,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
         """``on_ready`` and ``on_failure`` are called on the device thread: ``on_ready`` before the first request is
         served, ``on_failure`` when the start has failed or the device has been given up.
@@ -51,9 +49,8 @@ class DeviceThread:
         ``rehearse``, if given, is called before ``on_ready``, on a thread of its own, with an engine over the model
         whose steps are not counted in metrics. An exception that it raises is logged.
 
-        ``on_checkpoint`` is called, on another thread, once the checkpoint is on local disk. ``turn_ended`` is
-        called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` and ``on_artifacts``
-        are passed to ``load``."""
+        ``turn_ended`` is called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` and
+        ``callbacks`` are passed to ``load``."""
         self._options = options
         self._timeline = timeline
         self._status = status
@@ -61,10 +58,9 @@ class DeviceThread:
         self._on_ready = on_ready
         self._on_failure = on_failure
         self._rehearse = rehearse
-        self._on_checkpoint = on_checkpoint
-        self._on_artifacts = on_artifacts
         self._turn_ended = turn_ended
         self._fetcher = fetcher
+        self._callbacks = callbacks
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
@@ -78,8 +74,7 @@ class DeviceThread:
 
     def _run(self) -> None:
         try:
-            options, callbacks = self._options, (self._on_checkpoint, self._fetcher, self._on_artifacts)
-            loaded = load(options, self._timeline, self._status, *callbacks)
+            loaded = load(self._options, self._timeline, self._status, self._fetcher, self._callbacks)
             if self._rehearse is not None:
                 with self._timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self._rehearse)

@@ -129,10 +129,10 @@ class PageGuard:
     def _check(self, scope: Scope) -> None:
         host = forwarded = origin = site = ""
         preflight = False
+        # A browser sends each header once. Several origins or sites are joined, so that they match none.
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value.decode("latin-1").lower()
-            # A browser sends each header once. Several values are joined, so that they match no origin and no site.
             elif name == b"origin":
                 origin += ("," if origin else "") + value.decode("latin-1")
             elif name == b"sec-fetch-site":

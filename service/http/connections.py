@@ -95,7 +95,7 @@ class Watched(Protocol):
 
 
 class Connections:
-    """Watches the connections of one event loop. `count` is called with a reason of `telemetry.reasons.CLOSED` for
+    """Watches the connections of one event loop. `count` is called with a reason of `telemetry.metrics.CLOSED` for
     each connection that is refused, or closed because of its client.
 
     Three tables hold the connections that wait for their clients, each in the order in which the waits began:
@@ -253,7 +253,7 @@ class RefusalLog:
         self._left_out = 0
 
     def write(self, error: ServiceError, reason: str, client: tuple[str, int] | None) -> None:
-        """Logs a refusal. `reason` is one of `telemetry.reasons.CLOSED`, `client` the address and port of the
+        """Logs a refusal. `reason` is one of `telemetry.metrics.CLOSED`, `client` the address and port of the
         client. The field `left_out` counts the refusals that were not logged since the last line."""
         address = client[0] if client else ""
         fields: dict[str, object] = {

@@ -27,11 +27,10 @@ from snapcap.service.errors import DeadlineExceeded, NotReady, Overloaded, Unpro
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, too_large, unreadable
 from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
 from snapcap.service.images.parent import picture
-from snapcap.service.images.processes import ImageProcessFamily, Job, Worker
+from snapcap.service.images.processes import TRIED_AGAIN, ImageProcessFamily, Job, Worker
 from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
 from snapcap.service.telemetry.logs import visible
-from snapcap.service.telemetry.metrics import Metrics
-from snapcap.service.telemetry.reasons import TRIED_AGAIN, Why
+from snapcap.service.telemetry.metrics import Metrics, Why
 
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform

@@ -39,8 +39,7 @@ from snapcap.service.images.messages import (
 )
 from snapcap.service.ipc.fork import how_it_ended
 from snapcap.service.ipc.framing import RECEIVE_BYTES, pack, receive
-from snapcap.service.telemetry.metrics import Metrics
-from snapcap.service.telemetry.reasons import SENTENCES, Why
+from snapcap.service.telemetry.metrics import Metrics, Why
 
 START_S = 30.0
 # Seconds without a notice after which the parent counts as hung, if a process is missing. The parent reports the
@@ -61,6 +60,20 @@ _END_S = 5.0
 # Seconds after which a process that closed its socket is killed. The parent reports the end of a process within
 # milliseconds, so this process is still running.
 _GOES_ON_S = 1.0
+# For these reasons the image is decoded again, because the process was at fault and not the image.
+TRIED_AGAIN: tuple[Why, ...] = ("hung", "bad_answer")
+# The reasons as sentences of the log.
+_SENTENCES: dict[Why, str] = {
+    "deadline": "killed at the deadline of its request",
+    "too_complex": "killed: its image took more CPU time than --decode-timeout allows",
+    "client_left": "killed: its client has left",
+    "hung": "killed: it had an image to decode and made no progress",
+    "broken": "killed: decoding failed in a way that no image should cause",
+    "idle": "killed: it used CPU time or kept memory without an image",
+    "threads": "killed: it started more threads than a codec needs",
+    "refusals": "killed: after many refused images, a new process is to decode the server's own picture",
+    "bad_answer": "killed: its answer was not one that a decode process may give",
+}
 _FILES = 2  # `Began` carries two: the socket to the process, and the file of its pixels
 _logger = logging.getLogger("snapcap.decode")
 
@@ -376,7 +389,7 @@ class ImageProcessFamily:
             self._killed.add(worker.pid)
             kill(worker.pid)
         self._metrics.decode_processes_killed.labels(why).inc()
-        fields: dict[str, object] = {"pid": worker.pid, "why": SENTENCES[why]}
+        fields: dict[str, object] = {"pid": worker.pid, "why": _SENTENCES[why]}
         if detail:
             fields["said"] = detail
         if worker.job is not None:

@@ -4,8 +4,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from snapcap.service.readiness import AFTER_READY_S, after_ready
 
@@ -13,14 +14,42 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from snapcap.service.engine.engine import Engine
-    from snapcap.warmup.machine.worker import Worker
     from snapcap.warmup.options import StartOptions
     from snapcap.warmup.progress.status import StartupStatus
-    from snapcap.warmup.start.background_build import BackgroundBuild
     from snapcap.warmup.start.start import StartedModel
 
 _build_logger = logging.getLogger("snapcap.build")
 _weights_logger = logging.getLogger("snapcap.weights")
+
+
+class Stoppable(Protocol):
+    """A part of background work that another thread can end, at any time."""
+
+    def stop(self) -> object: ...
+
+
+class _Behind:
+    """Background work that begins some seconds from now, on a thread of its own, and can be ended."""
+
+    def __init__(self, work: Callable[["_Behind"], None], after_s: float) -> None:
+        self._parts: list[Stoppable] = []
+        self._stopped = threading.Event()
+        self._timer = after_ready(partial(work, self), after_s)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def keep(self, part: Stoppable) -> bool:
+        """Keeps a part, for `stop` to end it. Returns False if the work is ended already."""
+        self._parts.append(part)
+        return not self.stopped
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._timer.cancel()
+        for part in self._parts:
+            part.stop()
 
 
 def start_build(
@@ -38,33 +67,23 @@ def start_build(
         found = loaded.artifacts
         if options.store.remote is None or found is None or found.fetched.result != "error":
             return lambda: None
-    builds: list[BackgroundBuild] = []
 
     def on_device(function: Callable[[], None]) -> "Future[None]":
         return engine.call(function, "swap a bucket in")
 
-    stopped = threading.Event()
-
-    def begin() -> None:
+    def begin(behind: _Behind) -> None:
         try:
             from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only starts without artifacts need it
 
-            builds.append(BackgroundBuild(loaded, options, status, on_device))
+            build = BackgroundBuild(loaded, options, status, on_device)
         except Exception as error:  # no other thread would report it
             status.building(state="failed", error=f"{type(error).__name__}: {error}")
             _build_logger.exception("build failed unexpectedly; eager goes on serving")
             return
-        if not stopped.is_set():
-            builds[0].start()
+        if behind.keep(build):
+            build.start()
 
-    def stop() -> None:
-        stopped.set()
-        timer.cancel()
-        for build in builds:
-            build.stop()
-
-    timer = after_ready(begin, after_s)
-    return stop
+    return _Behind(begin, after_s).stop
 
 
 _LOWEST_PRIORITY = 19
@@ -77,10 +96,8 @@ def start_preparing(
     it."""
     if loaded.weights in ("hit", "off"):
         return lambda: None
-    workers: list[Worker] = []
-    stopped = threading.Event()
 
-    def prepare() -> None:
+    def prepare(behind: _Behind) -> None:
         try:
             from snapcap.warmup.artifacts.store import WEIGHTS  # noqa: PLC0415  starts do without it
             from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
@@ -88,26 +105,19 @@ def start_preparing(
             if not _is_writable(options.store_folder / WEIGHTS):
                 _weights_logger.info("weights are not prepared: the artifact folder is read-only")
                 return
-            workers.append(weights_worker(loaded.checkpoint.folder, loaded.plan, options, _LOWEST_PRIORITY))
-            if stopped.is_set():
+            worker = weights_worker(loaded.checkpoint.folder, loaded.plan, options, _LOWEST_PRIORITY)
+            if not behind.keep(worker):
                 return
-            prepared = prepare_in_worker(workers[0], thorough=loaded.weights == "corrupt")
+            prepared = prepare_in_worker(worker, thorough=loaded.weights == "corrupt")
         except Exception:  # no other thread would report it
             _weights_logger.exception("weights could not be prepared; the next start reads the checkpoint again")
             return
-        if not stopped.is_set():
+        if not behind.stopped:
             level = logging.WARNING if prepared.result == "skipped" else logging.INFO
             fields = {"result": prepared.result, "reason": prepared.reason}
             _weights_logger.log(level, "weights for the next start", extra={"fields": fields})
 
-    def stop() -> None:
-        stopped.set()
-        timer.cancel()
-        for worker in workers:
-            worker.stop()
-
-    timer = after_ready(prepare, after_s)
-    return stop
+    return _Behind(prepare, after_s).stop
 
 
 def _is_writable(folder: Path) -> bool:

@@ -103,6 +103,7 @@ class _EngineProcess:
         try:
             with self._timeline.phase("import_engine", self._importing):
                 from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415  a failed import is logged
+                from snapcap.warmup.start.preparation import Callbacks  # noqa: PLC0415  likewise
             DeviceThread(
                 self._settings,
                 self._timeline,
@@ -111,10 +112,9 @@ class _EngineProcess:
                 self._ready,
                 self._failed,
                 self._rehearse,
-                on_checkpoint=self._found,
-                on_artifacts=self._found_artifacts,
-                turn_ended=self._server.turns.end,
-                fetcher=self._fetcher,
+                self._server.turns.end,
+                self._fetcher,
+                Callbacks(self._found_checkpoint, self._found_artifacts),
             ).start()
         except Exception as error:
             self._failed(error)
@@ -132,7 +132,7 @@ class _EngineProcess:
             case Rehearsed():
                 self._rehearsed.set()
 
-    def _found(self, checkpoint: "Checkpoint") -> None:
+    def _found_checkpoint(self, checkpoint: "Checkpoint") -> None:
         self._channel.send(CheckpointFound(checkpoint.folder))
 
     def _found_artifacts(self, artifacts: "Artifacts | None") -> None:

@@ -5,22 +5,35 @@ The engine counts steps, rows and tokens, through the methods of `EngineObserver
 request counts the `request*` metrics.
 """
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from snapcap.service.errors import ServiceError
 from snapcap.service.limits import REJECTED
-from snapcap.service.telemetry.reasons import CLOSED, WHYS
 from snapcap.warmup.progress.status import COMPONENTS
 
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _WAIT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _DECODE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-Instrument = TypeVar("Instrument", Counter, Histogram)
-
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+Instrument = TypeVar("Instrument", Counter, Histogram)
+# The reasons for which the server kills a decode process.
+Why = Literal[
+    "deadline", "too_complex", "client_left", "hung", "bad_answer", "broken", "idle", "threads", "refusals"
+]
+# The reasons for which a connection is refused, or closed because of its client.
+CLOSED = (
+    "malformed",
+    "head_too_large",
+    "head_timeout",
+    "body_left_over",
+    "send_timeout",
+    "max_connections",
+    "made_room",
+    "grace_period",
+)
 
 
 class Metrics:
@@ -108,15 +121,14 @@ class Metrics:
         )
         self.decode_processes_killed = counter(
             "decode_processes_killed_total",
-            "Decode processes that the server ended and replaced, by reason: deadline, too_complex, client_left, "
-            "hung, bad_answer, broken, idle, threads, refusals.",
+            f"Decode processes that the server ended and replaced, by reason: {', '.join(get_args(Why))}.",
             "reason",
         )
         # A counter that appears with its first event hides that event from Prometheus, whose increase() and rate()
         # need a value before it.
         for code in REJECTED:
             self.requests_rejected.labels(code)
-        for why in WHYS:
+        for why in get_args(Why):
             self.decode_processes_killed.labels(why)
         for reason in CLOSED:
             self.connections_closed.labels(reason)
@@ -132,7 +144,7 @@ class Metrics:
             self._child(self.request_duration, api).observe(seconds)
 
     def connection_closed(self, reason: str) -> None:
-        """Counts a closed or refused connection under a reason of `telemetry.reasons.CLOSED`."""
+        """Counts a closed or refused connection under a reason of `CLOSED`."""
         self.connections_closed.labels(reason).inc()
 
     def image_decoded(self, kind: str, seconds: float) -> None:

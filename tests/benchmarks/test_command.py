@@ -1,6 +1,5 @@
 """The command line of `snapcap bench`: what is refused, and how it says so."""
 
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -40,14 +39,6 @@ def test_a_wrong_command_line_is_one_line(
     assert part in error
     assert error.count("\n") == 1
     assert error.startswith("snapcap: ")
-
-
-def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["bench", "startup", "--png", "start.png"]) == 2
-    assert "snapcap[bench]" in capsys.readouterr().err
 
 
 def test_cases_come_in_the_order_of_the_table_and_each_once() -> None:

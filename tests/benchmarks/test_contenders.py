@@ -15,7 +15,6 @@ from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import Workload, open_workload
 from snapcap.benchmarks.startup import Start, judge
-from snapcap.benchmarks.waterfall import Segment
 
 
 class Rounds:
@@ -107,7 +106,7 @@ def test_a_server_that_cannot_be_measured_here_is_no_failure(tmp_path: Path) -> 
 
 
 def test_a_start_that_compiles_after_ready_has_failed() -> None:
-    starts = [Start(1.0, [Segment("all", 0.0, 1.0)], {"compiles_serving": graphs}) for graphs in (0.0, 2.0)]
+    starts = [Start({"compiles_serving": graphs}) for graphs in (0.0, 2.0)]
     problems: dict[str, str] = {}
     judge({"eager": starts[:1], "aot": starts}, problems)
     assert problems == {"aot": "failed: it compiled 2 graphs after READY"}

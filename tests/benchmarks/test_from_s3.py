@@ -1,4 +1,4 @@
-"""A start from S3 with weights: what counts as one, and what is kept of it."""
+"""A start from S3 with weights: what counts as one, and what is noted of it."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,13 +11,7 @@ from snapcap.benchmarks import startup
 from snapcap.benchmarks.contenders import Contenders
 from snapcap.benchmarks.harness.moto_store import S3Artifacts
 from snapcap.benchmarks.harness.workload import open_workload
-from snapcap.benchmarks.startup import (
-    PUBLISHED,
-    Bench,
-    ServerStart,
-    Start,
-    without_places,
-)
+from snapcap.benchmarks.startup import PUBLISHED, Bench, Start
 
 HIT = {"result": "hit", "bytes_fetched": 3 << 20}
 
@@ -31,12 +25,13 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, An
         seen.append(given[2:])
         yield S3Artifacts(("--store", "s3://x"), {"KEY": "x"})
 
-    def run(self: ServerStart) -> Start:
-        seen.append(self.command)
-        return Start(1.0, [], {"ready": 1.0}, {"startup": {"weights": weights}})
+    def serve(_: Bench, command: tuple[str, ...], *__: Any) -> Start:
+        seen.append(command)
+        buckets = [{"backend": "aot", "state": "warm"}]
+        return Start({"ready": 1.0}, {"tier": "aot", "buckets": buckets, "weights": weights})
 
     monkeypatch.setattr(startup, "s3_artifacts", artifacts)
-    monkeypatch.setattr(ServerStart, "run", run)
+    monkeypatch.setattr(Bench, "_serve", serve)
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
         contenders = Contenders(workload, "cpu", tmp_path, tmp_path, ("--buckets=1",), float("inf"))
@@ -58,9 +53,3 @@ def test_a_start_that_fetched_no_weights_is_no_result(
 ) -> None:
     with pytest.raises(RuntimeError, match="did not come from S3"):
         begin(monkeypatch, tmp_path, weights)
-
-
-def test_what_is_kept_of_a_startup_names_no_place() -> None:
-    weights = {**HIT, "reason": "in /home/somebody"}
-    kept = without_places({"artifacts": None, "weights": weights, "device": "cpu"})
-    assert kept == {"artifacts": {}, "weights": HIT}

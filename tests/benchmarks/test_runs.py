@@ -1,4 +1,4 @@
-"""Short real runs of `snapcap bench` on the demo model: what they print, write and draw."""
+"""Short real runs of `snapcap bench` on the demo model: what they print and write."""
 
 import json
 import subprocess
@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from support.servers.server_process import clean_environment, snapcap
 
-PNG = b"\x89PNG\r\n\x1a\n"
-
 
 @pytest.fixture(scope="module")
-def startup(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
-    """Standard output, the JSON, and the folder of one `bench startup`."""
+def startup(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """Standard output and the JSON of one `bench startup`."""
     folder = tmp_path_factory.mktemp("startup")
     done = snapcap(
         "bench",
@@ -23,34 +21,30 @@ def startup(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, An
         "--runs=1",
         "--serve=--buckets=1",
         f"--json={folder / 'start.json'}",
-        f"--png={folder / 'start.png'}",
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads((folder / "start.json").read_text()), folder
+    return done.stdout, json.loads((folder / "start.json").read_text())
 
 
-def test_the_phases_of_a_start_sum_to_its_total(startup: tuple[str, dict[str, Any], Path]) -> None:
-    for name in ("floor", "eager"):
-        samples = startup[1]["samples"][name]
-        phases = {each: values[0] for each, values in samples.items() if each.startswith("phase ")}
-        assert sum(phases.values()) == pytest.approx(samples["total"][0], abs=1e-4)
-    assert {"phase interpreter", "phase import_torch", "phase warm_encoder", "phase first_caption"} <= set(phases)
+def test_the_moments_of_a_start_follow_each_other(startup: tuple[str, dict[str, Any]]) -> None:
+    figures = startup[1]["figures"]
+    assert 0 < figures["eager.live"] < figures["eager.ready"] < figures["eager.total"]
+    assert figures["floor.total"] > 0
 
 
-def test_a_warm_start_compiles_and_starts_nothing(startup: tuple[str, dict[str, Any], Path]) -> None:
+def test_a_warm_start_compiles_and_starts_nothing(startup: tuple[str, dict[str, Any]]) -> None:
     assert startup[1]["figures"]["eager.compiles_serving"] == 0
     (found,) = startup[1]["children"]["eager"]
     assert found["ended"] in (False, None)  # None: a kernel that does not count
     assert found["alive"] == []
 
 
-def test_the_report_says_where_and_how_it_was_measured(startup: tuple[str, dict[str, Any], Path]) -> None:
-    output, written, folder = startup
+def test_the_report_says_where_and_how_it_was_measured(startup: tuple[str, dict[str, Any]]) -> None:
+    output, written = startup
     assert written["command"].startswith("snapcap bench startup --cases=floor,eager")
     assert "torch" in written["versions"]
     assert written["figures"]["eager.peak_host_mib"] > 50
     assert output.rstrip().splitlines()[-1].startswith("$ snapcap bench startup")
-    assert (folder / "start.png").read_bytes().startswith(PNG)
 
 
 def test_peers_of_the_demo_model(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import Overloaded, ServiceError
 from snapcap.service.images.pool import _MOST_WAITING
 from snapcap.service.limits import LIMITS, OVERLOADED, REJECTED, Limit
-from snapcap.service.telemetry.reasons import CLOSED
+from snapcap.service.telemetry.metrics import CLOSED
 from snapcap.warmup.option import options_of
 
 

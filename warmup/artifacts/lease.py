@@ -8,7 +8,6 @@ only when it is ``CLOCK_SKEW`` seconds past its time; clocks that are further ap
 """
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -19,6 +18,7 @@ from typing import Any, TypeGuard
 from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.json_object import load_object
 from snapcap.warmup.artifacts.key import canonical_json
 from snapcap.warmup.artifacts.store import ArtifactStore, StoreError, lease_name
 
@@ -112,11 +112,8 @@ class Lease:
     def _take(self, expired: str | None) -> bool:
         """Write the lease over the expired one of that version, or where there is none."""
         name, content = lease_name(self.key), self._content()
-        if expired is None:
-            self._version = self.store.write(name, content, if_absent=True)
-        else:
-            self._version = self.store.write(name, content, if_version=expired)
-        self._version = self._version or self._version_of_ours()
+        version = self.store.write(name, content, if_absent=expired is None, if_version=expired)
+        self._version = version or self._version_of_ours()
         return self._version is not None
 
 
@@ -167,10 +164,9 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
+        return load_object(data)
+    except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _unique() -> str:

@@ -182,10 +182,8 @@ class Progress:
     files: dict[str, VerifiedFile] = field(default_factory=dict)
     input_specs: dict[str, InputSpecs] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    library: VerifiedFile | None = None
-    no_library: str = ""
-    image_library: VerifiedFile | None = None
-    no_image_library: str = ""
+    libraries: dict[str, VerifiedFile] = field(default_factory=dict)  # by entry
+    no_libraries: dict[str, str] = field(default_factory=dict)  # by entry, why there is no library
     passed_on: dict[str, str] = field(default_factory=dict)  # by entry, the digest of the library it runs on
     lock: threading.Lock = field(default_factory=threading.Lock)
     moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
@@ -319,8 +317,8 @@ class Builder:
         self._on_event = on_event
         self._environment = dict(environment or {})
         self._device_type = plan.device_type
-        self._standalone = plan.may_be_standalone
         self._on_libtorch = plan.runs_on_libtorch
+        self._libraries = (CPU_LIBRARY, IMAGE_LIBRARY) if plan.may_be_standalone else (IMAGE_LIBRARY,)
         self._stopped = threading.Event()
         self._progress = Progress()
 
@@ -356,12 +354,12 @@ class Builder:
         if missing:
             require_compiler()
         progress = self._progress
-        if self._standalone and (found := self._folder.recorded(CPU_LIBRARY)) is not None:
-            progress.library = found[0]
-        if (found := self._folder.recorded(IMAGE_LIBRARY)) is not None:
-            progress.image_library = found[0]
-        unchecked = [each for each in kept if self._standalone and not self._runs_on_library(each.task.entry)]
-        if missing or ((unchecked or progress.image_library is None) and find_compiler() is not None):
+        for entry in self._libraries:
+            if (found := self._folder.recorded(entry)) is not None:
+                progress.libraries[entry] = found[0]
+        standalone = CPU_LIBRARY in self._libraries
+        unchecked = [each for each in kept if standalone and not self._runs_on_library(each.task.entry)]
+        if missing or ((unchecked or IMAGE_LIBRARY not in progress.libraries) and find_compiler() is not None):
             try:
                 self._folder.make()
             except OSError as error:
@@ -372,22 +370,21 @@ class Builder:
                 self._make([self._retries.pop(0)], [], 1, 1)
         files, specs = self.made()
         needed = {task.entry for task in self._tasks if not task.on_demand}
-        library = progress.library if all(map(self._runs_on_library, files)) else None
-        reason = "" if library else progress.no_library
+        library = progress.libraries.get(CPU_LIBRARY) if all(map(self._runs_on_library, files)) else None
         return Built(
             files,
             specs,
             dict(progress.failures),
-            needed <= files.keys(),
-            library,
-            reason,
-            progress.image_library,
-            progress.no_image_library,
+            complete=needed <= files.keys(),
+            library=library,
+            no_library="" if library else progress.no_libraries.get(CPU_LIBRARY, ""),
+            image_library=progress.libraries.get(IMAGE_LIBRARY),
+            no_image_library=progress.no_libraries.get(IMAGE_LIBRARY, ""),
         )
 
     def _runs_on_library(self, entry: str) -> bool:
         """Returns whether a package passed its check on the CPU library of this build."""
-        library = self._progress.library
+        library = self._progress.libraries.get(CPU_LIBRARY)
         return library is not None and self._progress.passed_on.get(entry) == library.blob.digest
 
     def stop(self) -> None:
@@ -494,20 +491,13 @@ class Builder:
         them. A failure is recorded and not raised: packages also run on libtorch, and Pillow also resizes."""
         progress = self._progress
         with compiler:
-            if self._standalone and progress.library is None:
+            for entry in [each for each in self._libraries if each not in progress.libraries]:
                 try:
-                    progress.library = self._compiled_library(compiler, CPU_LIBRARY)
+                    compiled = compiler.ask({"entry": entry}, self._timeout)
+                    blob = Blob(compiled["digest"], compiled["size"])
+                    progress.libraries[entry] = self._folder.record(entry, [], blob)
                 except (WorkerError, OSError) as error:
-                    progress.no_library = f"it cannot be compiled: {error}"
-            if progress.image_library is None:
-                try:
-                    progress.image_library = self._compiled_library(compiler, IMAGE_LIBRARY)
-                except (WorkerError, OSError) as error:
-                    progress.no_image_library = f"it cannot be compiled: {error}"
-
-    def _compiled_library(self, compiler: Worker, entry: str) -> VerifiedFile:
-        compiled = compiler.ask({"entry": entry}, self._timeout)
-        return self._folder.record(entry, [], Blob(compiled["digest"], compiled["size"]))
+                    progress.no_libraries[entry] = f"it cannot be compiled: {error}"
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
         """Check packages with a worker until no more will be compiled."""
@@ -531,7 +521,7 @@ class Builder:
         library.result()
         passed_on = self._checked_on_library(task, asked, checker)
         if not (passed_on or self._on_libtorch):
-            raise WorkerError(f"int8 needs the CPU library: {self._progress.no_library}")
+            raise WorkerError(f"int8 needs the CPU library: {self._progress.no_libraries[CPU_LIBRARY]}")
         with self._failing(task, "record"):
             package = self._folder.record(task.entry, compiled.specs, blob, passed_on)
             self._done(task, package, compiled.specs, passed_on)
@@ -541,7 +531,7 @@ class Builder:
     def _checked_on_library(self, task: Task, asked: dict[str, Any], checker: Worker) -> str:
         """Returns the digest of the CPU library if a package runs on it, else "". A package that does not run on
         the CPU library still runs on libtorch."""
-        library = self._progress.library
+        library = self._progress.libraries.get(CPU_LIBRARY)
         if library is None:
             return ""
         try:
@@ -549,7 +539,7 @@ class Builder:
         except WorkerError as error:
             if self._stopped.is_set():
                 raise  # the stop broke the check off, not the package
-            self._progress.no_library = f"{task.entry} does not run on it: {error}"
+            self._progress.no_libraries[CPU_LIBRARY] = f"{task.entry} does not run on it: {error}"
             return ""
         return library.blob.digest
 

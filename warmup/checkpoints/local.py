@@ -17,11 +17,8 @@ from snapcap.models.errors import UserError
 from snapcap.models.fields import ConfigError, is_there, json_or_empty
 
 ADAPTER = "adapter_config.json"  # PEFT's, which comes along so that the refusal can name what it adapts
-METADATA = (
-    "config.json",
-    ADAPTER,
-    "generation_config.json",
-    "preprocessor_config.json",
+# Files from which a chat template and a tokenizer are read, beside config.json.
+TEXT_FILES = (
     "processor_config.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -32,8 +29,8 @@ METADATA = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
-    "*.model",
 )
+METADATA = ("config.json", ADAPTER, "generation_config.json", "preprocessor_config.json", *TEXT_FILES, "*.model")
 
 OUTAGE_S = 10.0  # in which a source must say which revision it has, where this machine has one already
 _logger = logging.getLogger("snapcap.start")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.models.errors import WeightsError
+from snapcap.models.json_object import load_object
 from snapcap.models.weights.listing import MOST_INDEX_BYTES, is_safe_name, weight_names
 from snapcap.warmup.checkpoints.local import (
     ADAPTER,
@@ -279,10 +280,8 @@ def _read(folder: Path) -> Record:
     """The record; empty when it is damaged, which only costs a download."""
     try:
         with open_regular(folder / _SIDECAR) as file:
-            value = json.loads(file.read(_SIDECAR_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(value, dict):
+            value = load_object(file.read(_SIDECAR_BYTES))
+    except (OSError, ValueError):
         return {}
     return {name: e for name, e in value.items() if is_safe_name(name) and isinstance(e, dict)}
 

@@ -367,12 +367,13 @@ def within(seconds: float, work: Callable[[], T], name: str) -> T:
         TimeoutError: it takes longer.
     """
     future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True).start()
     return future.result(seconds)
+
+
+def fulfil(future: "Future[T]", work: Callable[[], T]) -> None:
+    """Does work, and gives its result or its exception to a future."""
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)

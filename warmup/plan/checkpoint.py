@@ -22,7 +22,7 @@ from snapcap.models.text import ChatIds, ImageMarkup
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import canonical_json
 from snapcap.warmup.artifacts.store import CHATS, StoreError
-from snapcap.warmup.checkpoints.local import CheckpointError
+from snapcap.warmup.checkpoints.local import TEXT_FILES, CheckpointError
 from snapcap.warmup.machine.installation import installed_version, package_folder
 from snapcap.warmup.options import StartOptions
 
@@ -100,20 +100,6 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
 _logger = logging.getLogger("snapcap.start")
 _MOST_BYTES = 256 * 1024
 _SOURCES = ("chat.py", "chat_render.py", "tokenizer.py")
-# Files of a checkpoint from which its chat template and tokenizer are read.
-_FILES = (
-    "chat_template.jinja",
-    "chat_template.json",
-    "processor_config.json",
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-)
 _LIBRARIES = ("jinja2", "tokenizers")
 
 
@@ -185,7 +171,8 @@ def _digest(folder: Path, markup: ImageMarkup) -> str:
     versions = {library: installed_version(library) for library in _LIBRARIES}
     digest = hashlib.sha256(canonical_json([asdict(markup), versions]))
     ours = package_folder("snapcap.models") / "processing"
-    for file in (*(ours / source for source in _SOURCES), *(folder / name for name in _FILES)):
+    files = [ours / name for name in _SOURCES] + [folder / name for name in ("config.json", *TEXT_FILES)]
+    for file in files:
         if is_there(file):  # anything but a file is not read for a template either, and a pipe would never end
             digest.update(f"{file.name} {hashlib.sha256(read_bytes(file)).hexdigest()}\n".encode())
     return digest.hexdigest()

@@ -22,8 +22,9 @@ from snapcap.models.regions.state import BeamState, DecodeState
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, free_device_memory
 from snapcap.warmup.machine.own_imports import child_environment, python_module
+from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Plan, make_plan
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -190,6 +191,12 @@ def free_for_another(plan: Plan) -> int | None:
         )
         return int(asked.stdout)
     return None
+
+
+def plan_of_server(checkpoint: Checkpoint, options: StartOptions) -> Plan:
+    """Returns the plan that a server on this machine makes, with the buckets for which its GPU has room."""
+    plan = make_plan(checkpoint.config, options)
+    return fitted(checkpoint, plan, free_for_another(plan))
 
 
 def fitted(checkpoint: Checkpoint, plan: Plan, free: int | None, weights: int = 0) -> Plan:

@@ -29,8 +29,6 @@ PHASES = (
     "self_test",
     "rehearsal",  # only on a server
 )
-# On other threads; the start waits for these only where nothing else runs.
-BESIDE = frozenset({"fetch_weights", "fetch_artifacts", "load_artifacts"})
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.host import HostMemory
 from snapcap.models.memory.memory import B, Memory
+from snapcap.warmup.machine.worker import fulfil
 
 B_co = TypeVar("B_co", covariant=True)
 B_contra = TypeVar("B_contra", contravariant=True)
@@ -114,14 +116,7 @@ class CpuLanes:
             self._works = queue.SimpleQueue()
             threading.Thread(target=_work, args=(self._works,), name="encodes", daemon=True).start()
         future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._works.put(run)
+        self._works.put(partial(fulfil, future, work))
         return future
 
 

@@ -5,7 +5,7 @@ nothing to copy when the engine moves between buckets. No torch: what tensors ar
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple
@@ -287,18 +287,6 @@ class Runner(Generic[B]):
         else:
             step = self._step[bucket]
             self._step[bucket] = replace(step, captured=self.device.record(lambda: self._run_decoder(step)))
-
-    def replay(self, component: Component, bucket: Bucket) -> Callable[[], B]:
-        """Returns a function that replays a captured bucket without copying inputs, to time the device alone. An
-        encoder's bucket is replayed for its greatest number of tokens."""
-        if component == "encoder":
-            encodes = self._encode[bucket].encodes
-            captured = encodes[max(encodes)].captured
-        else:
-            captured = self._step[bucket].captured
-        if captured is None:
-            raise ValueError(f"{component} bucket {bucket.size} is not captured")
-        return captured.replay
 
     def run_first_layers(self, component: Component, bucket: Bucket) -> None:
         """Run each region of a bucket with only its first layer, on any content of the buffers. All layers run the

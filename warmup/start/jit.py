@@ -47,6 +47,7 @@ from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.files import scratch_folder
 from snapcap.warmup.machine.installation import require_compiler, resolve_device
+from snapcap.warmup.machine.worker import fulfil
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import Bucket, InductorOption, Plan, inductor_options
 from snapcap.warmup.progress.status import StartupStatus, cache_counts
@@ -135,16 +136,12 @@ class Jit:
             outcome.set_result([local] if local else [])
             return outcome
 
-        def publish() -> None:
-            try:
-                remote = publish_in_worker(artifacts.key, self._options, replacing)
-                report(remote, self._status)
-            except Exception as error:  # or a build would wait for it for ever
-                outcome.set_exception(error)
-            else:
-                outcome.set_result([local, remote])
+        def publish() -> list[Published]:
+            remote = publish_in_worker(artifacts.key, self._options, replacing)
+            report(remote, self._status)
+            return [local, remote]
 
-        threading.Thread(target=publish, name="publish", daemon=True).start()
+        threading.Thread(target=fulfil, args=(outcome, publish), name="publish", daemon=True).start()
         return outcome
 
     def _publish_locally(self, artifacts: Artifacts) -> Published | None:

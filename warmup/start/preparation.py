@@ -62,23 +62,32 @@ class Preparation:
     checkpoint: "Future[Checkpoint]"
 
 
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that a start calls on one of its threads, each with what it is named after.
+
+    checkpoint: called once the checkpoint is on local disk, or the part of it that a start needs.
+    artifacts: called once the artifacts were looked for. The argument is None if the backend uses none.
+    """
+
+    checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
+    artifacts: Callable[[Artifacts | None], object] = lambda artifacts: None
+
+
+NO_CALLBACKS = Callbacks()
+
+
 def prepare(
     options: StartOptions,
     timeline: Timeline,
     status: StartupStatus,
     pool: ThreadPoolExecutor,
-    on_checkpoint: Callable[[Checkpoint], object],
     fetcher: "ModelFetcher | None" = None,
-    on_artifacts: Callable[[Artifacts | None], object] = lambda artifacts: None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Preparation:
-    """Begin the work on ``STEPS`` threads of ``pool``.
-
-    Args:
-        on_checkpoint: called with the checkpoint, on one of the threads.
-        on_artifacts: called likewise with the artifacts; None if the backend uses none.
-        fetcher: brings the model from the store, if it may be published there.
-    """
-    work = _Work(options, timeline, status, on_checkpoint, fetcher, on_artifacts)
+    """Begins the work on ``STEPS`` threads of ``pool``. ``fetcher`` brings the model from the store, if it may be
+    published there."""
+    work = _Work(options, timeline, status, fetcher, callbacks)
     published = pool.submit(work.ask_store)
     planned = pool.submit(work.plan, published)
     artifacts = pool.submit(work.find_artifacts, planned)
@@ -94,9 +103,8 @@ class _Work:
     options: StartOptions
     timeline: Timeline
     status: StartupStatus
-    on_checkpoint: Callable[[Checkpoint], object]
     fetcher: "ModelFetcher | None"
-    on_artifacts: Callable[[Artifacts | None], object]
+    callbacks: Callbacks
 
     def ask_store(self) -> "Described | FoundWeights":
         if self.fetcher is None:
@@ -124,14 +132,14 @@ class _Work:
     def find_artifacts(self, planned: "Future[Planned]") -> Artifacts | None:
         options = self.options
         if options.compute.backend == "eager":
-            self.on_artifacts(None)
+            self.callbacks.artifacts(None)
             return None
         _, config, plan = planned.result()
         with self.timeline.phase("fetch_artifacts"):
             found = find_artifacts(options, plan.factors(config, options.kind), self.fetcher)
         if CPU_LIBRARY not in found.fetched.entries:
             begin_torch_libraries()
-        self.on_artifacts(found)
+        self.callbacks.artifacts(found)
         self.status.fetched(found)
         return found
 
@@ -147,7 +155,7 @@ class _Work:
         folder, config, plan = planned.result()
         checkpoint = Checkpoint.of(options, folder, config)
         if isinstance(published, FoundWeights):
-            self.on_checkpoint(checkpoint)
+            self.callbacks.checkpoint(checkpoint)
             weights = _find_weights(checkpoint, plan, options)
             if weights.result == "miss" and published.result != "off":
                 weights = published  # they would have spared the checkpoint
@@ -156,7 +164,7 @@ class _Work:
                 raise TypeError("a published model, and no fetcher")
             bring = partial(brought, options, published.found.weights.identity)
             checkpoint = replace(checkpoint, bring=bring)
-            self.on_checkpoint(checkpoint)
+            self.callbacks.checkpoint(checkpoint)
             with self.timeline.phase("fetch_weights"):
                 wait([artifacts])
                 weights = self.fetcher.weights(published, checkpoint, plan)

@@ -19,7 +19,6 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -40,7 +39,7 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import CaptureError
 from snapcap.warmup.start.native import NativeLoader
-from snapcap.warmup.start.preparation import STEPS, Preparation, prepare
+from snapcap.warmup.start.preparation import NO_CALLBACKS, STEPS, Callbacks, Preparation, prepare
 from snapcap.warmup.start.published import begin_fetcher, close_behind, may_be_published
 from snapcap.warmup.weights.find import FoundWeights, WeightsResult
 
@@ -133,32 +132,29 @@ def load(
     options: StartOptions,
     timeline: Timeline,
     status: StartupStatus,
-    on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None,
     fetcher: "ModelFetcher | None" = None,
-    on_artifacts: Callable[[Artifacts | None], object] = lambda artifacts: None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> StartedModel:
-    """Run the start on the calling thread, which becomes the device thread. Another one calls ``on_checkpoint``
-    once the checkpoint is on local disk, or what a start needs of it, and ``on_artifacts`` once they were
-    looked for. ``fetcher``: who was begun with for these options.
+    """Runs the start on the calling thread, which becomes the device thread. ``fetcher`` is the fetcher of a
+    published model, if it was begun for these options already.
 
     Raises:
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
         StartError: a setting does not fit, or the start is strict and not what was asked for.
     """
     try:
-        return _load(options, timeline, status, on_checkpoint, fetcher, on_artifacts)
+        return _load(options, timeline, status, fetcher, callbacks)
     except _SmallerPlanError as error:  # a smaller plan has another key, and so other artifacts
         compute = replace(options.compute, buckets=error.buckets)
-        return _load(replace(options, compute=compute), timeline, status, lambda _: None, None, lambda _: None)
+        return _load(replace(options, compute=compute), timeline, status, None, NO_CALLBACKS)
 
 
 def _load(
     options: StartOptions,
     timeline: Timeline,
     status: StartupStatus,
-    on_checkpoint: Callable[[Checkpoint], object],
     fetcher: "ModelFetcher | None",
-    on_artifacts: Callable[[Artifacts | None], object],
+    callbacks: Callbacks,
 ) -> StartedModel:
     with contextlib.ExitStack() as scope:
         # A thread that waits for Python's lock asks for it after this interval, by default 0.005 s. Threads beside
@@ -170,7 +166,7 @@ def _load(
         fetcher = fetcher or begin_fetcher(options)
         reason = torch_is_needed(options)
         importing = None if reason is None else _begin_import(reason, pool, timeline)
-        preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher, on_artifacts)
+        preparation = prepare(options, timeline, status, pool, fetcher, callbacks)
         close_behind(fetcher, [preparation.weights, preparation.artifacts])
         if importing is None:
             reason = wait_for_parts(preparation, options)

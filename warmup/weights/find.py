@@ -13,7 +13,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
@@ -275,9 +275,13 @@ def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan:
     """
     name = prepared_name(digest, checkpoint, plan)
     with store.opened(f"{WEIGHTS}/{name}") as file:
-        if file is None:
-            return None
-        mapped = map_weights(file, name)
-        with contextlib.suppress(OSError):  # the folder may be read-only
-            os.utime(file.fileno())  # the newest are kept
-        return mapped
+        return None if file is None else map_used(file, name)
+
+
+def map_used(file: BinaryIO, name: str) -> MappedWeights:
+    """Maps an open file of prepared weights, and notes that it was used now, as the newest files are kept. Raises
+    as ``map_weights``."""
+    mapped = map_weights(file, name)
+    with contextlib.suppress(OSError):  # the folder may be read-only
+        os.utime(file.fileno())
+    return mapped

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.weights.prepared import PreparedError, map_weights
+from snapcap.models.weights.prepared import PreparedError
 from snapcap.warmup.artifacts.download import VERIFIED, fetched_name, fetching_name
 from snapcap.warmup.artifacts.fetch import (
     Fetched,
@@ -41,7 +41,7 @@ from snapcap.warmup.machine.worker import Worker
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.weights.find import FoundWeights, model_factors_of, prepared_name
+from snapcap.warmup.weights.find import FoundWeights, map_used, model_factors_of, prepared_name
 
 FINISH_S = 600.0
 _logger = logging.getLogger("snapcap.weights")
@@ -99,11 +99,10 @@ class ModelFetcher(Fetcher):
             told = self._bring({"do": "model", "factors": self._factors, "download": download}, self._end)
             if told.unasked:
                 report_unasked(self._options.model.source, told.unasked)
-            found = local_model(local, key, self._trust)
-            folder = None if found is None else described(local, found.manifest)
-            if found is None or folder is None:
+            model = self._described(local, key)
+            if model is None:
                 raise NotFetchedError("error", "what the process that fetches has brought is not there")
-            return Described(found, folder)
+            return model
         except Exception as error:
             raise NotFetchedError.of(error) from error
 
@@ -154,11 +153,17 @@ class ModelFetcher(Fetcher):
         if commit is None:
             return None
         with contextlib.suppress(ValueError, StoreError):  # a damaged model is fetched again
-            found = local_model(local, key, self._trust)
-            folder = None if found is None else described(local, found.manifest)
-            if found is not None and folder is not None and weights_at_hand(local, found) is not None:
-                return Described(found, folder) if found.weights.identity == {"commit": commit} else None
+            model = self._described(local, key)
+            if model is not None and weights_at_hand(local, model.found) is not None:
+                return model if model.found.weights.identity == {"commit": commit} else None
         return None
+
+    def _described(self, local: FolderStore, key: str) -> Described | None:
+        """Returns the model in the folder, or None if its manifest or one of its small files is missing. Raises
+        ManifestError, StoreError."""
+        found = local_model(local, key, self._trust)
+        folder = None if found is None else described(local, found.manifest)
+        return None if found is None or folder is None else Described(found, folder)
 
     def _weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
         local, wanted = FolderStore.open(self._options.store_folder), model.found.weights
@@ -168,9 +173,7 @@ class ModelFetcher(Fetcher):
             fetched, self._unfinished = told.bytes_fetched, told.unfinished
         name = prepared_name(wanted.checkpoint, checkpoint, plan)
         with self._opened(local, model.found) as file:
-            mapped = map_weights(file, name)
-            with contextlib.suppress(OSError):  # the folder may be read-only
-                os.utime(file.fileno())  # the newest are kept
+            mapped = map_used(file, name)
         if len(mapped.memory) != wanted.size:
             raise PreparedError("the file of weights has another size than its manifest says")
         size = f"{wanted.size / (1 << 20):.1f} MiB"

@@ -2,17 +2,96 @@
 
     python -m snapcap.models.demo.training.accuracy [--count 2000] [--device cuda]
 
-Prints the matches by kind of scene, the words confused most often and some mistakes. Exits 1 below --at-least.
+Greedy captions are compared word for word. Prints the matches by kind of scene, the words confused most often and
+some mistakes. Exits 1 below --at-least.
 """
+
+from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from snapcap.models.demo.training.evaluate import Captioner, answers, exact_match, report
+import torch
+from PIL.Image import Image
+from transformers import AutoTokenizer, VisionEncoderDecoderModel, ViTImageProcessor
+
+from snapcap.models.dataclass import dataclass
+from snapcap.models.demo.training.drawing import paint
+from snapcap.models.demo.training.scenes import scene_of
 
 DEMO = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Captioner:
+    """A checkpoint folder opened with transformers."""
+
+    model: Any
+    tokenizer: Any
+    processor: Any
+
+    @classmethod
+    def open(cls, folder: Path, device: str = "cpu") -> Captioner:
+        model: Any = VisionEncoderDecoderModel.from_pretrained(folder)
+        return cls(
+            model.eval().to(device),
+            AutoTokenizer.from_pretrained(folder),
+            ViTImageProcessor.from_pretrained(folder),
+        )
+
+    @torch.inference_mode()
+    def captions(self, images: Sequence[Image]) -> list[str]:
+        """Returns the greedy caption of each RGB image, computed as one batch."""
+        pixels = self.processor(list(images), return_tensors="pt").pixel_values
+        ids = self.model.generate(pixels.to(self.model.device), do_sample=False)
+        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The caption of a scene, and the model's caption."""
+
+    index: int
+    kind: str
+    expected: str
+    said: str
+
+
+def answers(captioner: Captioner, count: int, batch: int = 100, first: int = 0) -> Iterator[Answer]:
+    """Captions `count` held-out scenes from number `first` on, `batch` at a time."""
+    for start in range(first, first + count, batch):
+        scenes = [scene_of("held_out", index) for index in range(start, min(start + batch, first + count))]
+        said = captioner.captions([paint(scene) for scene in scenes])
+        for offset, (scene, text) in enumerate(zip(scenes, said, strict=True)):
+            yield Answer(start + offset, scene.kind, scene.caption, text)
+
+
+def exact_match(results: Sequence[Answer]) -> float:
+    """Returns the share of captions that are right word for word, from 0 to 1."""
+    return sum(answer.said == answer.expected for answer in results) / len(results)
+
+
+def report(results: Sequence[Answer]) -> str:
+    """Returns a table of exact matches by kind of scene, the words most often confused, and some mistakes."""
+    wrong = [answer for answer in results if answer.said != answer.expected]
+    seen, missed = Counter(a.kind for a in results), Counter(a.kind for a in wrong)
+    lines = [f"{kind:8} {seen[kind] - missed[kind]:5} of {seen[kind]:5}" for kind in sorted(seen)]
+    lines.append(f"exact match {exact_match(results):.4f} on {len(results)} held-out scenes")
+    confused = Counter(
+        (expected, said)
+        for answer in wrong
+        for expected, said in zip(answer.expected.split(), answer.said.split(), strict=False)
+        if expected != said
+    )
+    lines += [f"  {times:4} × {expected} seen as {said}" for (expected, said), times in confused.most_common(12)]
+    lines += [f"  {a.index}: {a.expected}\n  {'said':>{len(str(a.index))}}: {a.said}" for a in wrong[:10]]
+    return "\n".join(lines)
 
 
 def main() -> None:

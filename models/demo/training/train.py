@@ -18,8 +18,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from snapcap.models.demo.training import build
+from snapcap.models.demo.training.accuracy import Captioner, answers, report
 from snapcap.models.demo.training.dataset import BLOCK, SceneStore, painted_blocks
-from snapcap.models.demo.training.evaluate import Captioner, answers, report
 
 LABELS = 18  # the longest caption with its end token has 17
 WARM_UP = 0.03  # share of training in which the learning rate rises

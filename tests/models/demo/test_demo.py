@@ -11,8 +11,8 @@ from PIL import Image
 
 import snapcap.models.demo
 from snapcap.models.demo.training import grammar
+from snapcap.models.demo.training.accuracy import Captioner, answers, exact_match
 from snapcap.models.demo.training.drawing import paint
-from snapcap.models.demo.training.evaluate import Captioner, answers, exact_match
 from snapcap.models.demo.training.samples import write_samples
 from snapcap.models.demo.training.scenes import SEEDS, Placed, Scene, scene_of
 

@@ -12,9 +12,9 @@ import pytest
 
 from snapcap.models.text import Region
 from snapcap.service.api.app import Services
+from snapcap.service.captioning.caption_text import CaptionText
 from snapcap.service.captioning.model_defaults import Answer
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream, LoopHandoff
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.request import Completion

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from snapcap.service.captioning.stop_sequences import CaptionText
+from snapcap.service.captioning.caption_text import CaptionText
 
 
 def shown(pieces: list[str], *stop: str, keep: bool = False) -> list[str]:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from snapcap.service.captioning.caption_text import FEWEST_CHARS, Style, StyledText
 from snapcap.service.captioning.options import OPTIONS
-from snapcap.service.captioning.style import FEWEST_CHARS, Style, StyledText
 
 LEAD = Style(trim_lead=True)
 

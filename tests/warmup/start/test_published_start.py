@@ -18,7 +18,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start import published, start
-from snapcap.warmup.start.preparation import Preparation, prepare
+from snapcap.warmup.start.preparation import Callbacks, Preparation, prepare
 from snapcap.warmup.start.start import wait_for_parts
 from snapcap.warmup.weights.find import FoundWeights
 
@@ -67,7 +67,7 @@ def options(tmp_path: Path) -> StartOptions:
 
 def begun(options: StartOptions, fetcher: Any, status: StartupStatus, found: list[Checkpoint]) -> Preparation:
     pool = ThreadPoolExecutor(2)
-    prepared = prepare(options, Timeline.since_exec(), status, pool, found.append, fetcher)
+    prepared = prepare(options, Timeline.since_exec(), status, pool, fetcher, Callbacks(found.append))
     pool.shutdown(wait=False)
     return prepared
 
