@@ -172,7 +172,6 @@ def _chat(urls: bool, continue_text: bool) -> dict[str, Any]:
         *JSON_BODY,
         *BODY,
         *CAPTION,
-        errors.TooManyImages,
         errors.UnsupportedOption,
         errors.ModelNotFound,
         *URLS,

@@ -32,7 +32,7 @@ from snapcap.service.api.schema_parts import (
 from snapcap.service.http.problems import OPENAI
 from snapcap.service.http.replies import NamedEventStream
 
-_ERRORS = (*JSON_BODY, *BODY, *CAPTION, errors.TooManyImages, errors.UnsupportedOption, errors.ModelNotFound, *URLS)
+_ERRORS = (*JSON_BODY, *BODY, *CAPTION, errors.UnsupportedOption, errors.ModelNotFound, *URLS)
 
 
 def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:

@@ -58,6 +58,13 @@ def test_the_newest_image_is_captioned_whoever_sent_it(ask, picture, role: str) 
     assert (caption(only), "x-snapcap-ignored" in only.headers, "warnings" in only.json()) == ("9 7", False, False)
 
 
+def test_of_several_images_in_a_message_the_last_is_captioned(ask, picture) -> None:
+    older = {"type": "image_url", "image_url": {"url": "data:image/png;base64,no image"}}
+    reply = ask({"role": "user", "content": [picture(5), TEXT, older, picture(9)]})
+    assert (caption(reply), reply.headers["x-snapcap-ignored"]) == ("9 7", "images, text")
+    assert reply.json()["warnings"][0].startswith("Ignored: images, text.")
+
+
 @pytest.mark.parametrize("role", ["tool", "assistant", "user"])
 @pytest.mark.parametrize(
     "part",
