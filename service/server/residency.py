@@ -20,7 +20,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -108,17 +108,16 @@ def known(settings: Settings) -> Known:
     return found
 
 
-def excess_of(settings: Settings, memory: Iterable[Memory]) -> str:
+def excess_of(settings: Settings, models: Sequence[Memory]) -> str:
     """Returns which limits models exceed together, in words; "" if none."""
-    residency, each = settings.residency, list(memory)
+    residency = settings.residency
     limits = (
-        ("--device-memory", residency.device_memory, sum(one.device for one in each)),
-        ("--host-memory", residency.host_memory, sum(one.host for one in each)),
+        ("--device-memory", residency.device_memory, sum(each.device for each in models)),
+        ("--host-memory", residency.host_memory, sum(each.host for each in models)),
     )
-    found = [
+    return ", ".join(
         f"{needed >> 20} MiB of {most >> 20} MiB ({flag})" for flag, most, needed in limits if most and needed > most
-    ]
-    return ", ".join(found)
+    )
 
 
 def reside(
@@ -133,9 +132,9 @@ def reside(
     """Offers the models; called on the event loop. Returns a function that ends their processes, to call when the
     server has ended.
 
-    `before`: what is `known` of each model. `parts` are the forked processes of the first model that must be ready before READY; `spare` is an engine
-    process that waits for its settings. If a model cannot be ready before READY, reports the reason and calls
-    ``stop``."""
+    `before`: what is `known` of each model. `parts` are the forked processes of the first model that must be ready
+    before READY; `spare` is an engine process that waits for its settings. If a model cannot be ready before READY,
+    reports the reason and calls ``stop``."""
     residency = Residency(models, spare, settings, services, stop, asyncio.get_running_loop())
     for name, resident in residency.residents.items():
         resident.captioner.files, resident.memory = before[name].files, before[name].most
@@ -233,8 +232,8 @@ class Resident:
         seconds = time.monotonic() - timeline.origin
         self._owner.wakes.labels(self.name, "ready").inc()
         self._owner.wake_seconds.labels(self.name).observe(seconds)
-        known = status.to_dict()
-        fields = {name: known[name] for name in ("tier", "device", "dtype")}
+        described = status.to_dict()
+        fields = {name: described[name] for name in ("tier", "device", "dtype")}
         _logger.info("model ready", extra={"fields": {"model": self.name, "s": seconds, **fields}})
         self._woken.set_result("")
         self._owner.became_ready(self)
@@ -296,8 +295,7 @@ class Resident:
     @property
     def busy(self) -> bool:
         """True while the model has a request, or while its artifacts are being built."""
-        build = self.start.status.to_dict()["build"] or {}
-        return self.captioner.uses.count > 0 or build.get("state") == "building"
+        return self.captioner.uses.count > 0 or self.start.status.is_building
 
     @property
     def idle_s(self) -> float:
@@ -427,10 +425,6 @@ class Residency:
         spare, self._spare = self._spare, None
         return spare
 
-    def excess(self, awake: Iterable[Resident]) -> str:
-        """Returns which limits these models exceed together, in words; "" if none."""
-        return excess_of(self._settings, [each.memory for each in awake])
-
     async def room_for(self, resident: Resident) -> None:
         """Waits until the models that are awake leave room for one more; has others leave for it."""
         began, state = time.monotonic(), resident.state
@@ -439,7 +433,7 @@ class Residency:
             awake = [each for each in residents if each.state is not ModelState.ABSENT and each is not resident]
             for each in awake:
                 each.measure()
-            if not awake or not self.excess([*awake, resident]):
+            if not awake or not excess_of(self._settings, [each.memory for each in (*awake, resident)]):
                 return
             ready = [each for each in awake if each.state is ModelState.READY]
             if idle := [each for each in ready if not each.busy]:
@@ -455,8 +449,8 @@ class Residency:
         """Ends the server's start once all models that must be ready are. Has others leave if the model takes more
         than was expected before its first wake."""
         if resident.name in self._expected:
-            ready = [each for each in self.residents.values() if each.state is ModelState.READY]
-            if excess := self.excess(ready):
+            ready = [each.memory for each in self.residents.values() if each.state is ModelState.READY]
+            if excess := excess_of(self._settings, ready):
                 self.cannot_wake(resident, f"the models of --preload need more memory than there is: {excess}")
             else:
                 del self._expected[resident.name]
