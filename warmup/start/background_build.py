@@ -4,13 +4,14 @@ store out of reach   ask again, with pauses that grow ─▶ swap, or as below
 lease held by us     build ─▶ each bucket is swapped in as it is ready ─▶ publish
 lease held by others wait for their artifacts ─▶ swap; a lease that expires is taken over
 
-Processes with one artifact folder, such as the engine processes of several models, build in turn: each build takes
-all CPUs but one.
+Processes with one cache folder, such as the engine processes of several models, build in turn: each build takes all
+CPUs but one.
 
 A bucket is swapped on the device thread between two steps, on buffers of its own, so running rows notice nothing:
 its packages are opened, compared with eager on the running weights, and only then serve.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -53,7 +54,7 @@ OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 
 LEASE_SECONDS = 60.0  # for so long a builder that was killed holds the others up
 POLL_SECONDS = 5.0  # between looks for what the holder of the lease publishes, or for the end of another build
-TURN = ".building"  # the file in the artifact folder that is locked by the process that builds
+TURN = ".building"  # the file in the cache folder that is locked by the process that builds
 LONGEST_PAUSE_S = 300.0  # between two attempts to read a store that could not be read
 LOWEST_PRIORITY = 19
 ENDING_S = 3.0  # seconds for ending; the HTTP process gives this process ten
@@ -160,11 +161,14 @@ class BackgroundBuild:
 
     def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:
         """Build in turn and under the lease, or take what the holder of the lease publishes."""
-        folder = self._options.store_folder
-        make_folder(folder)
+        folder = self._options.model.cache_dir
         while not self._stopped.is_set():
-            with locked_alone(folder / TURN) as ours:
-                elsewhere = Held("another process with this artifact folder", POLL_SECONDS)
+            with contextlib.ExitStack() as turn:
+                ours: bool | None = None
+                with contextlib.suppress(OSError):  # a cache folder that cannot be written: builds take no turns
+                    make_folder(folder)
+                    ours = turn.enter_context(locked_alone(folder / TURN))
+                elsewhere = Held("another process with this cache folder", POLL_SECONDS)
                 outcome = elsewhere if ours is False else acquire(store, key, LEASE_SECONDS)
                 if self._take(self._look()):
                     if isinstance(outcome, Lease):
