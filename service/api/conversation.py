@@ -2,8 +2,9 @@
 
 Chat clients send whole conversations: a system message, replies, earlier images, a question about the last image.
 Most models take no instructions. For them the newest image of any role is captioned, the last of its message; the
-rest is ignored, and the reply names it. With `--chat-text continue` there must be one message, and its text is the beginning of the caption.
-A model with a chat template takes instructions: the last text of a user is the instruction.
+rest is ignored, and the reply names it. With `--chat-text continue` there must be one message, and its text is the
+beginning of the caption. A model with a chat template takes instructions: the last text of a user is the
+instruction.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -132,7 +132,7 @@ class OllamaLine(ClosedReply):
     eval_count: OptionalCount
     eval_duration: OptionalCount
     regions: OptionalRegions
-    warnings: OptionalTexts = Field(description="What was ignored.")
+    warnings: OptionalTexts = Field(description="Names what the server ignored.")
 
 
 class OllamaText(OllamaLine):

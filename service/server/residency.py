@@ -10,9 +10,10 @@ for a model that is waking, or leaving, within their time limit. Each model has 
 metrics. The memory for decoding images is divided equally between the models.
 
 With a limit of memory, a model that wakes waits until the others leave room: one that is idle leaves, the least
-recently used first. Before its first wake a model is expected to take what its configuration and files say. If none is idle for a while, the model that has been awake the longest takes no further request
-and leaves after those that it has. Wakes wait for room in the order in which they came, and a model that has become
-ready has served the requests that waited for it before it leaves: two models that do not fit together take turns.
+recently used first. Before its first wake a model is expected to take what its configuration and files say. If none
+is idle for a while, the model that has been awake the longest takes no further request and leaves after those that
+it has. Wakes wait for room in the order in which they came, and a model that has become ready has served the
+requests that waited for it before it leaves: two models that do not fit together take turns.
 """
 
 import asyncio
@@ -116,7 +117,9 @@ def excess_of(settings: Settings, models: Sequence[Memory]) -> str:
         ("--host-memory", residency.host_memory, sum(each.host for each in models)),
     )
     return ", ".join(
-        f"{needed >> 20} MiB of {most >> 20} MiB ({flag})" for flag, most, needed in limits if most and needed > most
+        f"{needed >> 20} MiB of {most >> 20} MiB ({flag})"
+        for flag, most, needed in limits
+        if most and needed > most
     )
 
 
@@ -164,7 +167,7 @@ class Resident:
         self._left: asyncio.Future[None] = self._loop.create_future()
         self._leaving: asyncio.Task[None] | None = None
         self._reason = ""  # why the last wake failed
-        self.memory = Memory()  # what it takes, took when it was last awake, or is expected to take
+        self.memory = Memory()  # memory of now or of when the model was last awake, or what it is expected to take
         self._idle_s = settings.residency.idle_unload or math.inf
         self._keep_s = self._idle_s
         self._timer: asyncio.TimerHandle | None = None
@@ -308,8 +311,8 @@ class Resident:
         return max(self._keep_s - self.idle_s, 0.0)
 
     def measure(self) -> None:
-        """Notes the memory that the model takes now, if it is ready. While it wakes, it will take more, and while it
-        leaves, its next wake will."""
+        """Notes the memory that the model takes now, if it is ready. A model that wakes will take more, and so will
+        the next wake of a model that leaves."""
         if self.state is ModelState.READY:
             self.memory = self._measured()
 
