@@ -369,7 +369,7 @@ def test_a_model_that_never_fits_is_refused_at_the_start(models_file: Path, buil
 def test_device_memory_is_known_before_the_first_wake() -> None:
     few, many = (known(_on_a_gpu(4 << 30, buckets)) for buckets in ((1,), (1, 4, 16)))
     assert few.files == many.files != WeightFiles()
-    assert few.files.size < few.least.device < few.most.device < many.most.device
+    assert few.files.size / 2 < few.least.device < few.most.device < many.most.device  # bfloat16 on a GPU
     assert known(_on_a_gpu(None, (1,))).most.device == 0  # without a limit nothing is computed
     with pytest.raises(StartError, match=r"the model 'demo' needs more .* of 1 MiB \(--device-memory\)"):
         known(_on_a_gpu(1 << 20, (1,)))

@@ -3,7 +3,8 @@
 /** The model that answers, on a server that has several. */
 const models = {
   /** Offers each model with its state. Without a choice, requests name none and get the first. */
-  onReport(report) {
+  onReport(report, problem) {
+    if (problem?.status === 404) start.model = ""; // the server was started again with other models
     if (report === null) return;
     const states = Object.entries(report.models ?? {});
     const select = byId("model");
@@ -18,4 +19,4 @@ byId("model").addEventListener("change", (event) => {
   start.model = event.target.value;
   start.poll();
 });
-start.listen((report) => models.onReport(report));
+start.listen((report, problem) => models.onReport(report, problem));
