@@ -35,6 +35,7 @@ from snapcap.service.captioning.captioner import Captioner, Start, WeightFiles
 from snapcap.service.config.models import preloaded
 from snapcap.service.config.settings import Settings
 from snapcap.service.errors import ModelNotAwake
+from snapcap.service.images.decode import decode_processes
 from snapcap.service.images.processes import own_bytes
 from snapcap.service.ipc.fork import settle
 from snapcap.service.memory import decode_memory
@@ -63,8 +64,11 @@ _LONGEST_PAUSE_S = 60.0
 _TURN_S = 2.0
 _MOMENT_S = 0.02  # between two looks for an end of requests
 _LOOK_S = 1.0  # between two looks whether a model is still busy without a request
-# Bytes of memory of a model's processes beside its weights: what the demo model takes, which has nearly none.
-_HOST_BYTES = 60 << 20
+# Bytes of memory, without files, of an engine process with compiled code, whose weights are a file; of one with
+# torch's module, beside its weights; and of a decode process, or the parent of these. Measured on a CPU.
+_COMPILED_BYTES = 30 << 20
+_TORCH_BYTES = 160 << 20
+_DECODE_BYTES = 15 << 20
 _WAKE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _logger = logging.getLogger("snapcap.models")
 
@@ -103,7 +107,8 @@ def known(settings: Settings) -> Known:
 
         with suppress(UserError, OSError, ValueError):  # the wake reports the error
             device = device_need(settings, folder)
-    found = Known(files, Memory(device[0], _HOST_BYTES), Memory(device[1], _HOST_BYTES + files.size))
+    host = _TORCH_BYTES + files.size + _DECODE_BYTES * (decode_processes(settings.image_processes.count) + 1)
+    found = Known(files, Memory(device[0], _COMPILED_BYTES), Memory(device[1], host))
     if excess := excess_of(settings, [found.least]):
         raise StartError(f"the model {settings.http.model_name!r} needs more memory than there is: {excess}")
     return found
@@ -431,11 +436,11 @@ class Residency:
     async def room_for(self, resident: Resident) -> None:
         """Waits until the models that are awake leave room for one more; has others leave for it."""
         began, state = time.monotonic(), resident.state
+        for each in self.residents.values():
+            each.measure()
         while resident.state is state:
             residents = self.residents.values()
             awake = [each for each in residents if each.state is not ModelState.ABSENT and each is not resident]
-            for each in awake:
-                each.measure()
             if not awake or not excess_of(self._settings, [each.memory for each in (*awake, resident)]):
                 return
             ready = [each for each in awake if each.state is ModelState.READY]

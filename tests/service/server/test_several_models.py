@@ -316,7 +316,7 @@ def test_the_model_that_was_used_least_recently_leaves_for_another(
     serve: Serve, sample: Path, one_model: int
 ) -> None:
     server = serve("--host-memory", str(int(one_model * 1.6)))
-    assert one_model * 0.6 < known(Settings()).most.host < one_model * 1.6, "as expected before the first wake"
+    assert known(Settings()).least.host < one_model < known(Settings()).most.host
     for name in ("demo", "short", "demo"):
         assert server.caption(sample, f"?model={name}")["model"] == name
         server.wait_for(
