@@ -129,7 +129,7 @@ def _newest_image(messages: list[dict[str, Any]], instruct: bool, read: ReadMess
             asked = found
     if asked is None:
         raise MissingImage(_NO_IMAGE)
-    return Conversation(asked.images[-1](), said if instruct else "", tuple(sorted(ignored)))
+    return Conversation(_last(asked.images), said if instruct else "", tuple(sorted(ignored)))
 
 
 def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str) -> Conversation:
@@ -143,7 +143,14 @@ def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str)
     if len(found.texts) > 1:
         raise InvalidOption(f"{where}[0].content", "have one text part at most: the beginning of the caption")
     ignored = ("images",) if len(found.images) > 1 else ()
-    return Conversation(found.images[-1](), "".join(found.texts), ignored)
+    return Conversation(_last(found.images), "".join(found.texts), ignored)
+
+
+def _last(images: Sequence[Callable[[], bytes | str]]) -> bytes | str:
+    """Returns the bytes or the URL of the last image of a message. Raises the error of any of them: an image that
+    cannot be read may be the one that was meant."""
+    *_, image = (read() for read in images)
+    return image
 
 
 def _image_of(part: Mapping[str, Any], where: str) -> bytes | str:

@@ -67,7 +67,7 @@ def test_a_chat_captions_its_newest_image(client: TestClient, picture) -> None:
 
 
 def test_the_last_of_several_images_is_captioned_and_the_reply_says_so(client: TestClient, picture) -> None:
-    pictures = [picture(5), "no image", picture(9)]
+    pictures = [picture(5), picture(6), picture(9)]
     message = {"role": "user", "content": "What changes?", "images": pictures}
     for path, asked in (
         ("/api/generate", {"images": pictures, "prompt": "What changes?"}),
@@ -239,6 +239,7 @@ def test_what_is_no_duration_is_refused(client: TestClient, value: Any) -> None:
         ({"prompt": 5, "images": ["a"]}, "'prompt' must be text"),
         ({"images": "aGVsbG8="}, "'images' must be a list"),
         ({"images": [5]}, "images[0] must be base64"),
+        ({"images": ["no!", "aGVsbG8="]}, "images[0] must be base64"),
         ({"images": ["https://example.com/a.png"]}, "images[0] must be base64"),
         ({"images": ["a"], "stream": "no"}, "'stream' must be true or false"),
         ({"images": ["a"], "options": []}, "'options' must be an object"),
