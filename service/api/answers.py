@@ -62,11 +62,12 @@ class Member(NamedTuple):
 
 class ChatFields(NamedTuple):
     """Holds the members of a request. `model`: the name that it has, or "" for the served model. `ignored`: names
-    of the ignored members."""
+    of the ignored members. `empty`: the request has nothing to caption."""
 
     document: dict[str, Any]
     model: str
     ignored: tuple[str, ...]
+    empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Answers:
         def read(body: bytes) -> T | None:
             fields = sort(body)
             captioner = self.of(fields.model)
-            if captioner.facts is None and permit is not None and not unread:
+            if captioner.facts is None and permit is not None and not (unread or fields.empty):
                 unread.append((body, captioner))
                 return None
             return parse(fields, continue_text=self._continue_text, instruct=captioner.known.takes_instructions)

@@ -26,7 +26,7 @@ def add_captioning_apis(app: Application, services: Services, limits: BodyLimits
         CaptionRoutes(captioner, limits, services.metrics, fetcher, app.handler).group(),
         OpenAIRoutes(answers).group(),
         ResponsesRoutes(answers).group(),
-        OllamaRoutes(answers).group(),
+        OllamaRoutes(answers, services.status).group(),
         HuggingFaceRoutes(captioner, limits, fetcher).group(),
         v2.probes(),
         v2.group(),

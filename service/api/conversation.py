@@ -1,9 +1,10 @@
 """Reads the messages of a chat: finds the image to caption, and the text that a model can use.
 
 Chat clients send whole conversations: a system message, replies, earlier images, a question about the last image.
-Most models take no instructions. For them the newest image of any role is captioned; the rest is ignored, and the
-reply names it. With `--chat-text continue` there must be one message, and its text is the beginning of the caption.
-A model with a chat template takes instructions: the last text of a user is the instruction.
+Most models take no instructions. For them the newest image of any role is captioned, the last of its message; the
+rest is ignored, and the reply names it. With `--chat-text continue` there must be one message, and its text is the
+beginning of the caption. A model with a chat template takes instructions: the last text of a user is the
+instruction.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.errors import InvalidOption, MissingImage, TooManyImages
+from snapcap.service.errors import InvalidOption, MissingImage
 from snapcap.service.http.bodies import image_or_url
 from snapcap.service.http.json_text import is_data_uri, is_url
 
@@ -100,7 +101,7 @@ def read_messages(
     caption, unless `instruct` is set. `instruct`: the last text of a user is an instruction. `read`: reads one
     message. `where`: the name of the messages for errors.
 
-    Raises InvalidOption, MissingImage, TooManyImages, UnprocessableImage."""
+    Raises InvalidOption, MissingImage, UnprocessableImage."""
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise InvalidOption(where, "be a list of messages")
     if continue_text and not instruct:
@@ -124,11 +125,11 @@ def _newest_image(messages: list[dict[str, Any]], instruct: bool, read: ReadMess
         elif role != USER and (found.texts or not found.images):
             ignored.add(OTHER_ROLES[role])
         if found.images:
-            ignored |= set() if asked is None else {"images"}
+            ignored |= {"images"} if asked is not None or len(found.images) > 1 else set()
             asked = found
     if asked is None:
         raise MissingImage(_NO_IMAGE)
-    return Conversation(only_image(asked.images), said if instruct else "", tuple(sorted(ignored)))
+    return Conversation(_last(asked.images), said if instruct else "", tuple(sorted(ignored)))
 
 
 def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str) -> Conversation:
@@ -137,20 +138,19 @@ def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str)
     if messages[0].get("role") != USER:
         raise InvalidOption(f"{where}[0].role", "be 'user'; this model takes no instructions")
     found = read(messages[0], f"{where}[0]", strict=True)
-    image = only_image(found.images)
+    if not found.images:
+        raise MissingImage(_NO_IMAGE)
     if len(found.texts) > 1:
         raise InvalidOption(f"{where}[0].content", "have one text part at most: the beginning of the caption")
-    return Conversation(image, "".join(found.texts))
+    ignored = ("images",) if len(found.images) > 1 else ()
+    return Conversation(_last(found.images), "".join(found.texts), ignored)
 
 
-def only_image(images: Sequence[Callable[[], bytes | str]]) -> bytes | str:
-    """Returns the bytes or the URL of the only image. Raises MissingImage, TooManyImages, and the errors of the
-    image."""
-    if not images:
-        raise MissingImage(_NO_IMAGE)
-    if len(images) > 1:
-        raise TooManyImages(f"A message has {len(images)} images; send one image in each message.")
-    return images[0]()
+def _last(images: Sequence[Callable[[], bytes | str]]) -> bytes | str:
+    """Returns the bytes or the URL of the last image of a message. Raises the error of any of them: an image that
+    cannot be read may be the one that was meant."""
+    *_, image = (read() for read in images)
+    return image
 
 
 def _image_of(part: Mapping[str, Any], where: str) -> bytes | str:

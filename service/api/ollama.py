@@ -4,12 +4,12 @@ A reply is a stream of JSON lines unless the request has `stream: false`. The te
 of a chat message (`conversation.py`).
 """
 
-import hashlib
 import json
 import math
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -43,6 +43,7 @@ from snapcap.service.http.bodies import image_from_base64, json_object, member_o
 from snapcap.service.http.problems import OLLAMA
 from snapcap.service.http.replies import JsonReply, LineStream, ignored_header, unless_disconnected
 from snapcap.service.http.routing import Api, RouteGroup
+from snapcap.warmup.progress.status import StartupStatus
 
 # The version of Ollama whose API this is. Clients compare it with the version that they need.
 VERSION = "0.9.0"
@@ -64,24 +65,28 @@ _NO_BOUND = (0, -1, -2)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = r"([0-9]{1,12}(?:\.[0-9]{0,9})?)(ns|us|µs|ms|s|m|h)"
 _DURATION = re.compile(rf"(-?)((?:{_PART}){{1,7}})")
-_NEVER = "9999-12-31T23:59:59Z"  # when a model that stays loaded is unloaded
+_LAST = 253402300799.0  # the last moment that RFC 3339 can name, at which a model leaves that stays
 _Shape = Callable[[str], dict[str, Any]]
 _EXAMPLE = '{"model": "…", "images": ["…base64…"]}'
 
 
 @dataclass(frozen=True)
 class OllamaRequest:
-    """Holds a parsed request. `chat` None: the request has no image and no text, and only loads the model."""
+    """Holds a parsed request. `chat` None: the request has no image and no text, and only loads the model, or
+    unloads it. `keep_alive`: seconds, or None if the request has none."""
 
     model: str
     chat: ChatRequest | None
+    keep_alive: float | None
 
 
 class OllamaRoutes:
     """Serves the endpoints of the API for one captioner."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, status: StartupStatus) -> None:
+        """`status`: of the server's start, which is the model's if the server has one."""
         self._answers = answers
+        self._status = status
         self._captioner = answers.captioner
 
     def group(self) -> RouteGroup:
@@ -100,17 +105,19 @@ class OllamaRoutes:
 
         For a model that takes instructions, `prompt` is the instruction; otherwise `prompt` is ignored, or with
         `--chat-text continue` is the beginning of the caption. A request without a prompt and images loads the
-        model. Unknown options are ignored, and X-Snapcap-Ignored names them."""
+        model, or unloads it if `keep_alive` is 0. Unknown options are ignored, and X-Snapcap-Ignored names them."""
         return await self._answer(request, GENERATE, lambda text: {"response": text})
 
     async def chat(self, request: Request) -> Response:
         """Captions the newest image in the messages. The reply is a stream of JSON lines unless `stream` is false.
 
-        Texts are read as in POST /v1/chat/completions. A request without messages loads the model."""
+        Texts are read as in POST /v1/chat/completions. A request without messages loads the model, or unloads it if
+        `keep_alive` is 0."""
         return await self._answer(request, CHAT, lambda text: {"message": {"role": "assistant", "content": text}})
 
     async def tags(self, request: Request) -> Response:
-        """Lists the models. A digest is made from the name; sizes are unknown."""
+        """Lists the models. Size and digest are of the files with the weights, and zeros if this machine has
+        none."""
         models = []
         for name in self._captioner.models or [""]:
             served, created = self._served(name)
@@ -118,12 +125,19 @@ class OllamaRoutes:
         return JsonReply({"models": models})
 
     async def ps(self, request: Request) -> Response:
-        """Lists the loaded models. The one model of a server stays loaded."""
-        models = self._captioner.models
-        names = [self._tagged(name) for name, each in models.items() if each.state == "ready"]
-        if not models:
-            names = [self._served("")[0]]
-        loaded = [{**self._described(name), "expires_at": _NEVER, "size_vram": 0} for name in names]
+        """Lists the loaded models, with the time at which each leaves if it gets no further request."""
+        loaded = []
+        for name in self._captioner.models or [""]:
+            served, _ = self._served(name)
+            keeper, leaves, status = self._answers.of(served).keeper, math.inf, self._status
+            if keeper is not None:
+                if keeper.state != "ready":
+                    continue
+                leaves, status = keeper.leaves_s, keeper.start.status
+            described = self._described(self._tagged(served))
+            on_gpu = str(status.to_dict()["device"]).startswith("cuda")
+            more = {"expires_at": _moment(time.time() + leaves), "size_vram": described["size"] if on_gpu else 0}
+            loaded.append({**described, **more})
         return JsonReply({"models": loaded})
 
     async def show(self, request: Request) -> Response:
@@ -142,20 +156,33 @@ class OllamaRoutes:
 
     async def _answer(self, request: Request, own: tuple[str, ...], shape: _Shape) -> Response:
         """Answers a request. `own`: its own members. `shape`: returns the member that holds a text."""
-        with self._captioner.admit() as permit:
+        with self._captioner.admit() as permit, ExitStack() as afterwards:
             wanted = await self._answers.read(request, partial(sort_ollama, own), partial(read_ollama, own), permit)
             name, _ = self._served(wanted.model)
-            if wanted.chat is None:
-                await unless_disconnected(request.receive, self._answers.of(wanted.model).awake())
-                return JsonReply({**_line(name, shape("")), "done": True, "done_reason": "load"})
-            if wanted.chat.stream:
-                lines = partial(self._lines, request, name, shape)
-                return await self._answers.streamed(request, wanted.chat, permit, lines, LineStream)
-            stream, text = await self._answers.whole(request, wanted.chat, permit)
-        return JsonReply({**_line(name, shape(text)), **_end(stream)}, ignored_header(wanted.chat.ignored))
+            captioner, chat, seconds = self._answers.of(wanted.model), wanted.chat, wanted.keep_alive
+            if captioner.keeper is not None and seconds is not None:
+                afterwards.callback(captioner.keeper.keep, seconds)
+            if chat is None:
+                unloads = captioner.keeper is not None and seconds == 0
+                if not unloads:
+                    await unless_disconnected(request.receive, captioner.awake())
+                reason = "unload" if unloads else "load"
+                return JsonReply({**_line(name, shape("")), "done": True, "done_reason": reason})
+            if chat.stream:
+                lines = partial(self._lines, request, name, shape, chat)
+                return await self._answers.streamed(request, chat, permit, lines, LineStream)
+            stream, text = await self._answers.whole(request, chat, permit)
+        last = {**_line(name, shape(text)), **_end(stream), **self._answers.warnings(chat)}
+        return JsonReply(last, ignored_header(chat.ignored))
 
     async def _lines(
-        self, request: Request, name: str, shape: _Shape, stream: CaptionStream, pieces: AsyncIterator[str]
+        self,
+        request: Request,
+        name: str,
+        shape: _Shape,
+        chat: ChatRequest,
+        stream: CaptionStream,
+        pieces: AsyncIterator[str],
     ) -> AsyncGenerator[str, None]:
         try:
             async for piece in pieces:
@@ -163,7 +190,7 @@ class OllamaRoutes:
         except Exception as error:
             yield json.dumps({"error": self._answers.handler.note(request, error).detail})
             return
-        yield json.dumps({**_line(name, shape("")), **_end(stream)})
+        yield json.dumps({**_line(name, shape("")), **_end(stream), **self._answers.warnings(chat)})
 
     def _served(self, asked: str) -> tuple[str, float]:
         """Returns the name of the model, as the client spells it or with its tag if `asked` is "", and the Unix
@@ -177,8 +204,8 @@ class OllamaRoutes:
         return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"
 
     def _described(self, name: str) -> dict[str, Any]:
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        return {"name": name, "model": name, "size": 0, "digest": digest, "details": self._details(name)}
+        size, digest = self._answers.of(name).files
+        return {"name": name, "model": name, "size": size, "digest": digest, "details": self._details(name)}
 
     def _details(self, name: str) -> dict[str, Any]:
         family = self._answers.of(name).known.family or ""
@@ -217,7 +244,11 @@ def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:
     """Returns the members of a request. `own`: GENERATE or CHAT.
 
     Raises the subclasses of BadRequest that say what is wrong."""
-    return chat_fields(body, _EXAMPLE, (*FIELDS, *own), OPTIONS, "options", _NEUTRAL)
+    fields = chat_fields(body, _EXAMPLE, (*FIELDS, *own), OPTIONS, "options", _NEUTRAL)
+    if own is CHAT:
+        return fields._replace(empty=fields.document.get("messages") in (None, []))
+    said = _read_prompt(fields.document, "", strict=True)
+    return fields._replace(empty=not (said.texts or said.images))
 
 
 def read_ollama(
@@ -236,17 +267,13 @@ def read_ollama(
     values = dict(within.known)
     if integer(values.get("num_predict")) in _NO_BOUND:
         del values["num_predict"]
-    parse_keep_alive(document.get("keep_alive"))  # only checked: the server's options say when a model leaves
     stream = switch(document, "stream", default=True)
     member = _member(document.get("format"))
     messages, read = document.get("messages"), _read_message
     if own is GENERATE:
         messages, read = [{**document, "role": USER}], _read_prompt
-        said = _read_prompt(document, "", strict=True)
-        messages = messages if said.texts or said.images else []
-    loads = messages in (None, [])
     asked = Conversation(b"")
-    if not loads:
+    if not fields.empty:
         asked = read_messages(messages, continue_text=continue_text, instruct=instruct, read=read)
     chat = ChatRequest(
         fields.model,
@@ -257,7 +284,7 @@ def read_ollama(
         (*asked.ignored, *fields.ignored, *within.ignored),
         member,
     )
-    return OllamaRequest(fields.model, None if loads else chat)
+    return OllamaRequest(fields.model, None if fields.empty else chat, parse_keep_alive(document.get("keep_alive")))
 
 
 def _read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
@@ -320,4 +347,4 @@ def _nanoseconds(seconds: float) -> int:
 
 def _moment(seconds: float) -> str:
     """Returns a Unix time as text of RFC 3339."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(min(seconds, _LAST), UTC).isoformat().replace("+00:00", "Z")

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from snapcap.service import errors
 from snapcap.service.api.conversation import OTHER_ROLES, USER
 from snapcap.service.api.ollama import OPTIONS
-from snapcap.service.api.openai_schemas import STOP, SWITCH, unserved
+from snapcap.service.api.openai_schemas import STOP, SWITCH, OptionalTexts, unserved
 from snapcap.service.api.schema_parts import (
     BODY,
     EXAMPLE_IMAGE,
@@ -32,7 +32,7 @@ from snapcap.service.http.problems import OLLAMA
 from snapcap.service.http.replies import LineStream
 
 _MODEL = {"type": ["string", "null"], "description": "The name of the served model, with or without `:latest`."}
-_IMAGES = {"type": ["array", "null"], "items": IMAGE_TEXT, "maxItems": 1}
+_IMAGES = {"type": ["array", "null"], "items": IMAGE_TEXT}
 _TEXT = {"type": ["string", "null"]}
 
 
@@ -42,7 +42,7 @@ def operations() -> dict[str, dict[str, Any]]:
     shown = problems(*JSON_BODY, *BODY, errors.InvalidOption, errors.ModelNotFound, errors.NotReady, shape=OLLAMA)
     example = {"model": EXAMPLE_MODEL, "stream": False}
     prompt = {"prompt": _TEXT, "images": _IMAGES}
-    # A prompt is for an image; a request with neither loads the model.
+    # A prompt is for an image; a request with neither loads or unloads the model.
     pictured = {"required": ["images"], "properties": {"images": {"type": "array", "minItems": 1}}}
     silent = {"properties": {"prompt": {"enum": ["", None]}}}
     chat = {"messages": [{"role": USER, "content": "", "images": [EXAMPLE_IMAGE]}]}
@@ -73,7 +73,7 @@ def operations() -> dict[str, dict[str, Any]]:
 def _answer(schema: str) -> dict[int | str, dict[str, Any]]:
     whole = caption_reply("The caption whole, or as JSON lines unless stream is false", schema)
     lines = f"Lines of {schema}, the last with `done`. An error after the first line is a line with `error`."
-    return streamed_reply(whole, LineStream, lines) | problems(*NAMED, errors.TooManyImages, shape=OLLAMA)
+    return streamed_reply(whole, LineStream, lines) | problems(*NAMED, shape=OLLAMA)
 
 
 def _messages() -> dict[str, Any]:
@@ -98,7 +98,8 @@ def _body(own: dict[str, Any], example: dict[str, Any], **rules: Any) -> dict[st
         "keep_alive": {
             "type": ["number", "string", "null"],
             "pattern": r"^-?([0-9]{1,12}(\.[0-9]{0,9})?(ns|us|µs|ms|s|m|h)){1,7}$|^-?[0-9]{1,12}$|^$",
-            "description": "Seconds, or a duration such as `5m`, for which the model stays loaded.",
+            "description": "Seconds, or a duration such as `5m`, for which the model stays loaded without a "
+            "request. Below 0: for ever. No effect on a server whose models never leave.",
         },
         "format": {
             "anyOf": [{"enum": ["json", *EMPTY, None]}, {"type": "object"}],
@@ -116,7 +117,7 @@ class OllamaLine(ClosedReply):
     model: str
     created_at: str
     done: bool
-    done_reason: Omittable[str] = Field(description="stop, length, or load: the request only loads the model.")
+    done_reason: Omittable[str] = Field(description="stop, length, or of a request without an image: load, unload.")
     total_duration: Omittable[int]
     load_duration: Omittable[int]
     prompt_eval_count: Omittable[int]
@@ -124,6 +125,7 @@ class OllamaLine(ClosedReply):
     eval_count: Omittable[int]
     eval_duration: Omittable[int]
     regions: OptionalRegions
+    warnings: OptionalTexts = Field(description="Names what the server ignored.")
 
 
 class OllamaText(OllamaLine):
@@ -142,8 +144,8 @@ class OllamaChat(OllamaLine):
 class OllamaListed(ClosedReply):
     name: str
     model: str
-    size: Literal[0]
-    digest: str
+    size: int = Field(ge=0, description="Bytes of the files with the weights; 0 if this machine has none.")
+    digest: str = Field(description="SHA-256 of the names, sizes and times of these files; zeros without them.")
     details: dict[str, str | list[str]]
     modified_at: Omittable[str]
     expires_at: Omittable[str]

@@ -171,7 +171,7 @@ def _captioning(
     return {
         "summary": summary,
         "responses": streamed_reply(whole, stream, events)
-        | problems(*NAMED, errors.TooManyImages, *URLS, shape=OPENAI),
+        | problems(*NAMED, *URLS, shape=OPENAI),
         "openapi_extra": body,
     }
 

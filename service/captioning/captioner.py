@@ -100,6 +100,14 @@ class ModelFacts(NamedTuple):
     takes_instructions: bool = False
 
 
+class WeightFiles(NamedTuple):
+    """Holds the bytes of the files of a model's weights, and a digest of their names, sizes and times of change in
+    hex; zeros for a model whose weights are not on this machine."""
+
+    size: int = 0
+    digest: str = "0" * 64
+
+
 class Start(NamedTuple):
     """Holds the records of a model's last start."""
 
@@ -123,20 +131,28 @@ class Keeper(Protocol):
     def start(self) -> Start:
         """The records of the model's last start, which are empty before the first."""
 
+    @property
+    def leaves_s(self) -> float:
+        """Seconds until the model leaves if it gets no further request."""
+
     async def wake(self) -> None:
         """Returns once the model is ready. Raises ModelNotAwake."""
+
+    def keep(self, seconds: float) -> None:
+        """Sets the idle time after which the model leaves, until it has left."""
 
 
 class Uses:
     """Counts the requests that use a model, on the event loop. A context manager of one use.
 
     `count`: number of requests now, of which `waiting` wait until the model is ready. `last`: the moment of
-    `time.monotonic` at which the last one ended."""
+    `time.monotonic` at which the last one ended. `on_idle`: called when there is no request any more."""
 
     def __init__(self) -> None:
         self.count = 0
         self.waiting = 0
         self.last = time.monotonic()
+        self.on_idle: Callable[[], object] = lambda: None
 
     def begin(self) -> None:
         self.count += 1
@@ -144,6 +160,8 @@ class Uses:
     def end(self, _: object = None) -> None:
         self.count -= 1
         self.last = time.monotonic()
+        if not self.count:
+            self.on_idle()
 
     def __enter__(self) -> None:
         self.begin()
@@ -161,7 +179,7 @@ class Captioner:
     be absent: a request wakes it, and waits within its time limit.
 
     `models`: the captioners of all models by name, the first model first; empty without a `Keeper`. `facts`: None
-    before the first `attach`."""
+    before the first `attach`. `files`: the weights on this machine, as far as they are known."""
 
     def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
         self._limits = limits
@@ -169,6 +187,7 @@ class Captioner:
         self._timeline = timeline
         self._model: _Model | None = None
         self.facts: ModelFacts | None = None
+        self.files = WeightFiles()
         self._name: str | None = None
         self.keeper: Keeper | None = None
         self.models: Mapping[str, Captioner] = {}

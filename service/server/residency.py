@@ -3,15 +3,17 @@
     absent ── request, or preload ──▶ waking ── ready ──▶ ready ── idle, or failed ──▶ leaving ──▶ absent
                                         └─────────── cannot wake ───────────────────────┘
 
+A model leaves when it had no request for its idle time, which is the server's or that of its last `keep_alive`.
 Each start of a model is a start as a server of one model has it, with processes of its own (`EngineClient`). They
 end when the model leaves, and so all its memory comes back. A model with a request does not leave. Requests wait
 for a model that is waking, or leaving, within their time limit. Each model has its own queue, decode processes and
 metrics. The memory for decoding images is divided equally between the models.
 
 With a limit of memory, a model that wakes waits until the others leave room: one that is idle leaves, the least
-recently used first. If none is idle for a while, the model that has been awake the longest takes no further request
-and leaves after those that it has. Wakes wait for room in the order in which they came, and a model that has become
-ready has served the requests that waited for it before it leaves: two models that do not fit together take turns.
+recently used first. Before its first wake a model is expected to take what its configuration and files say. If none
+is idle for a while, the model that has been awake the longest takes no further request and leaves after those that
+it has. Wakes wait for room in the order in which they came, and a model that has become ready has served the
+requests that waited for it before it leaves: two models that do not fit together take turns.
 """
 
 import asyncio
@@ -19,7 +21,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -28,10 +30,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from snapcap.service.captioning.captioner import Captioner, Start
+from snapcap.models.errors import UserError
+from snapcap.service.captioning.captioner import Captioner, Start, WeightFiles
 from snapcap.service.config.models import preloaded
 from snapcap.service.config.settings import Settings
 from snapcap.service.errors import ModelNotAwake
+from snapcap.service.images.decode import decode_processes
 from snapcap.service.images.processes import own_bytes
 from snapcap.service.ipc.fork import settle
 from snapcap.service.memory import decode_memory
@@ -39,10 +43,11 @@ from snapcap.service.readiness import AFTER_READY_S, Readiness, State
 from snapcap.service.server.http_process import caption_limits
 from snapcap.service.server.monitor import EngineClient
 from snapcap.service.server.processes import ForkedEngine, ServerProcesses, spawn_engine, spawn_processes
-from snapcap.service.server.start_result import attach
+from snapcap.service.server.start_result import attach, weights_on_disk
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import ModelsCollector, StartupCollector
-from snapcap.warmup.errors import one_line, unexpected
+from snapcap.warmup.checkpoints.source import folder_at_hand
+from snapcap.warmup.errors import StartError, one_line, unexpected
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
@@ -58,7 +63,12 @@ _LONGEST_PAUSE_S = 60.0
 # Seconds that a model waits for another one to be idle, before one that is in use leaves for it.
 _TURN_S = 2.0
 _MOMENT_S = 0.02  # between two looks for an end of requests
-_LOOK_S = 1.0  # most seconds between two looks for idle models
+_LOOK_S = 1.0  # between two looks whether a model is still busy without a request
+# Bytes of memory, without files, of an engine process with compiled code, whose weights are a file; of one with
+# torch's module, beside its weights; and of a decode process, or the parent of these. Measured on a CPU.
+_COMPILED_BYTES = 30 << 20
+_TORCH_BYTES = 160 << 20
+_DECODE_BYTES = 15 << 20
 _WAKE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _logger = logging.getLogger("snapcap.models")
 
@@ -77,8 +87,50 @@ class Memory(NamedTuple):
     host: int = 0
 
 
+class Known(NamedTuple):
+    """Holds what the files of this machine say of a model that has never been awake: its weights, and the memory
+    that it will take at least, and at most."""
+
+    files: WeightFiles = WeightFiles()
+    least: Memory = Memory()
+    most: Memory = Memory()
+
+
+def known(settings: Settings) -> Known:
+    """Returns what is known of a model before its first wake. Raises StartError if it can never wake."""
+    folder = folder_at_hand(settings.model.source, settings.model.cache_dir, settings.s3)
+    if folder is None:
+        return Known()
+    files, device = weights_on_disk(folder), (0, 0)
+    if settings.residency.device_memory:
+        from snapcap.warmup.plan.memory import device_need  # noqa: PLC0415 - imports numpy
+
+        with suppress(UserError, OSError, ValueError):  # the wake reports the error
+            device = device_need(settings, folder)
+    host = _TORCH_BYTES + files.size + _DECODE_BYTES * (decode_processes(settings.image_processes.count) + 1)
+    found = Known(files, Memory(device[0], _COMPILED_BYTES), Memory(device[1], host))
+    if excess := excess_of(settings, [found.least]):
+        raise StartError(f"the model {settings.http.model_name!r} needs more memory than there is: {excess}")
+    return found
+
+
+def excess_of(settings: Settings, models: Sequence[Memory]) -> str:
+    """Returns which limits models exceed together, in words; "" if none."""
+    residency = settings.residency
+    limits = (
+        ("--device-memory", residency.device_memory, sum(each.device for each in models)),
+        ("--host-memory", residency.host_memory, sum(each.host for each in models)),
+    )
+    return ", ".join(
+        f"{needed >> 20} MiB of {most >> 20} MiB ({flag})"
+        for flag, most, needed in limits
+        if most and needed > most
+    )
+
+
 def reside(
     models: Mapping[str, Settings],
+    before: Mapping[str, Known],
     parts: ServerProcesses | None,
     spare: ForkedEngine | None,
     settings: Settings,
@@ -88,10 +140,12 @@ def reside(
     """Offers the models; called on the event loop. Returns a function that ends their processes, to call when the
     server has ended.
 
-    `parts` are the forked processes of the first model that must be ready before READY; `spare` is an engine
-    process that waits for its settings. If a model cannot be ready before READY, reports the reason and calls
-    ``stop``."""
+    `before`: what is `known` of each model. `parts` are the forked processes of the first model that must be ready
+    before READY; `spare` is an engine process that waits for its settings. If a model cannot be ready before READY,
+    reports the reason and calls ``stop``."""
     residency = Residency(models, spare, settings, services, stop, asyncio.get_running_loop())
+    for name, resident in residency.residents.items():
+        resident.captioner.files, resident.memory = before[name].files, before[name].most
     residency.begin(parts)
     return residency.close
 
@@ -118,7 +172,11 @@ class Resident:
         self._left: asyncio.Future[None] = self._loop.create_future()
         self._leaving: asyncio.Task[None] | None = None
         self._reason = ""  # why the last wake failed
-        self.memory = Memory()  # nothing is known before the first wake
+        self.memory = Memory()  # memory of now or of when the model was last awake, or what it is expected to take
+        self._idle_s = settings.residency.idle_unload or math.inf
+        self._keep_s = self._idle_s
+        self._timer: asyncio.TimerHandle | None = None
+        self.captioner.uses.on_idle = self.look
         self.ready_at = 0.0
         self._failures = 0  # wakes that failed in a row
         self._may_wake = 0.0  # moment until which requests are refused after a failed wake
@@ -170,8 +228,8 @@ class Resident:
     def ready(self, engine: "RemoteEngine", checkpoint: "Checkpoint", image_decoder: "ProcessImageDecoder") -> None:
         """Serves captions from now on."""
         attach(self._settings, self._services, engine, checkpoint, image_decoder)
-        self.memory = self.measured()
-        if excess := self._owner.excess([self]):
+        self.memory = self._measured()
+        if excess := excess_of(self._settings, [self.memory]):
             self._fail(f"it needs more memory than the server has for models: {excess}", None, pause=math.inf)
             return
         timeline, status = self.start.timeline, self.start.status
@@ -182,11 +240,12 @@ class Resident:
         seconds = time.monotonic() - timeline.origin
         self._owner.wakes.labels(self.name, "ready").inc()
         self._owner.wake_seconds.labels(self.name).observe(seconds)
-        known = status.to_dict()
-        fields = {name: known[name] for name in ("tier", "device", "dtype")}
+        described = status.to_dict()
+        fields = {name: described[name] for name in ("tier", "device", "dtype")}
         _logger.info("model ready", extra={"fields": {"model": self.name, "s": seconds, **fields}})
         self._woken.set_result("")
         self._owner.became_ready(self)
+        self.look()
 
     def failed(self, error: BaseException) -> None:
         """Ends the start, or the model that was ready. May be called from any thread."""
@@ -200,8 +259,9 @@ class Resident:
     def leave(self, why: str) -> None:
         """Ends the model's processes, after the requests that it has; `why` is a label for metrics. Later requests
         wait."""
-        self.state, self._left = ModelState.LEAVING, self._loop.create_future()
-        self.memory = self.measured()
+        if why != "failed":
+            self.measure()
+        self.state, self._left, self._keep_s = ModelState.LEAVING, self._loop.create_future(), self._idle_s
         end_prompts = self.captioner.detach()
         self._owner.leaves.labels(self.name, why).inc()
         _logger.info("model leaving", extra={"fields": {"model": self.name, "why": why}})
@@ -222,15 +282,46 @@ class Resident:
     def is_in(self, state: ModelState) -> bool:
         return self.state is state
 
+    def keep(self, seconds: float) -> None:
+        """Sets the idle time after which the model leaves, until it has left. No effect if the model is absent."""
+        if self.state in (ModelState.WAKING, ModelState.READY):
+            self._keep_s = seconds
+            self.look()
+
+    def look(self) -> None:
+        """Has the model leave if its idle time is over, or looks again when it is. Called when a request ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.state is ModelState.READY and self._keep_s < math.inf:
+            left = _LOOK_S if self.busy else self.leaves_s
+            if left > 0:
+                self._timer = self._loop.call_later(left, self.look)
+            else:
+                self.leave("idle")
+
+    @property
+    def busy(self) -> bool:
+        """True while the model has a request, or while its artifacts are being built."""
+        return self.captioner.uses.count > 0 or self.start.status.is_building
+
     @property
     def idle_s(self) -> float:
-        """Seconds without a request; 0 while there is one, or while the model's artifacts are being built."""
-        uses = self.captioner.uses
-        building = (self.start.status.to_dict()["build"] or {}).get("state") == "building"
-        return 0.0 if uses.count or building else time.monotonic() - uses.last
+        """Seconds without a request; 0 while the model is busy."""
+        return 0.0 if self.busy else time.monotonic() - self.captioner.uses.last
 
-    def measured(self) -> Memory:
-        """Returns the memory that the model has now, or had when it was last measured awake."""
+    @property
+    def leaves_s(self) -> float:
+        """Seconds until the model leaves if it gets no further request."""
+        return max(self._keep_s - self.idle_s, 0.0)
+
+    def measure(self) -> None:
+        """Notes the memory that the model takes now, if it is ready. A model that wakes will take more, and so will
+        the next wake of a model that leaves."""
+        if self.state is ModelState.READY:
+            self.memory = self._measured()
+
+    def _measured(self) -> Memory:
         return self.memory if self._client is None else Memory(self._client.device_bytes, self.host_bytes)
 
     @property
@@ -327,8 +418,6 @@ class Residency:
     def begin(self, parts: ServerProcesses | None) -> None:
         """Begins to wake the models that must be ready before READY; `parts` are the processes of the first of
         them."""
-        if self._settings.residency.idle_unload:
-            self.loop.call_later(self._period, self._look)
         if not self._expected:
             self._ready()
         services = self._services
@@ -344,32 +433,18 @@ class Residency:
         spare, self._spare = self._spare, None
         return spare
 
-    def excess(self, awake: Iterable[Resident]) -> str:
-        """Returns which limit these models exceed together, in words; "" if none."""
-        residency, memory = self._settings.residency, [each.memory for each in awake]
-        limits = (
-            ("--device-memory", residency.device_memory, sum(each.device for each in memory)),
-            ("--host-memory", residency.host_memory, sum(each.host for each in memory)),
-        )
-        found = [
-            f"{needed >> 20} MiB of {most >> 20} MiB ({flag})"
-            for flag, most, needed in limits
-            if most and needed > most
-        ]
-        return ", ".join(found)
-
     async def room_for(self, resident: Resident) -> None:
         """Waits until the models that are awake leave room for one more; has others leave for it."""
         began, state = time.monotonic(), resident.state
+        for each in self.residents.values():
+            each.measure()
         while resident.state is state:
             residents = self.residents.values()
             awake = [each for each in residents if each.state is not ModelState.ABSENT and each is not resident]
-            for each in awake:
-                each.memory = each.measured()
-            if not awake or not self.excess([*awake, resident]):
+            if not awake or not excess_of(self._settings, [each.memory for each in (*awake, resident)]):
                 return
             ready = [each for each in awake if each.state is ModelState.READY]
-            if idle := [each for each in ready if each.idle_s]:
+            if idle := [each for each in ready if not each.busy]:
                 min(idle, key=lambda each: each.captioner.uses.last).leave("memory")
             elif ready:
                 longest = min(ready, key=lambda each: each.ready_at)
@@ -379,11 +454,11 @@ class Residency:
             await asyncio.sleep(_MOMENT_S)
 
     def became_ready(self, resident: Resident) -> None:
-        """Ends the server's start once all models that must be ready are. Has others leave if there is too little
-        room, which is not known before the first wake of a model."""
+        """Ends the server's start once all models that must be ready are. Has others leave if the model takes more
+        than was expected before its first wake."""
         if resident.name in self._expected:
-            ready = [each for each in self.residents.values() if each.state is ModelState.READY]
-            if excess := self.excess(ready):
+            ready = [each.memory for each in self.residents.values() if each.state is ModelState.READY]
+            if excess := excess_of(self._settings, ready):
                 self.cannot_wake(resident, f"the models of --preload need more memory than there is: {excess}")
             else:
                 del self._expected[resident.name]
@@ -418,10 +493,6 @@ class Residency:
         if self._spare is not None:
             self._spare.end()
 
-    @property
-    def _period(self) -> float:
-        return min(self._settings.residency.idle_unload / 4, _LOOK_S)
-
     def _ready(self) -> None:
         services = self._services
         settle()
@@ -430,13 +501,6 @@ class Residency:
             states = " ".join(f"{name}:{each.state}" for name, each in self.residents.items())
             fields = {"s": services.timeline.marks()["ready"], "models": states}
             _logger.info("ready", extra={"fields": fields})
-
-    def _look(self) -> None:
-        """Has the models leave that had no request for the idle time."""
-        self.loop.call_later(self._period, self._look)
-        for resident in self.residents.values():
-            if resident.state is ModelState.READY and resident.idle_s >= self._settings.residency.idle_unload:
-                resident.leave("idle")
 
     def _reserve(self) -> None:
         if self._spare is None and not self._closing:

@@ -150,9 +150,9 @@ def _resident_models(
 def _load_residency(
     models: Mapping[str, Settings], parts: ServerProcesses | None, spare: ForkedEngine | None
 ) -> "Start":
-    from snapcap.service.server.residency import reside  # noqa: PLC0415 - once /livez answers
+    from snapcap.service.server.residency import known, reside  # noqa: PLC0415 - once /livez answers
 
-    return partial(reside, models, parts, spare)
+    return partial(reside, models, {name: known(each) for name, each in models.items()}, parts, spare)
 
 
 def leave(status: int) -> NoReturn:

@@ -1,11 +1,16 @@
 """Reports the end of a start: READY, on a terminal with a picture of the start, or FAILED with a sentence."""
 
+import hashlib
 import logging
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapcap.models.errors import WeightsError
+from snapcap.models.weights.listing import weight_files
+from snapcap.service.captioning.captioner import WeightFiles
 from snapcap.service.images.decode import ImageDecoder
 from snapcap.service.ipc.fork import settle
 from snapcap.service.readiness import State
@@ -90,6 +95,17 @@ def attach(
     services.captioner.attach(
         engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, defaults, prompts
     )
+    services.captioner.files = weights_on_disk(checkpoint.folder)
+
+
+def weights_on_disk(folder: Path) -> WeightFiles:
+    """Describes the files of a checkpoint folder that hold the weights."""
+    try:
+        found = [(file.name, file.stat()) for file in weight_files(folder)]
+    except (WeightsError, OSError):
+        return WeightFiles()
+    described = "".join(f"{name} {status.st_size} {status.st_mtime_ns}\n" for name, status in found)
+    return WeightFiles(sum(status.st_size for _, status in found), hashlib.sha256(described.encode()).hexdigest())
 
 
 def _log_phase(phase: Phase) -> None:

@@ -64,12 +64,25 @@ def published_name(source: str) -> str:
 
 def is_at_hand(source: str, cache: Path, options: S3Options) -> bool:
     """Returns whether this machine has the whole checkpoint, judged by local files alone."""
+    return folder_at_hand(source, cache, options) is not None
+
+
+def folder_at_hand(source: str, cache: Path, options: S3Options) -> Path | None:
+    """Returns the folder of a checkpoint, judged by local files alone; None if this machine has not all of it."""
     try:
-        is_s3 = kind_of(source) == "s3"
-        folder = s3_checkpoint.local_folder(source, cache, options) if is_s3 else hub.cached_folder(source)
-        return folder is not None and (folder / "config.json").is_file() and bool(weight_files(folder))
-    except (S3Error, WeightsError, OSError, ValueError):
-        return False
+        match kind_of(source):
+            case "shipped":
+                folder: Path | None = package_folder("snapcap.models.demo")
+            case "s3":
+                folder = s3_checkpoint.local_folder(source, cache, options)
+            case "folder":
+                folder = local_folder(source)
+            case "hub":
+                folder = hub.cached_folder(source)
+        whole = folder is not None and (folder / "config.json").is_file() and bool(weight_files(folder))
+        return folder if whole else None
+    except (S3Error, WeightsError, CheckpointError, OSError, ValueError):
+        return None
 
 
 def current_identity(

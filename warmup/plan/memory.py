@@ -23,7 +23,7 @@ from snapcap.models.regions.table import Region, Regions, build_regions, region_
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, free_device_memory
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.checkpoint import Checkpoint, config_of
 from snapcap.warmup.plan.plan import Plan, make_plan
 
 _logger = logging.getLogger("snapcap.start")
@@ -117,6 +117,17 @@ class MemoryPlan:
     def _inputs(self, region: Region, rows: int) -> list[int]:
         """Bytes of each activation and cache that a region takes."""
         return [spec_bytes(each) for each in region_inputs(region, self.config, self.state, rows)]
+
+
+def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
+    """Bytes of device memory that serving the checkpoint in ``folder`` takes at least, and at most; 0 on a CPU.
+    Raises what reading the configuration and ``make_plan`` raise."""
+    config = config_of(options, folder)
+    plan = make_plan(config, options)
+    if plan.device_type == "cpu":
+        return 0, 0
+    memory, weights = MemoryPlan(config, plan), checkpoint_bytes(folder, plan.dtype)
+    return weights + memory.buffers, memory.serving(weights)
 
 
 def buckets_that_fit(config: ModelConfig, plan: Plan, weights: int, free: int) -> tuple[int, ...]:

@@ -244,6 +244,11 @@ class StartupStatus:
             if progress.get("state") in BUILD_RESULTS:
                 self._state.counts["builds", progress["state"]] += 1
 
+    @property
+    def is_building(self) -> bool:
+        """True while a background build runs, and does not wait for another one."""
+        return (self._state.build or {}).get("state") == "building"
+
     def counts(self, name: str) -> dict[tuple[str, ...], int]:
         """A counter's values by its labels."""
         with self._lock:

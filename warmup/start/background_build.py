@@ -4,10 +4,14 @@ store out of reach   ask again, with pauses that grow ─▶ swap, or as below
 lease held by us     build ─▶ each bucket is swapped in as it is ready ─▶ publish
 lease held by others wait for their artifacts ─▶ swap; a lease that expires is taken over
 
+Processes with one cache folder, such as the engine processes of several models, build in turn: each build takes all
+CPUs but one.
+
 A bucket is swapped on the device thread between two steps, on buffers of its own, so running rows notice nothing:
 its packages are opened, compared with eager on the running weights, and only then serve.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -31,6 +35,7 @@ from snapcap.warmup.build.environment import remote_cache_environment
 from snapcap.warmup.build.release import publish_built, report
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.capacity import all_but_one
+from snapcap.warmup.machine.files import locked_alone, make_folder
 from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, free_here, gib
@@ -48,7 +53,8 @@ from snapcap.warmup.start.start import StartedModel
 OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 
 LEASE_SECONDS = 60.0  # for so long a builder that was killed holds the others up
-POLL_SECONDS = 5.0  # between looks for what the holder of the lease publishes
+POLL_SECONDS = 5.0  # between looks for what the holder of the lease publishes, or for the end of another build
+TURN = ".building"  # the file in the cache folder that is locked by the process that builds
 LONGEST_PAUSE_S = 300.0  # between two attempts to read a store that could not be read
 LOWEST_PRIORITY = 19
 ENDING_S = 3.0  # seconds for ending; the HTTP process gives this process ten
@@ -154,20 +160,26 @@ class BackgroundBuild:
         )
 
     def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:
-        """Build under the lease, or take what its holder publishes."""
+        """Build in turn and under the lease, or take what the holder of the lease publishes."""
+        folder = self._options.model.cache_dir
         while not self._stopped.is_set():
-            outcome = acquire(store, key, LEASE_SECONDS)
-            if self._take(self._look()):
+            with contextlib.ExitStack() as turn:
+                ours: bool | None = None
+                with contextlib.suppress(OSError):  # a cache folder that cannot be written: builds take no turns
+                    make_folder(folder)
+                    ours = turn.enter_context(locked_alone(folder / TURN))
+                elsewhere = Held("another process with this cache folder", POLL_SECONDS)
+                outcome = elsewhere if ours is False else acquire(store, key, LEASE_SECONDS)
+                if self._take(self._look()):
+                    if isinstance(outcome, Lease):
+                        outcome.release()
+                    return
                 if isinstance(outcome, Lease):
-                    outcome.release()
-                return
-            if isinstance(outcome, Held):
-                self._report(state="waiting", holder=outcome.owner)
-                self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
-                continue
-            with outcome.kept():
-                self._build(publishing)
-            return
+                    with outcome.kept():
+                        self._build(publishing)
+                    return
+            self._report(state="waiting", holder=outcome.owner)
+            self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
 
     def _look(self) -> Artifacts:
         """Returns what the store has now."""

@@ -58,6 +58,15 @@ def test_the_newest_image_is_captioned_whoever_sent_it(ask, picture, role: str) 
     assert (caption(only), "x-snapcap-ignored" in only.headers, "warnings" in only.json()) == ("9 7", False, False)
 
 
+def test_of_several_images_in_a_message_the_last_is_captioned(ask, picture) -> None:
+    reply = ask({"role": "user", "content": [picture(5), TEXT, picture(6), picture(9)]})
+    assert (caption(reply), reply.headers["x-snapcap-ignored"]) == ("9 7", "images, text")
+    assert reply.json()["warnings"][0].startswith("Ignored: images, text.")
+    video = {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}}
+    refused = ask({"role": "user", "content": [video, picture(9)]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "messages[0].content[0]")
+
+
 @pytest.mark.parametrize("role", ["tool", "assistant", "user"])
 @pytest.mark.parametrize(
     "part",

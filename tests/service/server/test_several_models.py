@@ -3,15 +3,24 @@
 import base64
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.servers.server_process import ServerProcess, children, descendants, is_gone, wait_until
+
+from snapcap.service.captioning.captioner import WeightFiles
+from snapcap.service.config.settings import HttpSettings, ResidencySettings, Settings
+from snapcap.service.server.residency import known
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.options import ComputeOptions
 
 PATIENCE = 60.0
 JSON = {"Content-Type": "application/json"}
@@ -307,6 +316,7 @@ def test_the_model_that_was_used_least_recently_leaves_for_another(
     serve: Serve, sample: Path, one_model: int
 ) -> None:
     server = serve("--host-memory", str(int(one_model * 1.6)))
+    assert known(Settings()).least.host < one_model < known(Settings()).most.host
     for name in ("demo", "short", "demo"):
         assert server.caption(sample, f"?model={name}")["model"] == name
         server.wait_for(
@@ -315,6 +325,8 @@ def test_the_model_that_was_used_least_recently_leaves_for_another(
     metrics = server.metrics()
     assert metrics['snapcap_model_leaves_total{model="demo",why="memory"}'] == 1
     assert metrics['snapcap_model_leaves_total{model="short",why="memory"}'] == 1
+    log = server.log()
+    assert log.index("model leaving model=demo") < log.index("model waking model=short"), "it made room before"
 
 
 def test_two_models_that_do_not_fit_together_take_turns(serve: Serve, sample: Path, one_model: int) -> None:
@@ -347,12 +359,126 @@ def test_two_models_that_do_not_fit_together_take_turns(serve: Serve, sample: Pa
     assert min(counts) > 1, "each makes progress in its turns"
 
 
-def test_a_model_that_never_fits_is_refused(
-    serve: Serve, models_file: Path, built_cache: Path, sample: Path
-) -> None:
-    server = serve("--host-memory", "1MiB")
-    status, body, _ = server.call("/v1/caption", sample.read_bytes())
-    assert (status, "needs more memory than the server has for models" in body["detail"]) == (503, True)
-    with serving(built_cache, models_file, "--host-memory", "1MiB", "--preload", "short") as server:
+def test_a_model_that_never_fits_is_refused_at_the_start(models_file: Path, built_cache: Path) -> None:
+    with serving(built_cache, models_file, "--host-memory", "1MiB") as server:
         assert server.process.wait(PATIENCE) == 3
-        assert "(--host-memory)" in server.log()
+        assert "the model 'demo' needs more memory than there is: " in server.log()
+        assert "MiB of 1 MiB (--host-memory)" in server.log()
+
+
+def test_device_memory_is_known_before_the_first_wake() -> None:
+    few, many = (known(_on_a_gpu(4 << 30, buckets)) for buckets in ((1,), (1, 4, 16)))
+    assert few.files == many.files != WeightFiles()
+    assert few.files.size / 2 < few.least.device < few.most.device < many.most.device  # bfloat16 on a GPU
+    assert known(_on_a_gpu(None, (1,))).most.device == 0  # without a limit nothing is computed
+    with pytest.raises(StartError, match=r"the model 'demo' needs more .* of 1 MiB \(--device-memory\)"):
+        known(_on_a_gpu(1 << 20, (1,)))
+
+
+def _on_a_gpu(device_memory: int | None, buckets: tuple[int, ...]) -> Settings:
+    return replace(
+        Settings(),
+        compute=ComputeOptions(device="cuda:0", buckets=buckets),
+        residency=ResidencySettings(device_memory=device_memory),
+        http=HttpSettings(model_name="demo"),
+    )
+
+
+def test_keep_alive_says_when_a_model_leaves(serve: Serve, sample: Path) -> None:
+    server = serve("--idle-unload", "1000")
+    images = [base64.b64encode(sample.read_bytes()).decode()]
+
+    def generate(**more: Any) -> Any:
+        status, body, _ = post(server, "/api/generate", {"model": "short", "stream": False, **more})
+        assert status == 200, body
+        return body
+
+    def left() -> float:
+        (loaded,) = server.call("/api/ps")[1]["models"]
+        return (datetime.fromisoformat(loaded["expires_at"]) - datetime.now(UTC)).total_seconds()
+
+    def unloaded() -> bool:
+        return states(server)["short"] == "absent"
+
+    first, second = server.call("/api/tags")[1]["models"]
+    assert 0 < first["size"] == second["size"]
+    assert first["digest"] == second["digest"] != "0" * 64
+    assert generate(keep_alive=0)["done_reason"] == "unload"
+    assert states(server)["short"] == "absent", "it was not woken to be unloaded"
+    assert generate()["done_reason"] == "load"
+    assert 500 < left() < 1000
+    assert generate(images=images, keep_alive="5m")["eval_count"] == 2
+    assert server.caption(sample, "?model=short")["tokens"] == 2  # requests without it change nothing
+    assert 0 < left() < 300
+    generate(keep_alive=-1)
+    assert left() > 1e9
+    assert generate(images=images, keep_alive=0)["eval_count"] == 2
+    server.wait_for(unloaded)
+    assert server.call("/api/ps")[1]["models"] == []
+    chat = {"model": "short", "messages": [{"role": "user", "images": images}], "keep_alive": 0}
+    assert '"eval_count": 2' in post(server, "/api/chat", chat)[1]  # a stream that wakes the model
+    server.wait_for(unloaded)
+    generate()
+    assert 500 < left() < 1000, "its last keep_alive went with it"
+    generate(keep_alive="1ms")
+    server.wait_for(unloaded)
+    metrics = server.metrics()
+    assert metrics['snapcap_model_leaves_total{model="short",why="idle"}'] == 3
+    assert metrics['snapcap_model_wakes_total{model="short",result="ready"}'] == 3
+
+
+def test_three_models_in_the_room_of_two_lose_no_request(
+    built_cache: Path, demo_folder: Path, samples: dict[Path, str], tmp_path: Path, one_model: int
+) -> None:
+    """Clients ask for all models while an engine process is killed and a wake fails: each request gets its model's
+    caption, or is told that the model is not ready."""
+    path, whole = next(iter(samples.items()))
+    folder, models_file = tmp_path / "third", tmp_path / "models.toml"
+    shutil.copytree(demo_folder, folder)
+    models_file.write_text(f'{MODELS}\n[third]\nmodel = "{folder}"\nmax_new_tokens = 3\n')
+    data, ended = path.read_bytes(), threading.Event()
+    lengths = {"demo": len(whole.split()), "short": 2, "third": 3}
+    answered, unexpected = dict.fromkeys(lengths, 0), list[Any]()
+    with serving(built_cache, models_file, "--host-memory", str(int(one_model * 2.6))) as server:
+        server.wait_ready()
+
+        def ask_again_and_again(name: str) -> None:
+            while not ended.wait(0.05):
+                status, body, _ = server.call(f"/v1/caption?model={name}", data)
+                right = status == 200 and body["model"] == name
+                if right and body["caption"] == " ".join(whole.split()[: lengths[name]]):
+                    answered[name] += 1
+                elif (status, body and body.get("code")) != (503, "not_ready"):
+                    unexpected.append((name, status, body))
+
+        def count(metric: str, **labels: str) -> float:
+            wanted = [f'{label}="{value}"' for label, value in labels.items()]
+            return sum(
+                value
+                for name, value in server.metrics().items()
+                if name.startswith(metric) and all(each in name for each in wanted)
+            )
+
+        def killed() -> bool:
+            if count("snapcap_model_leaves_total", why="failed"):
+                return True
+            for pid in engines(server)[:1]:
+                os.kill(pid, signal.SIGKILL)
+            return False
+
+        with ThreadPoolExecutor(6) as pool:
+            clients = [pool.submit(ask_again_and_again, name) for name in [*lengths] * 2]
+            try:
+                server.wait_for(lambda: min(count("snapcap_model_wakes_total", model=each) for each in lengths) > 1)
+                server.wait_for(killed)
+                (folder / "config.json").rename(folder / "away")
+                server.wait_for(lambda: count("snapcap_model_wakes_total", model="third", result="failed") > 0)
+                (folder / "away").rename(folder / "config.json")
+                before = dict(answered)
+                server.wait_for(lambda: all(answered[name] > before[name] for name in lengths))
+            finally:
+                ended.set()
+            for client in clients:
+                client.result()
+        assert unexpected == []
+        assert count("snapcap_model_leaves_total", why="memory") > 1

@@ -31,7 +31,6 @@ _BEYOND_SCHEMAS = (
     "tokens; send at most",
     "not an image",
     "images are not read",
-    "images; send one image in each message",
     "have as many elements as there are images",
     "be given once",
     "a beam search does not sample",

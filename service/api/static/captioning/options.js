@@ -11,7 +11,7 @@ const options = {
       return null;
     }
     const { task, task_text: text, prompt, num_beams: beams, max_new_tokens: longest } = Object.fromEntries(new FormData(form));
-    const set = {};
+    const set = start.model ? { model: start.model } : {};
     const hasTasks = !byId("task-field").hidden;
     if (task && hasTasks) set.task = task;
     if (text && hasTasks) set.task_text = text;

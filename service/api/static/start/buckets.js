@@ -20,7 +20,7 @@ const RESULTS = {
 const BUILDS = {
   looking: "The store of compiled code is out of reach; this server asks again, and switches when it answers",
   building: "Compiling in the background, for this server and the next",
-  waiting: "Another server compiles; this one waits for its result",
+  waiting: "Another process compiles; this one waits for it",
   fetched: "Compiled code arrived, and each batch size switched to it",
   published: "Compiled in the background, and each batch size switched; the next start is compiled from the beginning",
   failed: "The background build failed, and the plain model goes on serving",

@@ -8,6 +8,8 @@ const PAUSES = { starting: 200, moving: 500, ready: 900, gone: 900, hidden: 10_0
 const POLL_TIMEOUT = 1000;
 
 const start = {
+  /** The model that was chosen; "" is the server's start, and its first model. */
+  model: "",
   report: null,
   problem: null,
   listeners: [],
@@ -28,7 +30,7 @@ const start = {
   async ask() {
     clearTimeout(this.timer);
     try {
-      this.report = await api.call("/startup", { cache: "no-store", timeout: POLL_TIMEOUT });
+      this.report = await api.call(`/startup${this.model && `?${new URLSearchParams({ model: this.model })}`}`, { cache: "no-store", timeout: POLL_TIMEOUT });
       this.problem = null;
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
@@ -45,7 +47,7 @@ const start = {
    * only if something does. */
   pause() {
     if (api.refused) return 0;
-    const moves = isStarting(this.report) || isMoving(this.report);
+    const moves = isStarting(this.report) || isMoving(this.report) || ["waking", "leaving"].includes(this.report?.state);
     if (document.hidden) return moves ? PAUSES.hidden : 0;
     if (this.report === null) return PAUSES.gone;
     if (isStarting(this.report)) return PAUSES.starting;

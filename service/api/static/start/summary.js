@@ -1,6 +1,16 @@
 "use strict";
 
-const WORDS = { starting: "starting", ready: "ready", draining: "stopping", failed: "failed" };
+const WORDS = {
+  starting: "starting",
+  ready: "ready",
+  draining: "stopping",
+  failed: "failed",
+  absent: "absent",
+  waking: "waking",
+  leaving: "leaving",
+};
+/** Whether the report is of a model that has never been awake. */
+const isNew = ({ state, marks }) => state === "absent" && marks.ready === undefined;
 
 /** The backend in words; "" before there is one. */
 function served(backend) {
@@ -19,9 +29,11 @@ function underWay({ build }) {
 function drawState(report, problem) {
   const state = report?.state ?? "unreachable";
   byId("state").dataset.state = state;
-  const gone = problem?.status === 401 ? "needs a key" : problem?.late ? "not answering" : "not reachable";
-  say(byId("state-word"), report ? WORDS[state] : gone);
-  const working = state === "starting" ? spoken(report.phase) : report && (underWay(report) || (isCompiled(report.backend) ? "compiled" : ""));
+  const silent = problem?.status === 401 ? "needs a key" : problem?.late ? "not answering" : "not reachable";
+  say(byId("state-word"), report ? WORDS[state] : silent);
+  const begins = ["starting", "waking"].includes(state);
+  const gone = ["absent", "leaving"].includes(state);
+  const working = begins ? spoken(report.phase) : report && !gone && (underWay(report) || (isCompiled(report.backend) ? "compiled" : ""));
   say(byId("state-phase"), working ? `: ${working}` : "");
 }
 
@@ -30,6 +42,7 @@ function facts(report) {
   const torch = report.phases.find((phase) => phase.name === "import_torch");
   const { live, ready } = report.marks;
   const found = [];
+  if (isNew(report)) return found;
   if (live !== undefined) found.push([live, "until it answered"]);
   if (ready === undefined) found.push([report.now, "so far"]);
   else found.push([ready, "until it was ready"]);
@@ -43,6 +56,7 @@ function story(report) {
   const torch = report.phases.find((phase) => phase.name === "import_torch");
   const without = !torch && isCompiled(report.tier);
   if (report.error) return report.error;
+  if (isNew(report)) return "";
   if (ready === undefined) return "The bars grow while the server starts. Bars above one another run at the same time.";
   const share = torch?.end ? Math.round((100 * (torch.end - torch.start)) / ready) : 0;
   const rest = torch?.end ? inMilliseconds((ready - torch.end) * 1000) : "";
@@ -55,6 +69,7 @@ function story(report) {
 function lede(report) {
   const what = `This server describes pictures${report.model ? ` with the model ${report.model}` : ""}.`;
   if (report.state === "failed") return `${what} It could not start.`;
+  if (isNew(report)) return `${what} It is absent: the next picture wakes it.`;
   if (report.marks.ready === undefined) return `${what} It is starting right now: watch it below.`;
   return `${what} ${readyIn(report)}.`;
 }
@@ -70,6 +85,7 @@ function readyIn({ marks, tier, compile_events: { startup } }) {
 function line(report) {
   const { ready } = report.marks;
   if (report.state === "failed") return ["The start failed", ""];
+  if (isNew(report)) return ["Absent", "the next picture wakes it"];
   if (ready === undefined) return [`Starting: ${spoken(report.phase)}`, `${inSeconds(report.now)} so far`];
   const { serving } = report.compile_events;
   const where = [report.family, report.device, report.dtype].filter(Boolean).join(", ");

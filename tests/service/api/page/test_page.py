@@ -17,6 +17,7 @@ from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.caption import MAX_IMAGES
 from snapcap.service.api.caption_schemas import Timings
 from snapcap.service.api.operations_schemas import Artifacts, Build, State
+from snapcap.service.api.schema_parts import ModelState
 from snapcap.service.captioning.options import schema
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.warmup.progress.status import COMPONENTS, BucketState
@@ -147,7 +148,7 @@ def test_nothing_is_read_before_a_page_is_asked_for(monkeypatch: pytest.MonkeyPa
     ("file", "table", "names"),
     [
         ("start/phases.js", "PHASES", PHASES),
-        ("start/summary.js", "WORDS", get_args(State)),
+        ("start/summary.js", "WORDS", (*get_args(State), *get_args(ModelState))),
         ("start/buckets.js", "COMPONENTS", COMPONENTS),
         ("start/buckets.js", "STATES", get_args(BucketState)),
         ("start/buckets.js", "RESULTS", get_args(Artifacts.model_fields["result"].annotation)),

@@ -13,6 +13,7 @@ from support.servers.live_app import on_a_port
 from support.servers.page import assert_accessible, give, phases
 
 from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.captioning.captioner import Start
 from snapcap.service.errors import EngineFailed
 from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
@@ -113,6 +114,43 @@ def test_a_full_queue_can_be_tried_again(engine, address: str, open_page: OpenPa
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#caption")).to_have_text("200 7")
     expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_the_model_is_chosen_with_its_state_beside_its_name(
+    make_services, serve_with, serve, open_page: OpenPage, image
+) -> None:
+    first, second = (serve_with(make_services()) for _ in range(2))
+    captioners = {"first": first.captioner, "second": second.captioner}
+    keepers = []
+    for name, services in zip(captioners, (first, second), strict=True):
+        start = Start(services.readiness, services.timeline, services.status)
+        keepers.append(SimpleNamespace(state="ready", created=0.0, start=start))
+        services.captioner.join(name, keepers[-1], captioners)
+    keepers[1].state = "absent"
+    page = open_page(serve(first))
+    select = page.get_by_label("Model", exact=True)
+    expect(select.locator("option")).to_have_text(["first: ready", "second: absent"])
+    expect(select).to_have_value("first")
+    select.focus()
+    page.keyboard.press("ArrowDown")
+    expect(select).to_have_value("second")
+    expect(page.locator("#state-word")).to_have_text("absent")
+    expect(page.locator("#lede")).to_contain_text("with the model second. It is absent: the next picture wakes it.")
+    assert_accessible(page)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        give(page, image(7))
+    assert asked.value.post_data_json["model"] == "second"
+    expect(page.locator("#caption")).to_have_text("7 7")
+    keepers[1].state = "ready"
+    second.timeline.mark("ready")
+    expect(select.locator("option").last).to_have_text("second: ready")
+    expect(page.locator("#state-word")).to_have_text("ready")
+
+
+def test_one_model_is_not_chosen(address: str, open_page: OpenPage) -> None:
+    page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")
+    expect(page.get_by_label("Model", exact=True)).to_be_hidden()
 
 
 def test_our_own_failure_names_the_request(engine, address: str, open_page: OpenPage, image) -> None:

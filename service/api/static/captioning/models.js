@@ -1,0 +1,22 @@
+"use strict";
+
+/** The model that answers, on a server that has several. */
+const models = {
+  /** Offers each model with its state. Without a choice, requests name none and get the first. */
+  onReport(report, problem) {
+    if (problem?.status === 404) start.model = ""; // the server was started again with other models
+    if (report === null) return;
+    const states = Object.entries(report.models ?? {});
+    const select = byId("model");
+    byId("model-field").hidden = states.length < 2;
+    if (select.options.length !== states.length) select.replaceChildren(...states.map(([value]) => element("option", "", { value })));
+    for (const [place, [name, state]] of states.entries()) say(select.options[place], `${name}: ${WORDS[state] ?? state}`);
+    select.value = start.model || states[0]?.[0];
+  },
+};
+
+byId("model").addEventListener("change", (event) => {
+  start.model = event.target.value;
+  start.poll();
+});
+start.listen((report, problem) => models.onReport(report, problem));

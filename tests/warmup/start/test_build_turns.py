@@ -1,0 +1,84 @@
+"""Builds of processes with one cache folder, as the models of a server have: one at a time."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.servers.server_process import wait_until
+
+from snapcap.warmup.options import ModelOptions, StartOptions, StoreOptions
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.runtime.torch_model import LoadedModel
+from snapcap.warmup.start import background_build
+from snapcap.warmup.start.background_build import BackgroundBuild
+
+PATIENCE = 30.0
+
+
+class Build(BackgroundBuild):
+    """Builds nothing, until `ending` is set."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        fetched = SimpleNamespace(result="miss", reason="")
+        artifacts = SimpleNamespace(key=key * 64, hit=False, fetched=fetched)
+        loaded: Any = SimpleNamespace(artifacts=artifacts, model=object.__new__(LoadedModel))
+        options = StartOptions(model=ModelOptions(cache_dir=folder), store=StoreOptions())
+        self.status = StartupStatus()
+        super().__init__(loaded, options, self.status, lambda function: None)  # type: ignore[arg-type,return-value]
+        self.began, self.ending = threading.Event(), threading.Event()
+
+    @property
+    def said(self) -> str | None:
+        return (self.status.to_dict()["build"] or {}).get("state")
+
+    def _look(self) -> Any:
+        return self._artifacts
+
+    def _build(self, publishing: bool) -> None:
+        self.began.set()
+        assert self.ending.wait(PATIENCE)
+
+
+@pytest.fixture
+def new_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Build]]:
+    monkeypatch.setattr(background_build, "require_compiler", lambda: "g++")
+    monkeypatch.setattr(background_build, "POLL_SECONDS", 0.02)
+    made: list[Build] = []
+
+    def make(key: str) -> Build:
+        made.append(Build(tmp_path / "cache", key))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for build in made:
+        build.ending.set()
+        build.stop(PATIENCE)
+
+
+def test_builds_of_other_models_wait_for_their_turn(new_build: Callable[[str], Build]) -> None:
+    first = new_build("a")
+    assert first.began.wait(PATIENCE)
+    second, third = new_build("b"), new_build("c")
+    wait_until(lambda: second.said == third.said == "waiting")
+    third.stop(PATIENCE)  # a model that leaves does not wait on
+    assert not second.began.is_set()
+    assert not third.began.is_set()
+    first.ending.set()
+    assert second.began.wait(PATIENCE)
+
+
+def test_a_build_that_fails_ends_its_turn(
+    new_build: Callable[[str], Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(build: Build, publishing: bool) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Build, "_build", fails)
+        first = new_build("a")
+        wait_until(lambda: first.said == "failed")
+    assert new_build("b").began.wait(PATIENCE)
