@@ -117,9 +117,8 @@ def block(
     attended = F.scaled_dot_product_attention(
         query.transpose(1, 2), key.transpose(1, 2), qkv[:, :, 2].transpose(1, 2), attn_mask=seen[:, None, None]
     )
-    hidden = hidden + linear(attended.transpose(1, 2).reshape(batch, length, width), out_weight, out_bias)
-    normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
-    return hidden + linear(act(linear(normed, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+    weights = (out_weight, out_bias, norm2_weight, norm2_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+    return vit.after_attention(hidden, attended, *weights, eps, act)
 
 
 def angles(
