@@ -84,7 +84,9 @@ def test_each_bucket_of_rows_takes_pictures_of_each_number_of_tokens(
         for most, alike in ((few, images[::2]), (many, images[1::2])):
             given = alike[: bucket.size]
             output = runner.encode(bucket, given, 0)
-            assert output.shape[1] - captioner.config.encoded_length == most - many, "the fewest tokens that hold all"
+            assert output.shape[1] - captioner.config.encoded_length == most - many, (
+                "the fewest tokens that hold all"
+            )
             tokens, _ = steps_with_logits(runner, bucket, [SlotRequest()] * len(given), STEPS)
             expected, _ = captioner.generate(reference, given, STEPS, ())
             assert tokens == expected, (bucket.size, most)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.checkpoints import random_captioners
 from support.checkpoints.chat_files import write_chat_files
-from support.checkpoints.qwen3_vl_files import qwen3_vl, write_files
 from support.checkpoints.prepared import write_prepared
+from support.checkpoints.qwen3_vl_files import qwen3_vl, write_files
 from support.checkpoints.random_pairs import PAIRS
 from support.parity.parity import NORMALISATION
 

@@ -27,7 +27,14 @@ FAMILIES: Mapping[str, Callable[[Path], Captioner]] = {
     "qwen3-vl": device_cases.qwen3_vl,
 }
 # Regions that only look up embeddings, cut an image into patches, or add features have no weight in int8.
-WITHOUT = ("encoder_before", "prefix_tap", "decoder_before", "decoder_penalties", "decoder_sampling", "decoder_beams")
+WITHOUT = (
+    "encoder_before",
+    "prefix_tap",
+    "decoder_before",
+    "decoder_penalties",
+    "decoder_sampling",
+    "decoder_beams",
+)
 CPU = torch.device("cpu")
 
 

@@ -59,8 +59,8 @@ CACHE_LENGTH = 48
 # More tokens than a kernel reads at once (290), a width that is no power of 2, a vocabulary of several blocks.
 _WIDTH, _HEADS, _VOCABULARY = 96, 3, 397
 _VISION = {"hidden_size": _WIDTH, "num_attention_heads": _HEADS, "intermediate_size": 192, "image_size": 272}
-# Rows and columns of tokens of Qwen3-VL's pictures, in turn. The second and the fourth are padded to more tokens than
-# the others.
+# Rows and columns of tokens of Qwen3-VL's pictures, in turn. The second and the fourth are padded to more tokens
+# than the others.
 GRIDS = ((3, 5), (9, 10), (20, 1), (2, 40))
 
 
