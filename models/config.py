@@ -106,19 +106,21 @@ class ModelConfig:
         return self.decoder.hidden_size if self.projected else self.vision.hidden_size
 
     def with_text_tokens(self, tokens: int) -> "ModelConfig":
-        """Returns the configuration of an encoder that reads texts of so many tokens beside the image; 0: its own.
+        """Returns the configuration of an encode that reads so many tokens of text beside the image; 0: its own.
 
         Raises:
-            ConfigError: the encoder reads no text, or the model has no positions for such texts.
+            ConfigError: an encode reads no text, or the model has no positions for such texts.
         """
         if not tokens:
             return self
-        own, room = self.decoder.text_tokens, self.decoder.n_positions - self.vision.image_tokens
-        if not own or self.decoder.reads_prompt:
-            raise ConfigError("text_tokens", tokens, "the encoder of this model reads no text; leave it out")
+        decoder, own = self.decoder, self.decoder.text_tokens
+        # The positions of a decoder that reads a prompt are those behind the image.
+        room = decoder.n_positions - (0 if decoder.reads_prompt else self.vision.image_tokens)
+        if not own:
+            raise ConfigError("text_tokens", tokens, "this model reads no text with the image; leave it out")
         if not own <= tokens <= room:
             raise ConfigError("text_tokens", tokens, f"this model has positions for {own} to {room} tokens")
-        return replace(self, decoder=replace(self.decoder, text_tokens=tokens))
+        return replace(self, decoder=replace(decoder, text_tokens=tokens))
 
     def for_tokens(self, tokens: int) -> "ModelConfig":
         """Returns the configuration of an encoder whose packed pictures have at most so many tokens."""

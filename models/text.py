@@ -35,6 +35,35 @@ class ImageMarkup:
     after: str = ""
 
 
+SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """The messages around the message with the image, as (role, text), in their order."""
+
+    before: tuple[tuple[str, str], ...] = ()
+    after: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def asks(self) -> bool:
+        """True if a user says something in one of the messages."""
+        return any(role == USER and text.strip() for role, text in (*self.before, *self.after))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The token ids that a chat template puts around the text of a message.
+
+    The text is tokenized together with the texts ``lead`` before it and ``trail`` behind it.
+    """
+
+    opening_ids: tuple[int, ...]
+    lead: str
+    trail: str
+    closing_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class ChatIds:
     """The token ids that a chat template puts around a message of one image and a text.
@@ -45,6 +74,9 @@ class ChatIds:
     prefix: the ids before the image's tokens, which are the same for every row.
     start_id: the first of a row's own ids, which is the same for every row.
     strips: white space around the message's text is removed.
+    frames: the ids around the text of a message of each role in ``ROLES``. Empty if the template renders a
+        conversation in another way than message by message.
+    reply_ids: the ids behind the conversation's last message. They begin the reply, and end ``closing_ids``.
     """
 
     prefix: tuple[int, ...]
@@ -54,6 +86,8 @@ class ChatIds:
     trail: str
     closing_ids: tuple[int, ...]
     strips: bool = False
+    frames: tuple[Frame, ...] = ()
+    reply_ids: tuple[int, ...] = ()
 
 
 class TokenBias(NamedTuple):

@@ -77,8 +77,8 @@ class ModelOptions:
     text_tokens: int = option(
         "text_tokens",
         0,
-        "most tokens of a task and its text, for an encoder that reads them beside the image; more take longer; 0: "
-        "the model's number",
+        "most tokens of text that are read together with the image: of a task and its text, or of an instruction "
+        "and the messages before the image; more take longer; 0: the model's number",
         parse=parse_int(0, 65536),
         metavar="N",
     )

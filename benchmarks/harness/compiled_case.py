@@ -1,16 +1,18 @@
 """Compiles a captioner in one way, in a process of its own, and marks each phase of its start.
 
 Every bucket is compiled, and on a GPU captured as a CUDA graph, as in a server before it is ready. An encode and a
-decode step are measured at each bucket, before and after the capture. `snapcap bench modes` runs this module with a
-`Job` as JSON.
+decode step are measured at each bucket, before and after the capture. A model that takes pictures of any shape
+encodes for one number of tokens: the fewest of a server's that hold the picture. `snapcap bench modes` runs this
+module with a `Job` as JSON.
 """
 
+import math
 import shutil
 import statistics
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,12 +84,19 @@ class CompiledSteps:
         """``image`` holds the pixels of every row, uint8 [height, width, 3]."""
         import torch
 
+        from snapcap.models.processing.packed import grid_of
+
         self._model = model
         self._device = device
         self._how = how
         self._steps: dict[tuple[str, int], Callable[[], Any]] = {}
-        rows = model.state.slots
-        self._pixels = torch.tensor(image, device=device).repeat(rows, 1, 1, 1)
+        rows, buckets = model.state.slots, model.config.vision.token_buckets
+        self._tokens = 0  # to which the picture is padded, if it may have any shape
+        if buckets:
+            grid = grid_of(image)
+            model.state.write_grids(range(rows), [grid] * rows)
+            self._tokens = next(most for most in buckets if most >= math.prod(grid))
+        self._pixels = torch.tensor(image[: self._tokens or None], device=device).repeat(rows, 1, 1, 1)
         self._slots = torch.arange(rows, device=device)
 
     def run(self, component: str, rows: int) -> Any:
@@ -138,18 +147,18 @@ class CompiledSteps:
     def _bound(self, component: str, rows: int, first: Any, own: Mapping[str, Any]) -> Callable[[], Any]:
         """Returns the component's regions bound to ``own``, which are buffers of the step's rows, and to the
         model's buffers."""
-        from snapcap.models.regions.table import layer_inputs
+        from snapcap.models.regions.table import layer_inputs, layer_order
 
-        parts = self._parts(component, rows)
+        model = self._model
+        regions = [region for region in model.regions.of(component) if region.tokens in (0, self._tokens)]
+        parts, order = self._parts(component, regions, rows), layer_order(regions)
 
         def whole(first: Any, inputs: Any) -> Any:
             hidden = first
-            for part, layers in zip(parts, inputs, strict=True):
-                for layer in layers:
-                    hidden = part(hidden, *layer)
+            for place, layer in order:
+                hidden = parts[place](hidden, *inputs[place][layer])
             return hidden
 
-        model = self._model
         inputs = [
             [
                 (*self._fixed(*buffers), *weights)
@@ -157,11 +166,11 @@ class CompiledSteps:
                     layer_inputs(region, model.state, rows, own), model.weights.of(region), strict=True
                 )
             ]
-            for region in model.regions.of(component)
+            for region in regions
         ]
         return partial(self._whole(component, whole, rows), *self._fixed(first), inputs)
 
-    def _parts(self, component: str, rows: int) -> list[Callable[..., Any]]:
+    def _parts(self, component: str, regions: Sequence[Any], rows: int) -> list[Callable[..., Any]]:
         """Returns the functions of the component's regions that a greedy caption runs."""
         import torch
 
@@ -169,7 +178,7 @@ class CompiledSteps:
 
         way = self._how.of(component)
         parts = []
-        for region in self._model.regions.of(component):
+        for region in regions:
             function = region.function
             if way == "jit":
                 function = compiled_function(region.function, self._device, self._model.dtype)

@@ -79,20 +79,11 @@ def prefix_block(
     act: Activation,
 ) -> Tensor:  # [B, S, D]
     """Computes one layer over prefix and text, and writes their keys and values into the rows' slots."""
-    batch, length, _ = hidden.shape
-    heads, head_dim = image_value.shape[2], image_value.shape[4]
-    qkv = linear(norm(hidden, norm1_weight, eps), qkv_weight).view(batch, length, -1, head_dim)
-    queries = qkv.shape[2] - 2 * heads
-    query, key, value = torch.split(qkv, [queries, heads, heads], dim=2)
-    angles = _angles(torch.arange(length, device=hidden.device), frequencies)
-    query, key = rotate(query, angles).transpose(1, 2), rotate(key, angles).transpose(1, 2)
-    value = value.transpose(1, 2)
-    _keep(key, value, slots, image_key, image_value, own_key, own_value)
-    shared = (batch, heads, queries // heads, length, head_dim)
-    key, value = (part.unsqueeze(2).expand(shared).flatten(1, 2) for part in (key, value))
-    attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    hidden = hidden + linear(attended.transpose(1, 2).flatten(2), out_weight)
-    return hidden + mlp(norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
+    angles = _angles(torch.arange(hidden.shape[1], device=hidden.device), frequencies)
+    query, key, value = heads_of(hidden, norm1_weight, qkv_weight, image_value, angles, eps)
+    caches = (image_key, image_value, own_key, own_value)
+    attended = attend_and_keep(query, key, value, slots, *caches, image_value.shape[3])
+    return after_attention(hidden, attended, out_weight, norm2_weight, gate_up_weight, down_weight, eps, act)
 
 
 def prefix_end(
@@ -110,34 +101,10 @@ def prefix_end(
     eps: float,
 ) -> Tensor:  # [B, S, D], the input of the last layer
     """Writes the keys and values of the last layer into the rows' slots."""
-    batch, length, _ = hidden.shape
-    heads, head_dim = image_value.shape[2], image_value.shape[4]
-    kv_weight = last_outputs(qkv_weight, 2 * heads * head_dim, hidden.shape[-1])
-    kv = linear(norm(hidden, norm1_weight, eps), kv_weight).view(batch, length, 2, heads, head_dim)
-    key, value = kv.unbind(2)
-    key = rotate(key, _angles(torch.arange(length, device=hidden.device), frequencies))
-    _keep(key.transpose(1, 2), value.transpose(1, 2), slots, image_key, image_value, own_key, own_value)
+    angles = _angles(torch.arange(hidden.shape[1], device=hidden.device), frequencies)
+    key, value = last_heads_of(hidden, norm1_weight, qkv_weight, image_value, angles, eps)
+    keep(key, value, slots, image_key, image_value, own_key, own_value, image_value.shape[3])
     return hidden.clone()  # a region must not return its input
-
-
-def _keep(
-    key: Tensor,  # [B, H, S, d]
-    value: Tensor,  # [B, H, S, d]
-    slots: Tensor,
-    image_key: Tensor,
-    image_value: Tensor,
-    own_key: Tensor,
-    own_value: Tensor,
-) -> None:
-    """Writes the keys and values of the prefix, and of as many text tokens behind it as a cache holds.
-
-    The caches are indexed directly. If views of them were indexed, the compiler would copy each cache twice.
-    """
-    image, limit = image_value.shape[3], own_value.shape[3]
-    image_key[:, slots], image_value[:, slots] = key[:, :, :image].mT, value[:, :, :image]
-    text_key, text_value = (each[:, :, image:].transpose(1, 2)[:, :limit].unsqueeze(2) for each in (key, value))
-    rows, places = slots.unsqueeze(1), torch.arange(text_key.shape[1], device=slots.device)
-    own_key[:, rows, :, :, places], own_value[:, rows, :, places] = text_key, text_value
 
 
 def block(
@@ -161,14 +128,119 @@ def block(
     act: Activation,
 ) -> Tensor:  # [b, D]
     """Computes one layer for one new token a row, which attends to the prefix and to the row's own tokens."""
-    _, heads, length, head_dim = image_value.shape
-    qkv = linear(norm(hidden, norm1_weight, eps), qkv_weight).view(hidden.shape[0], -1, head_dim)
-    query, key, value = torch.split(qkv, [qkv.shape[1] - 2 * heads, heads, heads], dim=1)
-    angles = _angles(positions + length, frequencies)
-    query, key = rotate(query, angles), rotate(key, angles)
+    angles = _angles(positions + image_value.shape[2], frequencies)
+    query, key, value = heads_of(hidden, norm1_weight, qkv_weight, image_value, angles, eps)
     attended = attend_prefixed(query, key, value, positions, key_cache, value_cache, image_key, image_value, scale)
+    return after_attention(hidden, attended, out_weight, norm2_weight, gate_up_weight, down_weight, eps, act)
+
+
+def heads_of(
+    hidden: Tensor,  # [..., D]
+    norm_weight: Tensor,  # [D]
+    qkv_weight: Tensor,  # [(n + 2) * H * d, D]
+    values: Tensor,  # [..., H, *, d], a cache of values
+    angles: Tensor,  # [..., d / 2] fp32
+    eps: float,
+    q_norm_weight: Tensor | None = None,  # [d], of a norm of each head's queries, if there is one
+    k_norm_weight: Tensor | None = None,  # [d], likewise
+) -> tuple[Tensor, Tensor, Tensor]:  # [..., n * H, d], twice [..., H, d]
+    """Returns queries, keys and values of a layer's input. Queries and keys are rotated."""
+    heads, head_dim = values.shape[-3], values.shape[-1]
+    qkv = linear(norm(hidden, norm_weight, eps), qkv_weight).view(*hidden.shape[:-1], -1, head_dim)
+    query, key, value = torch.split(qkv, [qkv.shape[-2] - 2 * heads, heads, heads], dim=-2)
+    return _turned(query, q_norm_weight, angles, eps), _turned(key, k_norm_weight, angles, eps), value
+
+
+def last_heads_of(
+    hidden: Tensor,  # [B, S, D]
+    norm_weight: Tensor,  # [D]
+    qkv_weight: Tensor,  # [(n + 2) * H * d, D]
+    values: Tensor,  # [..., H, *, d], a cache of values
+    angles: Tensor,  # [..., S, d / 2] fp32
+    eps: float,
+    k_norm_weight: Tensor | None = None,  # [d]
+) -> tuple[Tensor, Tensor]:  # twice [B, H, S, d]
+    """Returns only the keys and values of `heads_of`, head by head."""
+    heads, head_dim = values.shape[-3], values.shape[-1]
+    kv_weight = last_outputs(qkv_weight, 2 * heads * head_dim, hidden.shape[-1])
+    kv = linear(norm(hidden, norm_weight, eps), kv_weight).view(*hidden.shape[:-1], 2, heads, head_dim)
+    key, value = kv.unbind(-3)
+    return _turned(key, k_norm_weight, angles, eps).transpose(1, 2), value.transpose(1, 2)
+
+
+def _turned(x: Tensor, weight: Tensor | None, angles: Tensor, eps: float) -> Tensor:
+    """Applies the norm of heads, if there is one, and rotary positions."""
+    return rotate(x if weight is None else norm(x, weight, eps), angles)
+
+
+def attend_and_keep(
+    query: Tensor,  # [B, S, n * H, d]
+    key: Tensor,  # [B, S, H, d]
+    value: Tensor,  # [B, S, H, d]
+    slots: Tensor,  # [B] int64
+    image_key: Tensor,
+    image_value: Tensor,
+    own_key: Tensor,
+    own_value: Tensor,
+    image: int,
+    seen: Tensor | None = None,  # [B, 1, S, S] bool: which tokens each token sees; None: those up to itself
+) -> Tensor:  # [B, S, n * H * d]
+    """Computes attention over prefix and text, and `keep`."""
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    keep(key, value, slots, image_key, image_value, own_key, own_value, image)
+    batch, heads, length, head_dim = key.shape
+    shared = (batch, heads, query.shape[1] // heads, length, head_dim)
+    key, value = (part.unsqueeze(2).expand(shared).flatten(1, 2) for part in (key, value))
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
+    return attended.transpose(1, 2).flatten(2)
+
+
+def keep(
+    key: Tensor,  # [B, H, S, d]
+    value: Tensor,  # [B, H, S, d]
+    slots: Tensor,  # [B] int64
+    image_key: Tensor,  # the caches of a layer, shaped as in `prefix_block`
+    image_value: Tensor,
+    own_key: Tensor,
+    own_value: Tensor,
+    image: int,
+) -> None:
+    """Writes the keys and values of the first ``image`` tokens, and of as many text tokens behind them as a cache
+    holds.
+
+    The caches are indexed directly. If views of them were indexed, the compiler would copy each cache twice. Where
+    the image fills its cache, whole slots are written, which is faster than places of slots.
+    """
+    rows = slots.unsqueeze(1)
+    if image == image_value.shape[3]:
+        image_key[:, slots], image_value[:, slots] = key[:, :, :image].mT, value[:, :, :image]
+    else:
+        _write(key[:, :, :image], value[:, :, :image], rows, image_key, image_value)
+    last = image + own_value.shape[3]
+    _write(key[:, :, image:last], value[:, :, image:last], rows, own_key, own_value)
+
+
+def _write(key: Tensor, value: Tensor, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Writes keys and values [B, H, tokens, d] into the first places of the caches' rows."""
+    kept_key, kept_value = (each.transpose(1, 2).unsqueeze(2) for each in (key, value))
+    places = torch.arange(key.shape[2], device=rows.device)
+    keys[:, rows, :, :, places], values[:, rows, :, places] = kept_key, kept_value
+
+
+def after_attention(
+    hidden: Tensor,  # [..., D], the layer's input
+    attended: Tensor,  # [..., n * H * d]
+    out_weight: Tensor,  # [D, n * H * d]
+    norm_weight: Tensor,  # [D]
+    gate_up_weight: Tensor,  # [2 * I, D]
+    down_weight: Tensor,  # [D, I]
+    eps: float,
+    act: Activation,
+) -> Tensor:  # [..., D]
+    """Computes the rest of a layer: the projection of the attended values, and SwiGLU (Shazeer, 2020)."""
     hidden = hidden + linear(attended, out_weight)
-    return hidden + mlp(norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
+    gate, up = linear(norm(hidden, norm_weight, eps), gate_up_weight).chunk(2, dim=-1)
+    return hidden + linear(act(gate) * up, down_weight)
 
 
 def head(
@@ -207,12 +279,6 @@ def _angles(positions: Tensor, frequencies: Tensor) -> Tensor:
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Computes RMSNorm (Zhang and Sennrich, 2019), in fp32 whatever the dtype."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
-
-
-def mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor, act: Activation) -> Tensor:
-    """Computes SwiGLU (Shazeer, 2020)."""
-    gate, up = linear(x, gate_up_weight).chunk(2, dim=-1)
-    return linear(act(gate) * up, down_weight)
 
 
 def regions(config: ModelConfig) -> Mapping[str, RegionFunction]:

@@ -32,7 +32,8 @@ _THETA = 10000.0
 def embed(
     pixels: Tensor,  # [B, T, 1024, 3] uint8: the 32 × 32 pixels of each token
     slots: Tensor,  # [B] int64
-    grids: Tensor,  # [slots + 1, 2] int64: rows and columns of tokens of each slot's picture
+    grids: Tensor,  # [slots + 1, 3] int64: rows and columns of tokens of each slot's picture, and a number that is
+    # not read
     /,
     rescale: Tensor,  # [1] fp32
     mean: Tensor,  # [3] fp32
@@ -48,7 +49,7 @@ def embed(
     image = (pixels.to(torch.float32) * rescale - mean) / std
     patches = image.reshape(batch, tokens, _MERGE, _PATCH, _MERGE, _PATCH, 3).transpose(3, 4)
     patches = patches.reshape(batch, tokens * MERGED, -1).to(patch_weight.dtype)
-    grid = grids[slots].clamp(min=1)
+    grid = grids[slots, :2].clamp(min=1)
     places = patch_places(grid, patches.shape[1])
     return F.linear(patches, patch_weight, patch_bias) + positions(places, grid, position, side).to(patches.dtype)
 
@@ -86,7 +87,7 @@ def positions(
 def block(
     hidden: Tensor,  # [B, S, E]
     slots: Tensor,  # [B] int64
-    grids: Tensor,  # [slots + 1, 2] int64
+    grids: Tensor,  # [slots + 1, 3] int64
     /,
     norm1_weight: Tensor,
     norm1_bias: Tensor,
@@ -108,7 +109,7 @@ def block(
 ) -> Tensor:  # [B, S, E]
     """Computes one pre-norm transformer layer, in which each patch sees all patches of its picture."""
     batch, length, width = hidden.shape
-    grid = grids[slots].clamp(min=1)
+    grid = grids[slots, :2].clamp(min=1)
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
     qkv = linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
     turned = angles(patch_places(grid, length), frequencies)
@@ -117,9 +118,8 @@ def block(
     attended = F.scaled_dot_product_attention(
         query.transpose(1, 2), key.transpose(1, 2), qkv[:, :, 2].transpose(1, 2), attn_mask=seen[:, None, None]
     )
-    hidden = hidden + linear(attended.transpose(1, 2).reshape(batch, length, width), out_weight, out_bias)
-    normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
-    return hidden + linear(act(linear(normed, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+    weights = (out_weight, out_bias, norm2_weight, norm2_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+    return vit.after_attention(hidden, attended, *weights, eps, act)
 
 
 def angles(

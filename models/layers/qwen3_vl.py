@@ -7,6 +7,10 @@ positions: an image's token has the prefix's length before it, plus its row and 
 the larger of both. Features that the encoder tapped are added to the image's tokens after the first layers
 (DeepStack, Meng et al., 2024).
 
+The template may put earlier messages before the prefix. Their tokens are a row's own tokens nevertheless: those
+behind the start token, as many as the slot's third number in ``grids`` says. An encode reads all of them, and gives
+them the first positions. All other tokens see them, and they see only each other. Steps come later, and see all.
+
 B is the padded batch, b the rows of a step, n the tokens before the image, T the bucket's tokens of an image, M
 the largest bucket's, P the tokens of a text, S = n + T + P, L the cache length, D the hidden size, E the
 encoder's width, d the head dimension, I the inner size. H heads of keys and values serve r * H heads of queries.
@@ -24,7 +28,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import Qwen3VlConfig
 from snapcap.models.layers import llama
 from snapcap.models.layers.attention import attend_prefixed
-from snapcap.models.layers.linear import Activation, activation, last_outputs, linear
+from snapcap.models.layers.linear import Activation, activation
 from snapcap.models.layers.qwen3_vision import MERGED, angles, merged, projector_weights
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource
 
@@ -73,7 +77,7 @@ def prefix_block(
     image_value: Tensor,  # [1, slots + 1, H, n + M, d], likewise
     own_key: Tensor,  # [1, slots + 1, H, d, L], likewise
     own_value: Tensor,  # [1, slots + 1, H, L, d], likewise
-    grids: Tensor,  # [slots + 1, 2] int64
+    grids: Tensor,  # [slots + 1, 3] int64
     /,
     norm1_weight: Tensor,  # [D]
     qkv_weight: Tensor,  # [(r + 2) * H * d, D]
@@ -91,23 +95,13 @@ def prefix_block(
     act: Activation,
 ) -> Tensor:  # [B, S, D]
     """Computes one layer over prefix and text, and writes their keys and values into the rows' slots."""
-    batch, length, _ = hidden.shape
-    heads, head_dim = image_value.shape[2], image_value.shape[4]
-    grid = grids[slots].clamp(min=1)
-    qkv = linear(llama.norm(hidden, norm1_weight, eps), qkv_weight).view(batch, length, -1, head_dim)
-    queries = qkv.shape[2] - 2 * heads
-    query, key, value = torch.split(qkv, [queries, heads, heads], dim=2)
+    length, grid = hidden.shape[1], grids[slots]
     turned = angles(prefix_places(grid, before, tokens, length), frequencies)
-    query = llama.rotate(llama.norm(query, q_norm_weight, eps), turned).transpose(1, 2)
-    key = llama.rotate(llama.norm(key, k_norm_weight, eps), turned).transpose(1, 2)
-    value = value.transpose(1, 2)
-    _keep(key, value, slots, image_key, image_value, own_key, own_value, before + tokens)
-    shared = (batch, heads, queries // heads, length, head_dim)
-    key, value = (part.unsqueeze(2).expand(shared).flatten(1, 2) for part in (key, value))
-    seen = _seen(grid, before, tokens, length)
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-    hidden = hidden + linear(attended.transpose(1, 2).flatten(2), out_weight)
-    return hidden + llama.mlp(llama.norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
+    norms = (q_norm_weight, k_norm_weight)
+    query, key, value = llama.heads_of(hidden, norm1_weight, qkv_weight, image_value, turned, eps, *norms)
+    caches, seen = (image_key, image_value, own_key, own_value), _seen(grid, before, tokens, length)
+    attended = llama.attend_and_keep(query, key, value, slots, *caches, before + tokens, seen)
+    return llama.after_attention(hidden, attended, out_weight, norm2_weight, gate_up_weight, down_weight, eps, act)
 
 
 def prefix_end(
@@ -117,7 +111,7 @@ def prefix_end(
     image_value: Tensor,
     own_key: Tensor,
     own_value: Tensor,
-    grids: Tensor,  # [slots + 1, 2] int64
+    grids: Tensor,  # [slots + 1, 3] int64
     /,
     norm1_weight: Tensor,  # [D]
     qkv_weight: Tensor,  # [(r + 2) * H * d, D]
@@ -129,64 +123,48 @@ def prefix_end(
     eps: float,
 ) -> Tensor:  # [B, S, D], the input of the last layer
     """Writes the keys and values of the last layer into the rows' slots."""
-    batch, length, _ = hidden.shape
-    heads, head_dim = image_value.shape[2], image_value.shape[4]
-    kv_weight = last_outputs(qkv_weight, 2 * heads * head_dim, hidden.shape[-1])
-    kv = linear(llama.norm(hidden, norm1_weight, eps), kv_weight).view(batch, length, 2, heads, head_dim)
-    key, value = kv.unbind(2)
-    turned = angles(prefix_places(grids[slots].clamp(min=1), before, tokens, length), frequencies)
-    key = llama.rotate(llama.norm(key, k_norm_weight, eps), turned).transpose(1, 2)
-    _keep(key, value.transpose(1, 2), slots, image_key, image_value, own_key, own_value, before + tokens)
+    turned = angles(prefix_places(grids[slots], before, tokens, hidden.shape[1]), frequencies)
+    key, value = llama.last_heads_of(hidden, norm1_weight, qkv_weight, image_value, turned, eps, k_norm_weight)
+    llama.keep(key, value, slots, image_key, image_value, own_key, own_value, before + tokens)
     return hidden.clone()  # a region must not return its input
 
 
 def prefix_places(
-    grid: Tensor,  # [B, 2] int64, at least 1
+    grid: Tensor,  # [B, 3] int64
     before: int,
     tokens: int,
     length: int,
 ) -> Tensor:  # [B, S, 3] int64
     """Returns the three positions of each token of prefix, image and text."""
+    shape, ahead = grid[:, :2].clamp(min=1), grid[:, 2:]
     place = torch.arange(length, device=grid.device)
-    columns, behind = grid[:, 1:], grid.amax(1, keepdim=True)
-    text = torch.where(place < before, place, place - tokens + behind)
-    row, column = (place - before) // columns + before, (place - before) % columns + before
-    image = torch.stack((torch.full_like(row, before), row, column), dim=-1)
-    is_image = (place >= before) & (place < before + tokens)
+    own = place - before - tokens
+    # Tokens that earlier messages move: the prefix, the image, and the start token. Later ones count those anyway.
+    start = before + ahead
+    text = torch.where(own < 0, place + ahead, own + before + shape.amax(1, keepdim=True))
+    text = torch.where(own == 0, text + ahead, text)
+    text = torch.where((own > 0) & (own <= ahead), own - 1, text)
+    columns = shape[:, 1:]
+    row, column = (place - before) // columns + start, (place - before) % columns + start
+    image = torch.stack((start.expand_as(row), row, column), dim=-1)
+    is_image = (place >= before) & (own < 0)
     return torch.where(is_image.unsqueeze(-1), image, text.unsqueeze(-1))
 
 
 def _seen(grid: Tensor, before: int, tokens: int, length: int) -> Tensor:
-    """Returns [B, 1, S, S] bool: a token sees the tokens up to itself, but no padding behind the image's tokens."""
+    """Returns [B, 1, S, S] bool: a token sees the tokens up to itself and those of earlier messages, but no padding
+    behind the image's tokens."""
     place = torch.arange(length, device=grid.device)
-    padding = (place >= before + grid.prod(1, keepdim=True)) & (place < before + tokens)
-    return ((place <= place.unsqueeze(1)) & ~padding.unsqueeze(1)).unsqueeze(1)
-
-
-def _keep(
-    key: Tensor,  # [B, H, S, d]
-    value: Tensor,  # [B, H, S, d]
-    slots: Tensor,
-    image_key: Tensor,
-    image_value: Tensor,
-    own_key: Tensor,
-    own_value: Tensor,
-    image: int,
-) -> None:
-    """Writes the keys and values of the first ``image`` tokens, and of as many text tokens behind them as a cache
-    holds. The caches are indexed directly, as in `layers.llama`."""
-    rows = slots.unsqueeze(1)
-    parts = ((image_key, image_value, 0, image), (own_key, own_value, image, image + own_value.shape[3]))
-    for keys, values, first, last in parts:
-        kept_key, kept_value = (each[:, :, first:last].transpose(1, 2).unsqueeze(2) for each in (key, value))
-        places = torch.arange(kept_key.shape[1], device=slots.device)
-        keys[:, rows, :, :, places], values[:, rows, :, places] = kept_key, kept_value
+    own, ahead = place - before - tokens, grid[:, 2:]
+    order = torch.where((own > 0) & (own <= ahead), own - 1, place + ahead)
+    padding = (place >= before + grid[:, :2].clamp(min=1).prod(1, keepdim=True)) & (own < 0)
+    return ((order.unsqueeze(1) <= order.unsqueeze(2)) & ~padding.unsqueeze(1)).unsqueeze(1)
 
 
 def block(
     hidden: Tensor,  # [b, D]
     positions: Tensor,  # [b] int64, below L
-    grid: Tensor,  # [b, 2] int64
+    grid: Tensor,  # [b, 3] int64
     key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
     value_cache: Tensor,  # [b, H, L, d], likewise
     image_key: Tensor,  # [b, H, d, n + M]
@@ -208,19 +186,16 @@ def block(
     act: Activation,
 ) -> Tensor:  # [b, D]
     """Computes one layer for one new token a row, which attends to its picture's tokens and to the row's own."""
-    _, heads, length, head_dim = image_value.shape
-    grid = grid.clamp(min=1)
-    qkv = linear(llama.norm(hidden, norm1_weight, eps), qkv_weight).view(hidden.shape[0], -1, head_dim)
-    query, key, value = torch.split(qkv, [qkv.shape[1] - 2 * heads, heads, heads], dim=1)
+    grid = grid[:, :2].clamp(min=1)
     # A text's three positions are the same.
     turned = angles((positions + before + grid.amax(1)).unsqueeze(-1), frequencies.sum(0, keepdim=True))
-    query = llama.rotate(llama.norm(query, q_norm_weight, eps), turned)
-    key = llama.rotate(llama.norm(key, k_norm_weight, eps), turned)
-    unseen = torch.arange(length, device=hidden.device) >= before + grid.prod(1, keepdim=True)
+    norms = (q_norm_weight, k_norm_weight)
+    query, key, value = llama.heads_of(hidden, norm1_weight, qkv_weight, image_value, turned, eps, *norms)
+    place = torch.arange(image_value.shape[2], device=hidden.device)
+    unseen = place >= before + grid.prod(1, keepdim=True)
     caches = (key_cache, value_cache, image_key, image_value)
     attended = attend_prefixed(query, key, value, positions, *caches, scale, unseen[:, None, None])
-    hidden = hidden + linear(attended, out_weight)
-    return hidden + llama.mlp(llama.norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
+    return llama.after_attention(hidden, attended, out_weight, norm2_weight, gate_up_weight, down_weight, eps, act)
 
 
 def regions(config: ModelConfig) -> Mapping[str, RegionFunction]:

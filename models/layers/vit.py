@@ -111,9 +111,28 @@ def block(
         attended = attend_all(query, key, value)
     else:
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=relative)
-    attended = attended.transpose(1, 2).reshape(batch, length, width)
-    hidden = hidden + linear(attended, out_weight, out_bias)
-    normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
+    weights = (out_weight, out_bias, norm2_weight, norm2_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+    return after_attention(hidden, attended, *weights, eps, act, activated)
+
+
+def after_attention(
+    hidden: Tensor,  # [B, S, D], the layer's input
+    attended: Tensor,  # [B, H, S, D / H]
+    out_weight: Tensor,
+    out_bias: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor,
+    eps: float,
+    act: Activation,
+    activated: Activated = activated,
+) -> Tensor:  # [B, S, D]
+    """Computes the rest of a layer: the projection of the attended values, and the MLP."""
+    hidden = hidden + linear(attended.transpose(1, 2).reshape(hidden.shape), out_weight, out_bias)
+    normed = F.layer_norm(hidden, hidden.shape[-1:], norm_weight, norm_bias, eps)
     return hidden + linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
 
 

@@ -8,7 +8,8 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
 from snapcap.models.fields import ConfigError, is_there, json_or_empty, read_bytes
 from snapcap.models.processing.tokenizer import encoded, read_backend, special_tokens
-from snapcap.models.text import ChatIds, ImageMarkup
+from snapcap.models.text import ASSISTANT, ROLES, SYSTEM, USER, ChatIds, Dialogue, Frame, ImageMarkup
 
 DEFAULT_INSTRUCTION = "Can you describe this image?"
 _PROBES = (DEFAULT_INSTRUCTION, "1", "x y\n\nz")
@@ -61,14 +62,34 @@ def _read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
         strips=template.strips,
     )
     whole = {probe: _ids(backend, f"{image}{markup.after}{between}{probe}{template.after}") for probe in _PROBES}
-    encoder = ChatEncoder(backend, chat)
+    framed, conversation = _with_frames(chat, template, backend), list[int]()
+    if framed.frames:
+        text = template.conversation(_SPACED, _DIALOGUE).replace(image, f"{markup.before}{image}{markup.after}")
+        conversation = _with_bos(backend, text, bos)
+    encoder = ChatEncoder(backend, framed)
     try:
         separate = all([image_id, chat.start_id, *encoder.ids(probe)] == ids for probe, ids in whole.items())
     except PromptError:
         separate = False
     if not separate:
         raise _refused("the tokenizer joins the template's tokens with a message's text")
-    return chat
+    if framed.frames:
+        ids, ahead = encoder.conversation(_SPACED, _DIALOGUE)
+        if [*ids[:ahead], *prefix, image_id, chat.start_id, *ids[ahead:]] != conversation:
+            return chat
+    return framed
+
+
+def _with_frames(chat: ChatIds, template: "ChatTemplate", backend: tokenizers.Tokenizer) -> ChatIds:
+    """Returns the ids with those around the messages of a conversation, if the template has frames."""
+    if not template.frames or not chat.opening_ids:
+        return chat
+    *texts, reply = template.frames
+    frames = []
+    for opening, closing in zip(texts[::2], texts[1::2], strict=True):
+        (opened, lead), (trail, closed) = _cut_last(backend, opening), _cut_first(backend, closing)
+        frames.append(Frame(tuple(_ids(backend, opened)), lead, trail, tuple(_ids(backend, closed))))
+    return replace(chat, frames=tuple(frames), reply_ids=tuple(_ids(backend, reply)))
 
 
 def _placeholder(backend: tokenizers.Tokenizer, markup: ImageMarkup) -> str:
@@ -107,15 +128,47 @@ class ChatEncoder:
             PromptError: the tokenizer joins the text's beginning with the template's text, or the text holds a
                 special token; some kinds of tokenizer have special tokens as pieces of text too.
         """
+        return self.conversation(text, Dialogue())[0]
+
+    def conversation(self, text: str, around: Dialogue) -> tuple[tuple[int, ...], int]:
+        """Returns the ids of a message between other messages. They begin with the ids of the messages before it,
+        whose number is returned too.
+
+        An empty text stands for the default one, unless another message asks for something.
+
+        Raises:
+            PromptError: as ``ids``; or the template has no frames for other messages.
+        """
         chat = self._chat
-        given = (text.strip() if chat.strips else text) or DEFAULT_INSTRUCTION
-        ids = _ids(self._plain, f"{chat.lead}{given}{chat.trail}")
-        if not self._special.isdisjoint(ids):
-            raise PromptError("hold none of the model's special tokens")
-        start, *others = (*chat.opening_ids, *ids, *chat.closing_ids)
+        if (around.before or around.after) and not chat.frames:
+            raise PromptError("be a single message for this model")
+        given = text.strip() if chat.strips else text
+        given = given if given or around.asks else DEFAULT_INSTRUCTION
+        ids = self._plain_ids(chat.lead, given, chat.trail)
+        closing: tuple[int, ...] = chat.closing_ids
+        if around.after:
+            closing = (*self._frame(USER).closing_ids, *self._framed(around.after), *chat.reply_ids)
+        start, *others = (*chat.opening_ids, *ids, *closing)
         if start != chat.start_id:
             raise PromptError("not begin with a space or a new line")
-        return tuple(others)
+        ahead = self._framed(around.before)
+        return (*ahead, *others), len(ahead)
+
+    def _framed(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        found: list[int] = []
+        for role, text in messages:
+            frame = self._frame(role)
+            found += [*frame.opening_ids, *self._plain_ids(frame.lead, text, frame.trail), *frame.closing_ids]
+        return found
+
+    def _frame(self, role: str) -> Frame:
+        return self._chat.frames[ROLES.index(role)]
+
+    def _plain_ids(self, lead: str, text: str, trail: str) -> list[int]:
+        ids = _ids(self._plain, f"{lead}{text}{trail}")
+        if not self._special.isdisjoint(ids):
+            raise PromptError("hold none of the model's special tokens")
+        return ids
 
 
 def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -167,6 +220,11 @@ _SECONDS = 60  # limit for the child on a very busy machine; the child limits it
 # No template contains this text, and its tokenization does not matter.
 _PROBE = "snapcap probe 7"
 _SPACED = f" \n{_PROBE}\n "
+# Messages around the one with the image, by which a template's frames are tried.
+_DIALOGUE = Dialogue(
+    ((SYSTEM, _SPACED), (USER, "x"), (ASSISTANT, _SPACED)),
+    ((ASSISTANT, "y"), (USER, _SPACED), (ASSISTANT, ""), (USER, "z")),
+)
 _FIELD = "chat_template"
 
 
@@ -176,11 +234,26 @@ class ChatTemplate:
 
     ``before`` contains the image's placeholder. ``strips`` tells that white space around the message's text is
     removed.
+
+    frames: the texts before and behind the text of a message of each role in ``ROLES``, and the text that begins
+        the reply. Empty if the template does not render a conversation message by message.
     """
 
     before: str
     after: str
     strips: bool
+    frames: tuple[str, ...] = ()
+
+    def conversation(self, text: str, around: Dialogue) -> str:
+        """Returns the rendered text of the message with the image between other messages. Needs ``frames``."""
+        *frames, reply = self.frames
+
+        def rendered(messages: Sequence[tuple[str, str]]) -> str:
+            places = [(2 * ROLES.index(role), said) for role, said in messages]
+            return "".join(f"{frames[place]}{said}{frames[place + 1]}" for place, said in places)
+
+        closing = frames[2 * ROLES.index(USER) + 1]
+        return f"{rendered(around.before)}{self.before}{text}{closing}{rendered(around.after)}{reply}"
 
 
 def read_template(folder: Path) -> ChatTemplate:
@@ -207,14 +280,59 @@ def _parts(text: str) -> list[dict[str, str]]:
 def _around(template: str, names: Mapping[str, str], content: Callable[[str], object]) -> ChatTemplate:
     """Returns the text that is rendered around a message's text. ``content`` makes the message's content of its
     text."""
-    texts = _rendered(template, [content(text) for text in (_PROBE, _SPACED)], names)
+    probes = [[{"role": USER, "content": content(text)}] for text in (_PROBE, _SPACED)]
+    texts = _rendered(template, probes, names)
     before, found, after = texts[0].partition(_PROBE)
     if not found or _PROBE in after:
         raise _refused_template(f"a message's text is to be rendered once, and is {texts[0].count(_PROBE)} times")
     for strips, inner in ((False, _SPACED), (True, _PROBE)):
         if texts[1] == f"{before}{inner}{after}":
-            return ChatTemplate(before, after, strips)
+            return _with_conversations(ChatTemplate(before, after, strips), template, names, content)
     raise _refused_template("a message's text is to be rendered as it is, or without the space around it")
+
+
+def _with_conversations(
+    around: ChatTemplate, template: str, names: Mapping[str, str], content: Callable[[str], object]
+) -> ChatTemplate:
+    """Returns the template with its frames, if it renders a conversation message by message."""
+    system, asked, reply, more = (f"snapcap says {number}" for number in range(1, 5))
+
+    def said(messages: Sequence[tuple[str, str]]) -> list[dict[str, object]]:
+        return [{"role": role, "content": text} for role, text in messages]
+
+    probes = (
+        ((USER, asked),),
+        ((USER, asked), (ASSISTANT, reply)),
+        ((SYSTEM, system), (USER, asked)),
+        ((USER, asked), (ASSISTANT, reply), (USER, more)),
+    )
+    image = {"role": USER, "content": content(_SPACED)}
+    whole = [*said(_DIALOGUE.before), image, *said(_DIALOGUE.after)]
+    try:
+        *texts, conversation = _rendered(template, [*map(said, probes), whole], names)
+        user, end = _cut(texts[0], asked)
+        _, between, last = _cut(texts[1], asked, reply)
+        opening, behind, _ = _cut(texts[2], system, asked)
+        _, _, again, _ = _cut(texts[3], asked, reply, more)
+    except (ConfigError, ValueError):  # it refuses a role, or leaves a text out
+        return around
+    replied = again.removesuffix(user)
+    begins = last.removeprefix(replied)
+    closing = end.removesuffix(begins)
+    frames = (opening, behind.removesuffix(user), user, closing, between.removeprefix(closing), replied, begins)
+    framed = replace(around, frames=frames)
+    right = framed.conversation(_SPACED, _DIALOGUE) == conversation and around.after == closing + begins
+    return framed if right else around
+
+
+def _cut(text: str, *words: str) -> list[str]:
+    """Returns the parts of a text between words. Raises ValueError if a word is not there, in its order."""
+    parts = []
+    for word in words:
+        place = text.index(word)
+        parts.append(text[:place])
+        text = text[place + len(word) :]
+    return [*parts, text]
 
 
 def _template(folder: Path) -> str:
@@ -244,9 +362,8 @@ def _template(folder: Path) -> str:
     raise _refused_template(f"the checkpoint has none; {_FILE} is expected")
 
 
-def _rendered(template: str, contents: list[object], names: Mapping[str, str]) -> list[str]:
-    messages = [[{"role": "user", "content": content}] for content in contents]
-    asked = json.dumps({"template": template, "messages": messages, "names": names})
+def _rendered(template: str, conversations: Sequence[object], names: Mapping[str, str]) -> list[str]:
+    asked = json.dumps({"template": template, "messages": conversations, "names": names})
     # The child needs only Jinja. Isolated and without an environment, it reads no secrets from variables.
     command = [sys.executable, "-I", str(_CHILD)]
     try:

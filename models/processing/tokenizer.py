@@ -17,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from snapcap.models.errors import TokenizerFailed
 from snapcap.models.fields import ConfigError, FileError, is_there, json_or_empty, read_bytes
-from snapcap.models.text import ChatIds
+from snapcap.models.text import ChatIds, Dialogue
 
 if TYPE_CHECKING:
     from snapcap.models.processing.chat import ChatEncoder
@@ -122,6 +122,7 @@ class Tokenizer:
         """``chat`` holds the chat template's token ids, if the model has a template. ``omitted``: the only special
         tokens that texts omit. None omits all special tokens."""
         self._chat = None if chat is None else _chat_encoder(backend, chat)
+        self._takes_conversations = chat is not None and bool(chat.frames)
         self._backend = backend
         self._clean_up = clean_up
         self._omitted = omitted
@@ -152,6 +153,11 @@ class Tokenizer:
         """True if a prompt is an instruction, False if it is the beginning of the caption."""
         return self._chat is not None
 
+    @property
+    def takes_conversations(self) -> bool:
+        """True if the chat template renders a conversation message by message."""
+        return self._takes_conversations
+
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """Returns the ids of a prompt, which follow a row's start token.
 
@@ -164,6 +170,17 @@ class Tokenizer:
         if self._chat is not None:
             return self._chat.ids(text)
         return tuple(self.encode(text)) if text else ()
+
+    def conversation(self, text: str, around: Dialogue) -> tuple[tuple[int, ...], int]:
+        """Returns the ids of an instruction between other messages, and how many of them, the first, stand before
+        the image.
+
+        Raises:
+            PromptError: as ``prompt_ids``; or the model reads single messages.
+        """
+        if self._chat is not None:
+            return self._chat.conversation(text, around)
+        return self.prompt_ids(text), 0
 
     def token(self, number: int) -> str:
         """Returns the text of one token, as in the tokenizer's files; "" for an unknown id."""

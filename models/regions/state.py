@@ -9,6 +9,7 @@ changing the bucket copies nothing.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Generic, Literal, NamedTuple
 
 import numpy as np
@@ -68,7 +69,8 @@ class DecodeState(Generic[B]):
     # read. Its K/V are the last P of the T in the cross caches, or, if the text is a prompt, the first P of a
     # row's own K/V.
     texts: B | None = None
-    # Rows and columns of tokens of each slot's picture, [slots + 1, 2] int64. None if all pictures have one shape.
+    # Rows and columns of tokens of each slot's picture, and the number of the row's own tokens that stand before
+    # the picture, [slots + 1, 3] int64. None if all pictures have one shape.
     grids: B | None = None
     # Features that an encode adds to the output of the first decoder layers, [layers, slots + 1, tokens of an
     # image, hidden size]. None if it adds nothing. Decode steps do not read them.
@@ -111,7 +113,7 @@ class DecodeState(Generic[B]):
             top_k=memory.zeros("int64", (slots,)),
             top_p=memory.zeros("float32", (slots,)),
             texts=memory.zeros("int64", (slots + 1, decoder.text_tokens)) if decoder.text_tokens else None,
-            grids=memory.zeros("int64", (slots + 1, 2)) if vision.token_buckets else None,
+            grids=memory.zeros("int64", (slots + 1, 3)) if vision.token_buckets else None,
             features=memory.zeros(dtype, (len(vision.taps), slots + 1, vision.image_tokens, decoder.hidden_size))
             if vision.taps
             else None,
@@ -177,10 +179,14 @@ class DecodeState(Generic[B]):
             row[: len(text)] = text
         self.memory.write(self.texts, slots, padded)
 
-    def write_grids(self, slots: Sequence[int], grids: Sequence[tuple[int, int]]) -> None:
-        """Writes the grids of these slots' pictures. Does nothing if all pictures have one shape."""
+    def write_grids(
+        self, slots: Sequence[int], grids: Sequence[tuple[int, int]], ahead: Sequence[int] = ()
+    ) -> None:
+        """Writes the grids of these slots' pictures, and how many of each row's own tokens stand before its
+        picture. Does nothing if all pictures have one shape."""
         if self.grids is not None:
-            self.memory.write(self.grids, slots, np.array(grids, np.int64))
+            rows = zip_longest(grids, ahead, fillvalue=0)
+            self.memory.write(self.grids, slots, np.array([(*grid, tokens) for grid, tokens in rows], np.int64))
 
     def zeroed(self) -> "DecodeState[B]":
         """Returns zeroed buffers of the same shapes, strides, dtypes and device."""

@@ -119,8 +119,9 @@ class Answers:
         permit: Permit | None = None,
     ) -> T:
         """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them, and takes
-        `continue_text` and `instruct` as `read_messages` does. A server knows if a model takes instructions once
-        it has been awake: with `permit`, the first request waits for that, with a place in the model's queue.
+        `continue_text`, `instruct` and `converse` as `read_messages` does. A server knows if a model takes
+        instructions once it has been awake: with `permit`, the first request waits for that, with a place in the
+        model's queue.
 
         Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse` and `Captioner.awake`."""
         kind = media_type(request)
@@ -134,7 +135,9 @@ class Answers:
             if captioner.facts is None and permit is not None and not (unread or fields.empty):
                 unread.append((body, captioner))
                 return None
-            return parse(fields, continue_text=self._continue_text, instruct=captioner.known.takes_instructions)
+            known = captioner.known
+            takes = {"instruct": known.takes_instructions, "converse": known.takes_conversations}
+            return parse(fields, continue_text=self._continue_text, **takes)
 
         wanted = await read_json(request, self._limits, pool, read)
         if unread and permit is not None:
@@ -235,10 +238,13 @@ def caption_options(
     for field, name in names.items():
         if field in values:
             options = _option(name, values[field], field, options)
-    if asked.text:
+    if asked.text or asked.around.asks:
         if options.prompt:
             raise InvalidOption("prompt", "be absent if the message has a text, because that text is the prompt")
         options = _option("prompt", asked.text, where, options)
+    others = "".join(text for _, text in (*asked.around.before, *asked.around.after))
+    _option("prompt", f"{others}{asked.text}", where, options)  # one bound for all texts
+    options = replace(options, around=asked.around)
     if member is None or member.max_chars is None:
         return options
     most = _option("max_chars", member.max_chars, "maxLength", CaptionOptions()).max_chars

@@ -4,7 +4,8 @@ Chat clients send whole conversations: a system message, replies, earlier images
 Most models take no instructions. For them the newest image of any role is captioned, the last of its message; the
 rest is ignored, and the reply names it. With `--chat-text continue` there must be one message, and its text is the
 beginning of the caption. A model with a chat template takes instructions: the last text of a user is the
-instruction.
+instruction. If the model reads conversations, the other messages stand around the message with the image, as its
+template renders them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.text import ASSISTANT, SYSTEM, USER, Dialogue
 from snapcap.service.errors import InvalidOption, MissingImage
 from snapcap.service.http.bodies import image_or_url
 from snapcap.service.http.json_text import is_data_uri, is_url
 
-USER = "user"
 # Roles whose texts are ignored, each with the name of the texts in X-Snapcap-Ignored.
 OTHER_ROLES: Mapping[str, str] = {
     "system": "system",
@@ -38,18 +39,20 @@ _NO_IMAGE = (
 @dataclass(frozen=True)
 class Conversation:
     """Holds the parsed messages. `image`: the bytes of a data URI, or an http(s) URL. `text`: the beginning of the
-    caption, or an instruction. `ignored`: names of the ignored parts: text, system, replies, images."""
+    caption, or an instruction. `ignored`: names of the ignored parts: text, system, replies, images. `around`: the
+    other messages, for a model that reads them."""
 
     image: bytes | str
     text: str = ""
     ignored: tuple[str, ...] = ()
+    around: Dialogue = Dialogue()
 
 
 @dataclass(frozen=True)
 class Message:
     """Holds the content of one message. `images`: a function for each part that is or may be an image, which
-    returns its bytes or its URL. `texts`: the texts of all other parts; for roles other than the user, content
-    parts give empty texts."""
+    returns its bytes or its URL. `texts`: the texts of all other parts; for roles other than the user, parts
+    without a text give empty texts."""
 
     texts: Sequence[str]
     images: Sequence[Callable[[], bytes | str]]
@@ -79,7 +82,8 @@ def read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Mes
         if isinstance(kind, str) and ("image" in kind or "video" in kind):
             images.append(partial(_image_of, part, place))
         elif not strict:
-            texts.append("")
+            text = part.get("text") if isinstance(part, dict) else None
+            texts.append(text if isinstance(text, str) else "")
         elif kind in TEXTS and part.get(IMAGES[0]) is None:
             texts.append(text_of(part.get("text"), f"{place}.text"))
         else:
@@ -94,30 +98,35 @@ def read_messages(
     *,
     continue_text: bool,
     instruct: bool = False,
+    converse: bool = False,
     read: ReadMessage = read_message,
     where: str = "messages",
 ) -> Conversation:
     """Returns the parsed messages. `continue_text`: there must be one message, and its text is the beginning of the
-    caption, unless `instruct` is set. `instruct`: the last text of a user is an instruction. `read`: reads one
-    message. `where`: the name of the messages for errors.
+    caption, unless `instruct` is set. `instruct`: the last text of a user is an instruction. `converse`: the model
+    reads the other messages too. `read`: reads one message. `where`: the name of the messages for errors.
 
     Raises InvalidOption, MissingImage, UnprocessableImage."""
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise InvalidOption(where, "be a list of messages")
     if continue_text and not instruct:
         return _only_message(messages, read, where)
-    return _newest_image(messages, instruct, read, where)
+    return _newest_image(messages, instruct, converse, read, where)
 
 
-def _newest_image(messages: list[dict[str, Any]], instruct: bool, read: ReadMessage, where: str) -> Conversation:
+def _newest_image(
+    messages: list[dict[str, Any]], instruct: bool, converse: bool, read: ReadMessage, where: str
+) -> Conversation:
     ignored: set[str] = set()
     asked: Message | None = None
-    said = ""
+    said, place_of_image = "", 0
+    said_by: list[tuple[str, Message]] = []
     for index, message in enumerate(messages):
         role, place = message.get("role"), f"{where}[{index}]"
         if not isinstance(role, str) or role not in (USER, *OTHER_ROLES):
             raise InvalidOption(f"{place}.role", f"be {', '.join((USER, *OTHER_ROLES))}")
         found = read(message, place, strict=role == USER)
+        said_by.append((role, found))
         text = "".join(found.texts)
         if role == USER and text.strip():
             ignored |= {"text"} if said or not instruct else set()
@@ -126,10 +135,33 @@ def _newest_image(messages: list[dict[str, Any]], instruct: bool, read: ReadMess
             ignored.add(OTHER_ROLES[role])
         if found.images:
             ignored |= {"images"} if asked is not None or len(found.images) > 1 else set()
-            asked = found
+            asked, place_of_image = found, index
     if asked is None:
         raise MissingImage(_NO_IMAGE)
-    return Conversation(_last(asked.images), said if instruct else "", tuple(sorted(ignored)))
+    image = _last(asked.images)
+    if converse and messages[place_of_image]["role"] == USER:
+        return _among_others(image, said_by, place_of_image, ignored & {"images"})
+    return Conversation(image, said if instruct else "", tuple(sorted(ignored)))
+
+
+def _among_others(
+    image: bytes | str, messages: Sequence[tuple[str, Message]], place: int, ignored: set[str]
+) -> Conversation:
+    """Returns the conversation of a model that reads the messages before and behind the one with the image, which
+    is at `place`. A template renders a system message only if it is the first."""
+    texts = ["".join(message.texts) for _, message in messages]
+    parts: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
+    for index, ((role, message), text) in enumerate(zip(messages, texts, strict=True)):
+        if index == place or not message.texts:
+            continue
+        if role in (USER, ASSISTANT):
+            parts[index > place].append((role, text))
+        elif index == 0 and OTHER_ROLES[role] == SYSTEM:
+            parts[0].append((SYSTEM, text))
+        else:
+            ignored = {*ignored, OTHER_ROLES[role]}
+    before, after = (tuple(each) for each in parts)
+    return Conversation(image, texts[place], tuple(sorted(ignored)), Dialogue(before, after))
 
 
 def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str) -> Conversation:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.text import USER
 from snapcap.service.api.answers import (
     LATEST,
     Answers,
@@ -33,7 +34,7 @@ from snapcap.service.api.answers import (
     switch,
     usage_of,
 )
-from snapcap.service.api.conversation import USER, Conversation, Message, read_messages, text_of
+from snapcap.service.api.conversation import Conversation, Message, read_messages, text_of
 from snapcap.service.captioning import options
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import EMPTY, NEUTRAL, integer, sort_fields
@@ -252,9 +253,14 @@ def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:
 
 
 def read_ollama(
-    own: tuple[str, ...], fields: ChatFields, *, continue_text: bool = False, instruct: bool = False
+    own: tuple[str, ...],
+    fields: ChatFields,
+    *,
+    continue_text: bool = False,
+    instruct: bool = False,
+    converse: bool = False,
 ) -> OllamaRequest:
-    """Returns the parsed request. `continue_text`, `instruct`: see `read_messages`.
+    """Returns the parsed request. `continue_text`, `instruct`, `converse`: see `read_messages`.
 
     Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
     document = fields.document
@@ -274,7 +280,9 @@ def read_ollama(
         messages, read = [{**document, "role": USER}], _read_prompt
     asked = Conversation(b"")
     if not fields.empty:
-        asked = read_messages(messages, continue_text=continue_text, instruct=instruct, read=read)
+        asked = read_messages(
+            messages, continue_text=continue_text, instruct=instruct, converse=converse, read=read
+        )
     chat = ChatRequest(
         fields.model,
         asked.image,

@@ -74,7 +74,7 @@ class OpenAIRoutes:
         change a caption. The header X-Snapcap-Ignored and `warnings` in the reply name the ignored parts. `prompt`
         is the beginning of the caption, and the reply is the rest of the caption. With `--chat-text continue`, the
         text of the only message is the beginning. For a model with a chat template, the last text of a user is the
-        instruction.
+        instruction. Qwen3-VL reads the other messages too.
 
         Decoding is greedy unless the request has a temperature. A token limit above the model's maximum means the
         maximum. The server refuses a field that would change the caption and that it does not support."""
@@ -146,13 +146,17 @@ def sort_chat(body: bytes) -> ChatFields:
     return chat_fields(body, _EXAMPLE, (*_FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"))
 
 
-def read_chat(fields: ChatFields, *, continue_text: bool = False, instruct: bool = False) -> ChatRequest:
-    """Returns the parsed request. `continue_text`, `instruct`: see `read_messages`.
+def read_chat(
+    fields: ChatFields, *, continue_text: bool = False, instruct: bool = False, converse: bool = False
+) -> ChatRequest:
+    """Returns the parsed request. `continue_text`, `instruct`, `converse`: see `read_messages`.
 
     Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
     document = fields.document
     member = answer_member(document.get("response_format"), "response_format")
-    asked = read_messages(document.get("messages"), continue_text=continue_text, instruct=instruct)
+    asked = read_messages(
+        document.get("messages"), continue_text=continue_text, instruct=instruct, converse=converse
+    )
     stream = switch(document, "stream")
     return ChatRequest(
         model=fields.model,

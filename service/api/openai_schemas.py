@@ -170,8 +170,7 @@ def _captioning(
     whole = caption_reply("The caption, or with stream its pieces as server-sent events", schema)
     return {
         "summary": summary,
-        "responses": streamed_reply(whole, stream, events)
-        | problems(*NAMED, *URLS, shape=OPENAI),
+        "responses": streamed_reply(whole, stream, events) | problems(*NAMED, *URLS, shape=OPENAI),
         "openapi_extra": body,
     }
 

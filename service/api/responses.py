@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from snapcap.models.text import SYSTEM, USER
 from snapcap.service.api.answers import (
     LABELS,
     Answers,
@@ -26,7 +27,7 @@ from snapcap.service.api.answers import (
     switch,
     usage_of,
 )
-from snapcap.service.api.conversation import USER, read_messages, text_of
+from snapcap.service.api.conversation import read_messages, text_of
 from snapcap.service.api.openai import ANY_MODEL, OPTIONS
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import NEUTRAL, sort_fields
@@ -57,8 +58,8 @@ class ResponsesRoutes:
 
     async def create_response(self, request: Request) -> Response:
         """Captions the newest image in the input. Texts, options and refusals are those of POST
-        /v1/chat/completions; a model that takes instructions reads `instructions` if no user says anything. The
-        server stores no response."""
+        /v1/chat/completions; a model that takes instructions reads `instructions` if no user says anything, and one
+        that reads conversations reads them as a system message. The server stores no response."""
         answers = self._answers
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_response, read_response, permit)
@@ -163,19 +164,28 @@ def sort_response(body: bytes) -> ChatFields:
     return chat_fields(body, _EXAMPLE, (*FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"), neutral=_NEUTRAL)
 
 
-def read_response(fields: ChatFields, *, continue_text: bool = False, instruct: bool = False) -> ChatRequest:
-    """Returns the parsed request. `continue_text`, `instruct`: see `read_messages`.
+def read_response(
+    fields: ChatFields, *, continue_text: bool = False, instruct: bool = False, converse: bool = False
+) -> ChatRequest:
+    """Returns the parsed request. `continue_text`, `instruct`, `converse`: see `read_messages`.
 
     Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
     document = fields.document
     texts = sort_fields(member_object(document.get("text"), "text").items(), ("format",), ())
     member = answer_member(dict(texts.known).get("format"), "text.format")
     asked = read_messages(
-        _items(document.get("input")), continue_text=continue_text, instruct=instruct, where="input"
+        _items(document.get("input")),
+        continue_text=continue_text,
+        instruct=instruct,
+        converse=converse,
+        where="input",
     )
     ignored = [*asked.ignored, *fields.ignored, *texts.ignored]
     if instructions := text_of(document.get("instructions", ""), "instructions"):
-        if instruct and not asked.text:
+        before = asked.around.before
+        if converse and SYSTEM not in [role for role, _ in before]:
+            asked = replace(asked, around=replace(asked.around, before=((SYSTEM, instructions), *before)))
+        elif instruct and not asked.text:
             asked = replace(asked, text=instructions)
         else:
             ignored.append("instructions")

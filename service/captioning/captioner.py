@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.text import Dialogue
 from snapcap.service.captioning.model_defaults import Answer, ModelDefaults, Resolved, regions_member
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stream import CaptionStream, LoopHandoff, until
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from snapcap.models.processing.tokenizer import Tokenizer
     from snapcap.models.processing.transform import ImageTransform
     from snapcap.models.text import Region
-    from snapcap.service.captioning.prompts import PromptReader
+    from snapcap.service.captioning.prompts import PromptIds, PromptReader
     from snapcap.service.engine.request import CaptionEngine, Completion
 
 # Greatest number of ids of a task's text that the process for prompts returns. An encoder reads fewer.
@@ -92,12 +93,14 @@ class ModelFacts(NamedTuple):
     settings_not_done: checkpoint settings that would change captions and that this server ignores.
     takes_instructions: the model reads a prompt as an instruction. Otherwise a prompt is the beginning of the
         caption.
+    takes_conversations: the model reads the other messages of a conversation too.
     """
 
     family: str | None = None
     tasks: tuple[str, ...] = ()
     settings_not_done: tuple[str, ...] = ()
     takes_instructions: bool = False
+    takes_conversations: bool = False
 
 
 class WeightFiles(NamedTuple):
@@ -254,7 +257,8 @@ class Captioner:
         images. Without `prompts`, a prompt is tokenized in this process, on the event loop."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
-        self.facts = ModelFacts(defaults.family, defaults.tasks, defaults.not_done, tokenizer.takes_instructions)
+        takes = tokenizer.takes_instructions, tokenizer.takes_conversations
+        self.facts = ModelFacts(defaults.family, defaults.tasks, defaults.not_done, *takes)
         self._name = model_name
         self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
 
@@ -404,21 +408,21 @@ class Captioner:
         """Resolves the options of a request, after the process that tokenizes prompts has read its texts."""
         limits = model.engine.limits
 
-        async def read(text: str, most: int) -> tuple[int, ...] | None:
-            if not text or model.prompts is None:
+        async def read(text: str, most: int, around: Dialogue = Dialogue()) -> "PromptIds | None":  # noqa: B008 - frozen
+            if model.prompts is None or not (text or around.before or around.after):
                 return None
-            reading = model.prompts.read(text, most, encoded.request_id, encoded.deadline)
+            reading = model.prompts.read(text, most, encoded.request_id, encoded.deadline, around)
             return await self._handoff().result(reading)
 
         text = model.defaults.text(options)
-        ids = await read(options.prompt, limits.max_prompt_tokens)
+        ids = await read(options.prompt, limits.max_prompt_tokens, options.around)
         try:
             text_ids = await read(text, _MOST_TEXT_IDS)
         except PromptTooLong:
             raise InvalidOption("task_text", "have fewer tokens") from None
         except InvalidOption as error:
             raise InvalidOption("task_text", error.must) from None
-        return model.defaults.resolve(options, limits, live=live, read=ids, text_read=text_ids)
+        return model.defaults.resolve(options, limits, live=live, read=ids, text_read=text_ids and text_ids.ids)
 
     async def _decode(self, model: _Model, encoded: EncodedImage, times: CaptionTimes) -> DecodedImage:
         """Decodes the image of a request. The metrics count it, decoded or unreadable."""
@@ -530,6 +534,7 @@ def _submit(
         on_token,
         admitted,
         resolved.text_ids,
+        resolved.ahead,
     )
     try:
         model.engine.submit(request)

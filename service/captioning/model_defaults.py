@@ -18,6 +18,7 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
     from snapcap.models.processing.tokenizer import Tokenizer
+    from snapcap.service.captioning.prompts import PromptIds
     from snapcap.service.engine.request import Limits
 
 _logger = logging.getLogger("snapcap.captioning")
@@ -27,14 +28,16 @@ _DEFAULTED = SamplingParams.__dataclass_fields__.keys() & GenerationConfig.__dat
 
 @dataclass(frozen=True)
 class Resolved:
-    """Holds a request as the engine takes it. The caption begins with `prompt_ids`; the encoder reads `text_ids`
-    beside the image. `task` is None for a model without tasks. `style`: how the caption is shortened."""
+    """Holds a request as the engine takes it. The caption begins with `prompt_ids`, the first `ahead` of which
+    stand before the image; the encoder reads `text_ids` beside the image. `task` is None for a model without tasks.
+    `style`: how the caption is shortened."""
 
     prompt_ids: tuple[int, ...]
     text_ids: tuple[int, ...]
     params: SamplingParams
     task: Task | None = None
     style: Style = Style()
+    ahead: int = 0
 
 
 class Answer(NamedTuple):
@@ -138,7 +141,7 @@ class ModelDefaults:
         limits: "Limits",
         *,
         live: bool = False,
-        read: Sequence[int] | None = None,
+        read: "PromptIds | None" = None,
         text_read: Sequence[int] | None = None,
     ) -> Resolved:
         """Resolves the options of a request. `live`: each token is wanted when it is generated. `read`,
@@ -149,14 +152,14 @@ class ModelDefaults:
         """
         task = self._task_of(options)
         text_ids = self._text_ids(task, options, text_read)
-        prompt_ids = self._prompt_ids(options.prompt, read)
+        prompt_ids, ahead = self._prompt_ids(options, read)
         params = options.sampling if self._plain else self._params(options, limits, live)
         if params.min_length:
             least = max(params.min_length - self._before - 1 - len(prompt_ids), 0)
             given = params.min_new_tokens
             params = replace(params, min_length=0, min_new_tokens=least if given is None else given)
-        limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams)
-        return Resolved(prompt_ids, text_ids, params, task, Style(options.max_chars, options.trim_lead))
+        limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams, ahead)
+        return Resolved(prompt_ids, text_ids, params, task, Style(options.max_chars, options.trim_lead), ahead)
 
     def _instruction(self) -> tuple[int, ...]:
         """Returns the token ids of a request without a prompt: the default instruction's, if the model takes
@@ -176,12 +179,19 @@ class ModelDefaults:
             raise ConfigError("tokenizer", "", f"the default instruction cannot be read: {wrong}")
         return ids
 
-    def _prompt_ids(self, prompt: str, read: Sequence[int] | None) -> tuple[int, ...]:
-        """Returns the ids of a prompt: the caption's beginning, or an instruction. Raises InvalidOption."""
-        if not prompt:
-            return self._unasked
+    def _prompt_ids(self, options: CaptionOptions, read: "PromptIds | None") -> tuple[tuple[int, ...], int]:
+        """Returns the ids of a prompt, and how many stand before the image. A prompt is the caption's beginning, or
+        an instruction. Raises InvalidOption."""
+        around = options.around
+        if not (options.prompt or around.before or around.after):
+            return self._unasked, 0
         try:
-            ids = self._tokenizer.prompt_ids(prompt) if read is None else read
+            if read is not None:
+                ids, ahead = read
+            elif around.before or around.after:
+                ids, ahead = self._tokenizer.conversation(options.prompt, around)
+            else:
+                ids, ahead = self._tokenizer.prompt_ids(options.prompt), 0
         except PromptError as error:
             if isinstance(error, TokenizerFailed):
                 _logger.warning("the tokenizer failed at a prompt", extra={"fields": {"error": error.cause}})
@@ -189,7 +199,7 @@ class ModelDefaults:
         beyond = _beyond(self._tokenizer, ids, self._rows)
         if beyond:
             raise InvalidOption("prompt", f"hold only tokens that the model has: {beyond}")
-        return (*self._bos, *ids)
+        return (*self._bos, *ids), ahead
 
     def _params(self, options: CaptionOptions, limits: "Limits", live: bool) -> SamplingParams:
         defaults = {name: getattr(self._defaults, name) for name in _DEFAULTED if name not in options.named}

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypedDict
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.errors import near_words
+from snapcap.models.text import Dialogue
 from snapcap.service.captioning.caption_text import FEWEST_CHARS
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption, UnsupportedOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -37,8 +38,8 @@ class CaptionOptions:
 
     `clamp` reduces a `max_new_tokens` above the model's maximum to that maximum, because clients of other APIs
     send bounds without knowing the model. `named`: options that the request sets, which override the model's
-    defaults. `model`: name of the model; "": the first. `ignored`: fields of the request that are not read; the
-    reply names them.
+    defaults. `model`: name of the model; "": the first. `around`: the other messages of a conversation. `ignored`:
+    fields of the request that are not read; the reply names them.
     """
 
     prompt: str = ""
@@ -50,6 +51,7 @@ class CaptionOptions:
     max_chars: int | None = None
     trim_lead: bool = False
     model: str = ""
+    around: Dialogue = Dialogue()
     named: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
 

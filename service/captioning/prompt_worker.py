@@ -4,8 +4,9 @@ A tokenizer is a program that the checkpoint supplies. Its normaliser may make a
 of its patterns may take years to match, and its library may panic. A thread could not be stopped in any of these
 cases.
 
-    job   {"folder": …, "chat": …}, then {"prompt": …, "most": …} for each prompt
-    reply {"ids": […]}, {"count": …} for more ids than `most`, or {"must": …, "cause": …} for a refused text
+    job   {"folder": …, "chat": …}, then {"prompt": …, "before": […], "after": […], "most": …} for each prompt
+    reply {"ids": […], "ahead": …}, {"count": …} for more ids than `most`, or {"must": …, "cause": …} for a refused
+          text
 
 Run as ``python -m snapcap.service.captioning.prompt_worker``.
 """
@@ -18,8 +19,9 @@ from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
+from snapcap.models.json_object import from_json
 from snapcap.models.processing.tokenizer import Tokenizer
-from snapcap.models.text import ChatIds
+from snapcap.models.text import ChatIds, Dialogue
 from snapcap.warmup.machine.capacity import first_for_the_oom_killer
 from snapcap.warmup.machine.confined import confine
 from snapcap.warmup.machine.worker import Task, serve_tasks
@@ -36,18 +38,16 @@ MEMORY = 256 << 20
 
 @dataclass(frozen=True)
 class PromptJob:
-    """Holds the checkpoint folder and, if the model takes instructions, its `ChatIds` as JSON values."""
+    """Holds the checkpoint folder and, if the model takes instructions, the JSON text of its `ChatIds`."""
 
     folder: Path
-    chat: dict[str, Any] | None
+    chat: str
 
 
 def _start(job: PromptJob) -> Task:
     first_for_the_oom_killer()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump of a process that a text ends
-    lists = {name: tuple(value) for name, value in (job.chat or {}).items() if isinstance(value, list)}
-    chat = None if job.chat is None else ChatIds(**{**job.chat, **lists})
-    tokenizer = Tokenizer.from_folder(job.folder, chat)
+    tokenizer = Tokenizer.from_folder(job.folder, from_json(ChatIds, job.chat) if job.chat else None)
     with contextlib.suppress(ValueError, OSError):  # not Linux, or a lower limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MEMORY
@@ -60,10 +60,11 @@ def _start(job: PromptJob) -> Task:
     def answer(task: dict[str, Any]) -> dict[str, Any]:
         _bound(resource.RLIMIT_CPU, _used() + CPU_SECONDS + 1)
         try:
-            ids = tokenizer.prompt_ids(task["prompt"])
+            around = Dialogue(*(tuple((role, text) for role, text in task[name]) for name in ("before", "after")))
+            ids, ahead = tokenizer.conversation(task["prompt"], around)
         except PromptError as error:
             return {"must": str(error), "cause": error.cause if isinstance(error, TokenizerFailed) else ""}
-        return {"ids": ids} if len(ids) <= task["most"] else {"count": len(ids)}
+        return {"ids": ids, "ahead": ahead} if len(ids) <= task["most"] else {"count": len(ids)}
 
     return answer
 

@@ -11,10 +11,11 @@ limits ends the process and is refused. The next prompt starts a new process.
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from snapcap.models.json_object import to_json
+from snapcap.models.text import Dialogue
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ _MODULE = "snapcap.service.captioning.prompt_worker"
 _logger = logging.getLogger("snapcap.captioning")
 
 
+class PromptIds(NamedTuple):
+    """Holds the token ids of a prompt. `ahead`: how many of them, the first, stand before the image."""
+
+    ids: tuple[int, ...]
+    ahead: int = 0
+
+
 class PromptReader:
     """Tokenizes prompts for one model. Its methods may be called from any thread."""
 
@@ -40,13 +48,21 @@ class PromptReader:
         self._worker: Worker | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
 
-    def read(self, prompt: str, most: int, request_id: str, deadline: float) -> "Future[tuple[int, ...]]":
+    def read(
+        self,
+        prompt: str,
+        most: int,
+        request_id: str,
+        deadline: float,
+        around: Dialogue = Dialogue(),  # noqa: B008 - frozen
+    ) -> "Future[PromptIds]":
         """Returns a future of a prompt's token ids, of which at most `most` are allowed. `deadline` is a moment of
-        `time.monotonic`.
+        `time.monotonic`. `around`: other messages of the conversation.
 
         The future raises InvalidOption, PromptTooLong, DeadlineExceeded or EngineFailed.
         """
-        return self._thread.submit(self._read, prompt, most, request_id, deadline)
+        asked = {"prompt": prompt, "before": around.before, "after": around.after, "most": most}
+        return self._thread.submit(self._read, asked, request_id, deadline)
 
     def close(self) -> None:
         """Ends the process without waiting for its present prompt."""
@@ -54,12 +70,12 @@ class PromptReader:
         if self._worker is not None:
             self._worker.stop()
 
-    def _read(self, prompt: str, most: int, request_id: str, deadline: float) -> tuple[int, ...]:
+    def _read(self, asked: dict[str, Any], request_id: str, deadline: float) -> PromptIds:
         if time.monotonic() >= deadline:
             raise DeadlineExceeded
-        return _ids(self._ask(prompt, most, request_id, deadline), most, request_id)
+        return _ids(self._ask(asked, request_id, deadline), asked["most"], request_id)
 
-    def _ask(self, prompt: str, most: int, request_id: str, deadline: float) -> dict[str, Any]:
+    def _ask(self, asked: dict[str, Any], request_id: str, deadline: float) -> dict[str, Any]:
         # Imported for the first prompt only.
         from snapcap.service.captioning.prompt_worker import RENEWED_CPU_SECONDS  # noqa: PLC0415
         from snapcap.service.images.processes import cpu_seconds  # noqa: PLC0415
@@ -71,7 +87,7 @@ class PromptReader:
         except WorkerError as error:
             raise EngineFailed from error
         try:
-            reply = worker.ask({"prompt": prompt, "most": most}, min(max(deadline - time.monotonic(), 0.1), MOST_S))
+            reply = worker.ask(asked, min(max(deadline - time.monotonic(), 0.1), MOST_S))
         except WorkerTimeoutError as error:
             raise DeadlineExceeded from error
         except WorkerError as error:
@@ -89,11 +105,11 @@ class PromptReader:
         from snapcap.service.captioning.prompt_worker import PromptJob  # noqa: PLC0415
         from snapcap.warmup.machine.worker import Worker  # noqa: PLC0415  likewise
 
-        job = PromptJob(self._folder.absolute(), None if self._chat is None else asdict(self._chat))
+        job = PromptJob(self._folder.absolute(), "" if self._chat is None else to_json(self._chat))
         return Worker(_MODULE, job, {"TOKENIZERS_PARALLELISM": "false"}, trusted=False)
 
 
-def _ids(reply: dict[str, Any], most: int, request_id: str) -> tuple[int, ...]:
+def _ids(reply: dict[str, Any], most: int, request_id: str) -> PromptIds:
     """Returns the ids of a reply after checking them: an exploit in the tokenizer may control the process.
 
     Raises:
@@ -102,8 +118,10 @@ def _ids(reply: dict[str, Any], most: int, request_id: str) -> tuple[int, ...]:
         EngineFailed: the reply is none that the process should send.
     """
     match reply:
-        case {"ids": [*ids]} if len(ids) <= most and all(type(each) is int and 0 <= each < _IDS for each in ids):
-            return tuple(ids)
+        case {"ids": [*ids], "ahead": int(ahead)} if 0 <= ahead <= len(ids) <= most and all(
+            type(each) is int and 0 <= each < _IDS for each in ids
+        ):
+            return PromptIds(tuple(ids), ahead)
         case {"count": int(count)}:
             raise PromptTooLong(f"The prompt has {count} tokens; send at most {most} tokens.")
         case {"must": str(must), "cause": str(cause)}:

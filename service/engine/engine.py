@@ -393,5 +393,5 @@ class Engine:
         if params.samples:
             generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
             uniforms = [generator.random() for _ in range(self.limits.cache_length)]
-        limit, text_ids = running.limit, request.text_ids
-        return SlotRequest(request.prompt_ids, params, uniforms, limit, text_ids, running.prefilled)
+        texts = request.text_ids, running.prefilled, request.ahead
+        return SlotRequest(request.prompt_ids, params, uniforms, running.limit, *texts)

@@ -46,11 +46,12 @@ class Limits:
         """Number of tokens that a prompt may have, so that at least one position is left to generate into."""
         return self.cache_length - 2
 
-    def check(self, prompt_tokens: int, wanted: int | None, num_beams: int = 1) -> None:
+    def check(self, prompt_tokens: int, wanted: int | None, num_beams: int = 1, ahead: int = 0) -> None:
         """Refuses a request that the caches cannot hold, before it costs anything.
 
         Raises:
-            PromptTooLong: no position is left to generate into.
+            PromptTooLong: no position is left to generate into, or ``ahead`` tokens before the image are more than
+                an encode reads.
             InvalidOption: ``max_new_tokens`` exceeds the positions left after the prompt, or ``num_beams`` exceeds
                 the slots.
         """
@@ -61,6 +62,11 @@ class Limits:
         if prompt_tokens > self.max_prompt_tokens:
             raise PromptTooLong(
                 f"The prompt has {prompt_tokens} tokens; send at most {self.max_prompt_tokens} tokens."
+            )
+        if ahead >= max(self.prompt_read, 1):
+            raise PromptTooLong(
+                f"The messages before the image have {ahead} tokens; send at most {self.prompt_read - 1} tokens, "
+                "or start the server with a larger --text-tokens."
             )
         room = self._room(prompt_tokens)
         if wanted is not None and wanted > room:
@@ -112,7 +118,7 @@ class CaptionRequest:
     only hands its argument on. An exception of a callback fails this request alone.
 
     ``prompt_ids`` are the tokens that the caption begins with; ``text_ids`` the tokens that the encoder reads
-    beside the image.
+    beside the image; ``ahead`` how many of the first ``prompt_ids`` stand before the image.
     """
 
     id: str
@@ -124,6 +130,7 @@ class CaptionRequest:
     on_token: Callable[[int], None] | None = None
     on_admitted: Callable[[], None] | None = None
     text_ids: tuple[int, ...] = ()
+    ahead: int = 0
 
     @property
     def array(self) -> "np.ndarray[Any, np.dtype[np.uint8]]":

@@ -143,7 +143,16 @@ class Asked:
         now = time.monotonic() if began is None else began
         deadline = now + self.timeout if self.timeout else _NEVER
         return CaptionRequest(
-            name, pixels, asked.prompt_ids, asked.params, deadline, future, on_token, text_ids=asked.text_ids
+            name,
+            pixels,
+            asked.prompt_ids,
+            asked.params,
+            deadline,
+            future,
+            on_token,
+            None,
+            asked.text_ids,
+            asked.ahead,
         )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from support.checkpoints.qwen3_vl_files import VISION_END, generated, picture, prefix, qwen3_vl, written
 
 from snapcap.benchmarks import modes
 from snapcap.benchmarks.harness.compiled_case import Mode, Way
@@ -32,6 +33,16 @@ def test_the_eager_case_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert found["initial_encoder"] > 0
     assert found["peak_host_mib"] > 100
     assert "graphs" not in found  # no compiler was imported
+
+
+def test_a_picture_of_any_shape_is_encoded_for_the_fewest_tokens_that_hold_it(tmp_path: Path) -> None:
+    """DeepStack's features are read and added between the layers of blocks."""
+    model = qwen3_vl(seed=7)
+    model.generation_config.eos_token_id = None
+    folder, image = written(model, tmp_path / "model"), picture(4, 3)
+    image.save(tmp_path / "image.png")
+    found = measure("eager", Setup(folder, tmp_path / "image.png", "cpu", (2,)), tmp_path)
+    assert found["tokens"] == generated(model, image, prefix(), [VISION_END], 20)[0]
 
 
 def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

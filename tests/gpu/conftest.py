@@ -28,6 +28,7 @@ FAMILIES = {
     "smolvlm": device_cases.smolvlm,
     "llava": device_cases.llava,
     "florence2": device_cases.florence2,
+    "qwen3-vl": device_cases.qwen3_vl,
 }
 # As tests ask for them.
 SETS = (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.parity.beams import chat_reference, pair_reference, search
+from support.parity.beams import chat_reference, pair_reference, qwen3_vl_reference, search
 from support.parity.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
 from snapcap.models.families.generation import read_settings
@@ -29,10 +29,11 @@ ROWS = (
 )
 
 
-# Of SmolVLM transformers' penalties look at the image's tokens too.
+# transformers' penalties look at the image's tokens of SmolVLM and Qwen3-VL too.
 FAMILIES = {
     "vit-gpt2": (pair_reference, ROWS),
     "smolvlm": (chat_reference, [row for row in ROWS if not row.params.penalised]),
+    "qwen3-vl": (qwen3_vl_reference, [row for row in ROWS if not row.params.penalised]),
 }
 
 

@@ -22,11 +22,12 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("family", ["vit-gpt2", "qwen3-vl"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_choices_are_those_of_eager_regions_and_wait_for_nothing(
-    kind: str, captioners: dict[str, Captioner], packages: Any, device: torch.device
+    kind: str, family: str, captioners: dict[str, Captioner], packages: Any, device: torch.device
 ) -> None:
-    captioner, params, luck = captioners["vit-gpt2"], KINDS[kind], random.Random(3)
+    captioner, params, luck = captioners[family], KINDS[kind], random.Random(3)
     plan = plan_of(device, "float32", (1, 4))  # as conftest.SETS; in fp32, where logits are equal to the last bits
     images = captioner.images(3)
     rows = [SlotRequest((), each, [luck.random() for _ in range(CACHE_LENGTH)]) for each in (params,) * 3]
@@ -35,7 +36,7 @@ def test_compiled_choices_are_those_of_eager_regions_and_wait_for_nothing(
     for compiled in (True, False):
         model = open_model(captioner, plan)
         runner = open_runner(
-            model, plan, packages.backend("vit-gpt2", "float32", model) if compiled else EagerBackend()
+            model, plan, packages.backend(family, "float32", model) if compiled else EagerBackend()
         )
         tokens.append(search(runner, plan.table, list(zip(images, rows, strict=True)), STEPS))
         with no_waiting(device):

@@ -21,7 +21,7 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)
 CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT), ("git", ()), ("git", PROMPT), ("smolvlm", PROMPT)]
-CASES += [("llava", PROMPT), ("florence2", ()), ("florence2", PROMPT)]
+CASES += [("llava", PROMPT), ("florence2", ()), ("florence2", PROMPT), ("qwen3-vl", ()), ("qwen3-vl", PROMPT)]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_tokens_equal_transformers_in_every_bucket(
     assert len({tuple(row) for row in expected}) > len(images) // 2, "the model must see the images"
     for bucket in plan.table.buckets:
         for count in {bucket.size, max(1, bucket.size - 1)}:  # full, and with a padding row
-            output = runner.encode(bucket, images[:count], 0)
-            torch.testing.assert_close(output[:count], encoded[:count], rtol=1e-3, atol=1e-3)
+            output = captioner.real(runner.encode(bucket, images[:count], 0), images[:count])
+            torch.testing.assert_close(output, encoded[:count], rtol=1e-3, atol=1e-3)
             rows = [SlotRequest(prompt)] * count
             tokens, logits = steps_with_logits(runner, bucket, rows, STEPS)
             assert tokens == expected[:count], f"bucket {bucket.size}"
@@ -63,3 +63,30 @@ def test_tokens_equal_transformers_in_every_bucket(
                 tokens, logits = steps_with_logits(runner, bucket, rows, STEPS - len(prompt))
                 assert tokens == [row[len(prompt) :] for row in expected[:count]], f"bucket {bucket.size}"
                 torch.testing.assert_close(logits, wanted[:count], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot"])
+def test_each_bucket_of_rows_takes_pictures_of_each_number_of_tokens(
+    backend: str,
+    captioners: dict[str, Captioner],
+    references: dict[tuple[str, str], Any],
+    packages: Any,
+    device: torch.device,
+) -> None:
+    captioner, reference = captioners["qwen3-vl"], references["qwen3-vl", "float32"]
+    plan = plan_of(device, "float32", FEW_BUCKETS)
+    model = open_model(captioner, plan)
+    runs = EagerBackend() if backend == "eager" else packages.backend("qwen3-vl", "float32", model)
+    runner = open_runner(model, plan, runs)
+    images = captioner.images(8)
+    few, many = captioner.config.vision.token_buckets
+    for bucket in plan.table.buckets:
+        for most, alike in ((few, images[::2]), (many, images[1::2])):
+            given = alike[: bucket.size]
+            output = runner.encode(bucket, given, 0)
+            assert output.shape[1] - captioner.config.encoded_length == most - many, (
+                "the fewest tokens that hold all"
+            )
+            tokens, _ = steps_with_logits(runner, bucket, [SlotRequest()] * len(given), STEPS)
+            expected, _ = captioner.generate(reference, given, STEPS, ())
+            assert tokens == expected, (bucket.size, most)

@@ -15,7 +15,7 @@ from snapcap.warmup.start.background_build import swap_bucket
 pytestmark = pytest.mark.timeout(600)  # compiling
 
 
-@pytest.mark.parametrize("family", ["vit-gpt2", "blip", "git", "smolvlm", "llava", "florence2"])
+@pytest.mark.parametrize("family", ["vit-gpt2", "blip", "git", "smolvlm", "llava", "florence2", "qwen3-vl"])
 def test_running_rows_keep_their_tokens(
     family: str, captioners: dict[str, Captioner], packages: Any, device: torch.device
 ) -> None:

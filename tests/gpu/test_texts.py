@@ -1,4 +1,5 @@
-"""What an encoder reads beside the image: Florence-2's tokens and beams, several texts in one bucket, in fp32."""
+"""What an encoder reads beside the image: Florence-2's tokens and beams, and instructions, several texts in one
+bucket, in fp32."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 import torch
 from support.parity import device_cases
 from support.parity.beams import florence2_reference, search
-from support.parity.device_cases import open_model, open_runner, plan_of
+from support.parity.device_cases import Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
@@ -21,6 +22,8 @@ ASKED = (
     SamplingParams(num_beams=3, early_stopping=True),
     SamplingParams(no_repeat_ngram_size=3),
 )
+# The third is longer than what an encode reads.
+INSTRUCTIONS = ((17, 44, 60), (9,), tuple(range(20, 53)), ())
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot"])
@@ -47,3 +50,27 @@ def test_tokens_of_each_text_equal_transformers(
             if not row.params.searches:  # a lone row stops where its tokens are read
                 expected = expected[: expected.index(2)]
             assert tokens[: len(expected)] == expected, row
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3-vl"])
+@pytest.mark.parametrize("backend", ["eager", "aot"])
+def test_tokens_after_each_instruction_equal_transformers(
+    backend: str,
+    family: str,
+    captioners: dict[str, Captioner],
+    references: dict[tuple[str, str], Any],
+    packages: Any,
+    device: torch.device,
+) -> None:
+    captioner, reference = captioners[family], references[family, "float32"]
+    plan = plan_of(device, "float32", (1, 4))
+    model = open_model(captioner, plan)
+    runs = EagerBackend() if backend == "eager" else packages.backend(family, "float32", model)
+    runner = open_runner(model, plan, runs)
+    images, most = captioner.images(4), captioner.config.decoder.text_tokens
+    assert len(INSTRUCTIONS[2]) > most
+    rows = [SlotRequest(text, prefilled=min(len(text), most)) for text in INSTRUCTIONS]
+    found = search(runner, plan.table, list(zip(images, rows, strict=True)), NEW_TOKENS + 1)
+    for image, text, tokens in zip(images, INSTRUCTIONS, found, strict=True):
+        (expected,), _ = captioner.generate(reference, [image], len(text) + NEW_TOKENS, text)
+        assert tokens[:NEW_TOKENS] == expected[len(text) :], text

@@ -7,6 +7,7 @@ import torch
 from support.checkpoints import random_captioners
 from support.checkpoints.chat_files import write_chat_files
 from support.checkpoints.prepared import write_prepared
+from support.checkpoints.qwen3_vl_files import qwen3_vl, write_files
 from support.checkpoints.random_pairs import PAIRS
 from support.parity.parity import NORMALISATION
 
@@ -26,6 +27,7 @@ SOME = (
     "git",
     "smolvlm",
     "florence2",
+    "qwen3-vl",
 )
 
 
@@ -37,6 +39,9 @@ def test_weights_equal_those_of_a_cpu(pair: str, dtype: torch.dtype, device: tor
     elif pair == "smolvlm":
         model = random_captioners.smolvlm()
         write_chat_files(tmp_path)
+    elif pair == "qwen3-vl":
+        model = qwen3_vl()
+        write_files(tmp_path)
     elif pair == "blip":
         model = random_captioners.blip(text={"vocab_size": 24000})  # more than a chunk of embeddings
     else:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from support.fakes.scheduling import LIMITS, TABLE, Clock
 from support.servers.live_app import on_a_port
 
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.text import Dialogue
 from snapcap.service.api.app import Services, create_app
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
@@ -80,10 +82,15 @@ class FakeEngine:
 class FakeTokenizer:
     """A token for each word; ids are spelt as they are."""
 
-    takes_instructions = False
+    takes_instructions = takes_conversations = False
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         return tuple(1000 + len(word) for word in text.split())
+
+    def conversation(self, text: str, around: Dialogue) -> tuple[tuple[int, ...], int]:
+        before, after = (" ".join(said for _, said in part) for part in (around.before, around.after))
+        ahead = self.prompt_ids(before)
+        return (*ahead, *self.prompt_ids(f"{text} {after}")), len(ahead)
 
     def caption(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
         return " ".join(str(each) for each in (*prompt_ids, *tokens))
@@ -147,6 +154,14 @@ def instructed(services: Services) -> None:
     captioner: Any = services.captioner
     captioner._model.tokenizer.takes_instructions = True
     captioner.facts = captioner.facts._replace(takes_instructions=True)
+
+
+@pytest.fixture
+def conversing(instructed: None, services: Services, engine: FakeEngine) -> None:
+    """The served model reads conversations, and up to seven tokens before an image."""
+    captioner: Any = services.captioner
+    captioner.facts = captioner.facts._replace(takes_conversations=True)
+    engine.limits = replace(engine.limits, prompt_read=8)
 
 
 @pytest.fixture

@@ -369,7 +369,7 @@ class Runner(Generic[B]):
         self.state.write_texts(slots[:count], [row.read(self.config.generation.start_id) for row in rows])
         if self.state.grids is not None:
             grids = [grid_of(image) for image in images]
-            self.state.write_grids(slots[:count], grids)
+            self.state.write_grids(slots[:count], grids, [row.ahead for row in rows])
             tokens = max((rows * columns for rows, columns in grids), default=0)
         return plan.holding(tokens).run()
 

@@ -56,6 +56,7 @@ class SlotRequest:
     text: tokens that the encoder reads beside the image, for models that take a text there.
     prefilled: number of tokens, of start token and prompt, that the encode reads; the first step takes the next
         token.
+    ahead: number of the prompt's first tokens that stand before the image. The encode reads all of them.
     """
 
     prompt: Sequence[int] = ()
@@ -64,6 +65,7 @@ class SlotRequest:
     new_tokens: int = 0
     text: Sequence[int] = ()
     prefilled: int = 0
+    ahead: int = 0
 
     def begun(self, start_id: int) -> tuple[int, ...]:
         """Returns the tokens that the row has before it generates any."""

@@ -161,8 +161,8 @@ class RemoteEngine:
         if not isinstance(pixels, FilledSlot):
             self._pixels.write(slot, pixels)
         streams = request.on_token is not None
-        ids, text_ids = request.prompt_ids, request.text_ids
-        self._send(Submit(number, request.id, slot, ids, request.params, request.deadline, streams, text_ids))
+        ids, others = request.prompt_ids, (request.text_ids, request.ahead)
+        self._send(Submit(number, request.id, slot, ids, request.params, request.deadline, streams, *others))
         request.future.add_done_callback(partial(self._note_cancelled, number))
 
     def take(self, turn: Turn) -> None:

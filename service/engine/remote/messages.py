@@ -25,6 +25,7 @@ class Submit(NamedTuple):
     deadline: float
     streams: bool
     text_ids: tuple[int, ...]
+    ahead: int
 
 
 class Cancel(NamedTuple):

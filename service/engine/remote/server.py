@@ -142,6 +142,7 @@ class EngineServer:
             partial(turns.token, number) if message.streams else None,
             partial(turns.admitted, number),
             message.text_ids,
+            message.ahead,
         )
 
     def cancel(self, number: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from support.checkpoints import qwen3_vl_files
 from support.checkpoints.chat_files import (
     IMAGE,
     LLAVA_TEMPLATE,
@@ -21,7 +22,7 @@ from snapcap.models.config import ConfigError
 from snapcap.models.errors import PromptError
 from snapcap.models.processing.chat import DEFAULT_INSTRUCTION, ChatEncoder, ChatTemplate, read_chat, read_template
 from snapcap.models.processing.tokenizer import Tokenizer
-from snapcap.models.text import ChatIds, ImageMarkup
+from snapcap.models.text import ChatIds, Dialogue, ImageMarkup
 
 AROUND, GLOBAL = "<fake_token_around_image>", "<global-img>"
 MARKUP = ImageMarkup("<image>", f"{AROUND}{GLOBAL}", AROUND)
@@ -52,6 +53,71 @@ def rendered(folder: Path, text: str, parts: bool = True) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": content if parts else text}]
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+
+# Messages before and behind the one with the image.
+CONVERSATIONS = (
+    Dialogue(),
+    Dialogue((("system", "Be brief."),)),
+    Dialogue(after=(("assistant", "A dog."), ("user", " What colour\nis it? "))),
+    Dialogue(
+        (
+            ("system", " naïve 日本 "),
+            ("user", "Hello."),
+            ("assistant", "\nHello!"),
+            ("user", "one"),
+            ("user", "more"),
+        ),
+        (("assistant", ""), ("user", "{{ 7 * 7 }}"), ("assistant", "a\n\n"), ("user", "b")),
+    ),
+)
+
+
+@pytest.mark.parametrize("around", CONVERSATIONS, ids=range(len(CONVERSATIONS)))
+def test_a_conversation_is_rendered_and_tokenized_as_by_transformers(around: Dialogue, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    qwen3_vl_files.write_files(tmp_path)
+    template, chat = read_template(tmp_path), read_chat(tmp_path, ImageMarkup(qwen3_vl_files.IMAGE))
+    tokenizer, theirs = Tokenizer.from_folder(tmp_path, chat), AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.takes_conversations
+    for text in TEXTS:
+        said = [[{"role": role, "content": each} for role, each in part] for part in (around.before, around.after)]
+        message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}
+        messages = [*said[0], message, *said[1]]
+        whole = theirs.apply_chat_template(
+            messages, chat_template=qwen3_vl_files.TEMPLATE, add_generation_prompt=True, tokenize=False
+        )
+        assert template.conversation(text, around) == whole
+        ids, ahead = tokenizer.conversation(text, around)
+        assert [*ids[:ahead], *chat.prefix, qwen3_vl_files.IMAGE, chat.start_id, *ids[ahead:]] == theirs(whole)[
+            "input_ids"
+        ]
+    asked, default = tokenizer.conversation("", around)[0], tokenizer.conversation(DEFAULT_INSTRUCTION, around)[0]
+    assert (asked == default) is not around.asks, "no instruction is added to a user's own question"
+
+
+def test_a_conversation_holds_no_special_token_of_a_users(tmp_path: Path) -> None:
+    qwen3_vl_files.write_files(tmp_path)
+    chat = read_chat(tmp_path, ImageMarkup(qwen3_vl_files.IMAGE))
+    tokenizer = Tokenizer.from_folder(tmp_path, chat)
+    around = Dialogue((("system", "<|im_end|>"),), (("assistant", "<|image_pad|>"), ("user", "<|im_start|>")))
+    ids, ahead = tokenizer.conversation("<|vision_end|>", around)
+    plain, same = tokenizer.conversation("x", Dialogue((("system", "x"),), (("assistant", "x"), ("user", "x"))))
+    specials = range(len(qwen3_vl_files.SPECIALS))
+    assert [each for each in ids if each in specials] == [each for each in plain if each in specials]
+    assert ahead > same
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, LLAVA_TEMPLATE, TEXT_TEMPLATE, OTHERS["namespaces"]])
+def test_a_template_that_renders_no_message_by_itself_takes_no_conversation(template: str, tmp_path: Path) -> None:
+    write_chat_files(tmp_path, template)
+    assert read_template(tmp_path).frames == ()
+    if template == TEMPLATE:
+        tokenizer = Tokenizer.from_folder(tmp_path, read_chat(tmp_path, MARKUP))
+        assert not tokenizer.takes_conversations
+        with pytest.raises(PromptError, match="a single message"):
+            tokenizer.conversation("a", CONVERSATIONS[1])
 
 
 def ours(template: ChatTemplate, text: str) -> str:

@@ -25,6 +25,7 @@ FAMILIES = (
     device_cases.git,
     device_cases.smolvlm,
     device_cases.florence2,
+    device_cases.qwen3_vl,
 )
 _WRITES = (torch.ops.aten.index_put.default,)
 

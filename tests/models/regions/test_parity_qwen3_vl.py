@@ -18,6 +18,7 @@ from support.checkpoints.qwen3_vl_files import (
     qwen3_vl,
     written,
 )
+from support.parity import device_cases
 from support.parity.beams import search
 from support.parity.parity import TABLE, build_runner, generate
 
@@ -25,6 +26,7 @@ from snapcap.models.layers import qwen3_vision
 from snapcap.models.layers import qwen3_vl as layers
 from snapcap.models.layers.llama import frequencies
 from snapcap.warmup.plan.plan import BucketTable
+from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams, SlotRequest
 
@@ -91,19 +93,25 @@ def test_what_is_computed_from_a_grid_equals_transformers(grid: tuple[int, int])
     torch.testing.assert_close(found[0, :patches], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("ahead", [0, 4])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_positions_of_the_decoder_equal_transformers(grid: tuple[int, int], shared: tuple[Any, Path]) -> None:
+def test_positions_of_the_decoder_equal_transformers(
+    grid: tuple[int, int], ahead: int, shared: tuple[Any, Path]
+) -> None:
+    """``ahead`` tokens of earlier messages, which are a row's second token and those behind it, stand first."""
     model, _ = shared
     rows, columns = grid
     count, before, after, padding = rows * columns, 3, 6, 9
-    kinds = torch.tensor([[0] * before + [1] * count + [0] * after])
+    kinds = torch.tensor([[0] * (ahead + before) + [1] * count + [0] * after])
     thw = torch.tensor([[1, 2 * rows, 2 * columns]])
     expected, deltas = model.model.get_rope_index(
         torch.zeros_like(kinds), mm_token_type_ids=kinds, image_grid_thw=thw
     )
     tokens = count + padding
-    ours = layers.prefix_places(torch.tensor([grid]), before, tokens, before + tokens + after)[0]
-    found = torch.cat((ours[: before + count], ours[before + tokens :]))
+    length = before + tokens + ahead + after
+    ours = layers.prefix_places(torch.tensor([[*grid, ahead]]), before, tokens, length)[0]
+    own = ours[before + tokens :]
+    found = torch.cat((own[1 : ahead + 1], ours[: before + count], own[:1], own[ahead + 1 :]))
     assert torch.equal(found, expected[:, 0].T)
     assert before + max(grid) == before + count + int(deltas)
 
@@ -183,6 +191,50 @@ def test_tokens_are_the_same_alone_and_in_every_bucket_of_rows_and_tokens(
                 images[place] = wanted
                 tokens = generate(runner, images, NEW_TOKENS, PROMPT, table, prefilled=read)
                 assert tokens[place].tolist() == alone
+
+
+@torch.no_grad()
+def test_messages_before_the_picture_give_transformers_tokens(tmp_path: Path) -> None:
+    """As many as an encode reads beside the start token, and rows with fewer or none in the same bucket."""
+    model = qwen3_vl(seed=2)
+    model.generation_config.eos_token_id = None
+    runner = build_runner(written(model, tmp_path))
+    most = runner.config.decoder.text_tokens
+    earlier = ((1, 70, 81, 2), tuple(range(60, 59 + most)), ())
+    assert len(earlier[1]) == most - 1
+    pictures, images = pictures_of(runner, [(3, 5), (1, 40), (8, 2)])
+    rows = [
+        SlotRequest((*before, *PROMPT), prefilled=min(len(before) + len(PROMPT), most), ahead=len(before))
+        for before in earlier
+    ]
+    found = search(runner, TABLE, list(zip(images, rows, strict=True)), NEW_TOKENS + len(PROMPT))
+    prefix, plain = runner.config.prefix, []
+    for image, before, tokens in zip(pictures, earlier, found, strict=True):
+        expected, _ = generated(model, image, [*before, *prefix], [VISION_END, *PROMPT], NEW_TOKENS)
+        assert tokens[:NEW_TOKENS] == expected, before
+        plain.append(generated(model, image, prefix, [VISION_END, *PROMPT], NEW_TOKENS)[0] == expected)
+    assert plain == [False, False, True], "the messages must count"
+
+
+@torch.no_grad()
+def test_bfloat16_is_within_rounding_of_transformers(tmp_path: Path) -> None:
+    """After transformers' own tokens in fp32, from the same rounded weights. fp16's error would be an eighth, and
+    that of a wrong position or mask many times as large."""
+    captioner = device_cases.qwen3_vl(tmp_path)
+    plan = device_cases.plan_of(torch.device("cpu"), "bfloat16", (4,))
+    runner = device_cases.open_runner(device_cases.open_model(captioner, plan), plan, EagerBackend())
+    reference = captioner.model
+    for parameter in reference.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16))
+    images = captioner.images(4)
+    expected, logits = captioner.generate(reference, images, NEW_TOKENS, ())
+    wanted = torch.stack(logits, dim=1)
+    runner.encode(plan.table.largest, images, 0)
+    rows = [SlotRequest(tuple(tokens)) for tokens in expected]
+    tokens, ours = device_cases.steps_with_logits(runner, plan.table.largest, rows, NEW_TOKENS)
+    assert tokens == expected
+    error = (ours - wanted).abs().amax(-1) / wanted.abs().amax(-1)
+    assert 0 < error.max() <= 8 * torch.finfo(torch.bfloat16).eps
 
 
 @torch.no_grad()

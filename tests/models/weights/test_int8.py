@@ -24,9 +24,17 @@ FAMILIES: Mapping[str, Callable[[Path], Captioner]] = {
     "smolvlm": device_cases.smolvlm,
     "florence2": device_cases.florence2,
     "llava": device_cases.llava,
+    "qwen3-vl": device_cases.qwen3_vl,
 }
-# Regions that only look up embeddings, or cut an image into patches, have no weight in int8.
-WITHOUT = ("encoder_before", "decoder_before", "decoder_penalties", "decoder_sampling", "decoder_beams")
+# Regions that only look up embeddings, cut an image into patches, or add features have no weight in int8.
+WITHOUT = (
+    "encoder_before",
+    "prefix_tap",
+    "decoder_before",
+    "decoder_penalties",
+    "decoder_sampling",
+    "decoder_beams",
+)
 CPU = torch.device("cpu")
 
 

@@ -20,7 +20,7 @@ STYLE = {"max_chars": 20, "trim_lead": True}
 class Writer:
     """Writes the same caption for any two tokens."""
 
-    takes_instructions = False
+    takes_instructions = takes_conversations = False
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         return tuple(range(len(text)))

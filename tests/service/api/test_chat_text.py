@@ -104,6 +104,40 @@ def test_the_last_text_of_a_user_is_the_instruction_of_a_model_that_takes_one(
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, "prompt")
 
 
+@pytest.mark.usefixtures("conversing")
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_messages_reach_a_model_that_reads_conversations(
+    ask: Callable[..., Any], engine, image: Callable[..., bytes], stream: bool
+) -> None:
+    picture = {"type": "image_url", "image_url": {"url": data_uri(image(5))}}
+    system = {"role": "system", "content": "Be terse."}
+    shown = {"role": "user", "content": [picture, {"type": "text", "text": "Describe it."}]}
+    reply = {"role": "assistant", "content": [{"type": "text", "text": "A dog."}]}
+    asked = {"role": "user", "content": "Its colour?"}
+
+    def sent(*messages: dict[str, Any]) -> tuple[str | None, tuple[int, ...], int]:
+        got = ask("", stream=stream, messages=messages)
+        assert got.status_code == 200
+        request = engine.requests[-1]
+        return got.headers.get("x-snapcap-ignored"), request.prompt_ids, request.ahead
+
+    first = (1008, 1003)
+    assert sent(shown) == (None, first, 0)
+    assert sent(system, shown) == (None, (1002, 1006, *first), 2)
+    assert sent(system, shown, reply, asked) == (None, (1002, 1006, *first, 1001, 1004, 1003, 1007), 2)
+    assert sent(asked, reply, shown) == (None, (1003, 1007, 1001, 1004, *first), 4)
+    assert sent(shown, reply, shown) == ("images", (*first, 1001, 1004, *first), 4)
+    tool = {"role": "tool", "content": "42"}
+    assert sent(shown, tool, system, asked) == ("replies, system", (*first, 1003, 1007), 0)
+    refused = ask("", messages=[{**system, "content": "a " * 8}, shown])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "prompt_too_long")
+    assert "before the image have 8 tokens; send at most 7" in refused.json()["error"]["message"]
+    assert ask("", messages=[{**system, "content": "a " * 7}, shown]).status_code == 200
+    long = {"role": "assistant", "content": "a" * 6000}
+    refused = ask("", messages=[shown, long, {**asked, "content": "a" * 6000}])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "prompt_too_long")
+
+
 def test_a_text_that_the_model_cannot_take_is_refused(ask: Callable[..., Any], tokenizer: Any) -> None:
     def refuse(_text: str) -> tuple[int, ...]:
         raise PromptError("not begin with a space or a new line")

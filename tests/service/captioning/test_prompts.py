@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.attacks.hostile_tokenizer import GROWS, MANY, PANIC, SLOW, write_hostile_tokenizer
+from support.checkpoints import qwen3_vl_files
 from support.checkpoints.chat_files import write_chat_files
 
 from snapcap.models.processing.chat import read_chat
 from snapcap.models.processing.tokenizer import Tokenizer
-from snapcap.models.text import ImageMarkup
+from snapcap.models.text import Dialogue, ImageMarkup
 from snapcap.service.captioning import prompt_worker
 from snapcap.service.captioning.prompts import PromptReader
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
@@ -27,7 +28,7 @@ class Reading:
         self.reader = reader
 
     def ids(self, prompt: str, most: int = 30, patience: float = PATIENCE) -> tuple[int, ...]:
-        return self.reader.read(prompt, most, "the-id", time.monotonic() + patience).result(PATIENCE)
+        return self.reader.read(prompt, most, "the-id", time.monotonic() + patience).result(PATIENCE).ids
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,20 @@ def test_a_message_has_the_ids_of_the_chat_template(tmp_path: Path) -> None:
     try:
         for text in ("What is it? <image> é", "x"):
             assert Reading(reader).ids(text, 60) == here.prompt_ids(text)
+    finally:
+        reader.close()
+
+
+def test_a_conversation_has_the_ids_of_the_chat_template(tmp_path: Path) -> None:
+    qwen3_vl_files.write_files(tmp_path)
+    chat = read_chat(tmp_path, ImageMarkup(qwen3_vl_files.IMAGE))
+    here, reader = Tokenizer.from_folder(tmp_path, chat), PromptReader(tmp_path, chat)
+    around = Dialogue((("system", "Be brief."),), (("assistant", "A dog."), ("user", "What colour?")))
+    try:
+        for text in ("", "What is it?"):
+            read = reader.read(text, 300, "the-id", time.monotonic() + PATIENCE, around).result(PATIENCE)
+            assert read == here.conversation(text, around)
+            assert 0 < read.ahead < len(read.ids)
     finally:
         reader.close()
 

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from PIL import Image
 from support.checkpoints import random_captioners
@@ -13,7 +15,7 @@ from support.checkpoints.tokenizer_cases import byte_level_bpe
 from support.parity.parity import NORMALISATION
 from support.parity.pictures import scene
 
-from snapcap.models.processing.packed import pack
+from snapcap.models.processing.packed import grid_of, pack
 
 # The part of `Qwen/Qwen3-VL-2B-Instruct`'s template that renders text, pictures and videos, without tools.
 TEMPLATE = r"""{%- if messages[0].role == 'system' %}
@@ -87,9 +89,21 @@ PROCESSOR = {
 }
 
 
-def write_files(folder: Path) -> int:
-    """Writes tokenizer, template and the image processor's file. Returns the number of tokens."""
-    backend = byte_level_bpe(["Can you describe this image?", "user\nassistant\n"], list(SPECIALS))
+@cache
+def tokenizer() -> tokenizers.Tokenizer:
+    return byte_level_bpe(["Can you describe this image?", "user\nassistant\n"], list(SPECIALS))
+
+
+@cache
+def prefix() -> tuple[int, ...]:
+    """Returns the ids that the template puts before a picture's tokens."""
+    return tuple(tokenizer().encode("<|im_start|>user\n<|vision_start|>").ids)
+
+
+def write_files(folder: Path, most: int = MOST) -> int:
+    """Writes tokenizer, template and the image processor's file. Returns the number of tokens. ``most``: the
+    greatest area of a picture."""
+    backend = tokenizer()
     backend.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "GPT2TokenizerFast",
@@ -100,13 +114,15 @@ def write_files(folder: Path) -> int:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({**PROCESSOR, "size": {"shortest_edge": LEAST, "longest_edge": most}})
+    )
     return int(backend.get_vocab_size())
 
 
-def written(model: Any, folder: Path) -> Path:
+def written(model: Any, folder: Path, most: int = MOST) -> Path:
     model.save_pretrained(folder)
-    assert write_files(folder) <= model.config.text_config.vocab_size
+    assert write_files(folder, most) <= model.config.text_config.vocab_size
     return folder
 
 
@@ -164,6 +180,24 @@ def model_inputs(image: Image.Image, before: Sequence[int], after: Sequence[int]
     count = int(given["image_grid_thw"].prod()) // 4
     ids = torch.tensor([[*before, *[IMAGE] * count, *after]])
     return {**given, "input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int()}
+
+
+def packed_inputs(model: Any, images: Sequence[np.ndarray], after: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Returns the inputs of transformers' model, on its device, for packed pictures of one shape between the
+    template's prefix and the ids of a text."""
+    rows, columns = grid_of(images[0])
+    pixels = torch.from_numpy(np.stack([image[: rows * columns] for image in images])).float()
+    pixels = (pixels * NORMALISATION.rescale - torch.tensor(NORMALISATION.mean)) / torch.tensor(NORMALISATION.std)
+    # A token's 2 × 2 patches, each with its channels first, and as two equal frames.
+    patches = pixels.view(-1, 2, 16, 2, 16, 3).permute(0, 1, 3, 5, 2, 4).unsqueeze(4).repeat(1, 1, 1, 1, 2, 1, 1)
+    ids = torch.tensor([[*prefix(), *[IMAGE] * (rows * columns), *after]] * len(images))
+    given = {
+        "pixel_values": patches.reshape(-1, 1536),
+        "image_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns]] * len(images)),
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == IMAGE).int(),
+    }
+    return {name: value.to(model.device) for name, value in given.items()}
 
 
 def generated(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.checkpoints.qwen3_vl_files import VISION_END, packed_inputs
 from support.parity.parity import pixel_values
 from support.parity.references import chat_pixels, chat_prompt, florence2_ids
 
@@ -105,6 +106,16 @@ def chat_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: 
     pixels = chat_pixels(model, [image]).to(model.device)
     output = model.generate(pixel_values=pixels, input_ids=ids, **settings(row, new_tokens), **more)
     return output[0, ids.shape[1] :].tolist()
+
+
+def qwen3_vl_reference(
+    model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12, **more: Any
+) -> list[int]:
+    """Returns the tokens that a `Qwen3VLForConditionalGeneration` generates after the prompt, with the end token.
+    The picture is packed."""
+    given = packed_inputs(model, [image], (VISION_END, *row.prompt))
+    output = model.generate(**given, **settings(row, new_tokens), **more)
+    return output[0, given["input_ids"].shape[1] :].tolist()
 
 
 def blip_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12) -> list[int]:

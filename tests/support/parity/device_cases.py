@@ -4,6 +4,7 @@ The tests in tests/gpu are made of these cases. No case is specific to CUDA, so 
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.checkpoints import random_captioners
+from support.checkpoints import qwen3_vl_files, random_captioners
 from support.checkpoints.chat_files import LLAVA_TEMPLATE, write_chat_files
 from support.parity.parity import NORMALISATION, pixel_values, random_images
 from support.parity.references import (
@@ -25,12 +26,14 @@ from support.parity.references import (
     generated_by_florence2,
     generated_by_git,
     generated_by_pair,
+    generated_by_qwen3_vl,
 )
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import Florence2Config
 from snapcap.models.layers.fused import compiled_function
 from snapcap.models.layers.weights import RegionFunction
+from snapcap.models.processing.packed import grid_of
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.builder import Builder
@@ -49,13 +52,16 @@ STEPS = 20
 # Buckets of builds in 16 bits: our kernels change at 2, 3 and 32 rows. Families with few of these kernels have
 # fewer buckets.
 BUCKETS = dict.fromkeys(("vit-gpt2", "blip", "git"), (1, 2, 4, 64)) | dict.fromkeys(
-    ("smolvlm", "florence2", "llava"), (1, 64)
+    ("smolvlm", "florence2", "llava", "qwen3-vl"), (1, 64)
 )
 FEW_BUCKETS = (1, 4)  # buckets of builds in fp32
 CACHE_LENGTH = 48
 # More tokens than a kernel reads at once (290), a width that is no power of 2, a vocabulary of several blocks.
 _WIDTH, _HEADS, _VOCABULARY = 96, 3, 397
 _VISION = {"hidden_size": _WIDTH, "num_attention_heads": _HEADS, "intermediate_size": 192, "image_size": 272}
+# Rows and columns of tokens of Qwen3-VL's pictures, in turn. The second and the fourth are padded to more tokens
+# than the others.
+GRIDS = ((3, 5), (9, 10), (20, 1), (2, 40))
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,10 @@ class Captioner:
 
     def encoded(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
         """The encoder's output of a copy of ``model``, on the device it is on; of those with a prefix what the
-        decoder's last layer takes of it. Where it reads a text, that of none, with its padding."""
+        decoder's last layer takes of it. Where it reads a text, that of none, with its padding. Laid out as
+        `real` lays out ours."""
+        if self.config.vision.token_buckets:
+            return torch.cat([self._packed_prefix(model, image) for image in images])
         if hasattr(model, "git"):
             return self._prefix(model, images)
         if self.config.chat is not None:
@@ -106,7 +115,27 @@ class Captioner:
         encoded: torch.Tensor = output.encoder_last_hidden_state
         return encoded
 
+    def _packed_prefix(self, model: Any, image: np.ndarray) -> torch.Tensor:
+        given = qwen3_vl_files.packed_inputs(model, [image], [0] * self.config.decoder.text_tokens)
+        states = model(**given, output_hidden_states=True).hidden_states
+        return self.real(states[self.config.decoder.num_layers - 1], [image])
+
+    def real(self, output: torch.Tensor, images: list[np.ndarray]) -> torch.Tensor:
+        """Returns the encoder's output of these images, without rows of padding. Pictures of several shapes have
+        room for the most tokens, and zeros behind their own."""
+        config = self.config
+        if not config.vision.token_buckets:
+            return output[: len(images)]
+        found = output.new_zeros(len(images), config.encoded_length, output.shape[-1])
+        for row, image in enumerate(images):
+            length, text = len(config.prefix) + math.prod(grid_of(image)), config.decoder.text_tokens
+            found[row, :length], found[row, -text:] = output[row, :length], output[row, -text:]
+        return found
+
     def images(self, count: int) -> list[np.ndarray]:
+        if self.config.vision.token_buckets:
+            pictures = [qwen3_vl_files.picture(*GRIDS[seed % len(GRIDS)], seed) for seed in range(count)]
+            return qwen3_vl_files.packed(pictures, self.config.vision.image_tokens)
         return random_images(self.config, count)
 
 
@@ -150,6 +179,15 @@ def llava(folder: Path) -> Captioner:
             for parameter in layer.parameters():
                 parameter.mul_(0.2 if parameter.dim() == 2 else 1)
     return _written(folder, model, generated_by_chat)
+
+
+def qwen3_vl(folder: Path) -> Captioner:
+    """At most 118 tokens of a picture, so that pictures are padded to 64 or to 118."""
+    text = {"hidden_size": _WIDTH, "intermediate_size": 192}
+    vision = {"hidden_size": _WIDTH, "num_heads": _HEADS, "intermediate_size": 192, "out_hidden_size": _WIDTH}
+    model = qwen3_vl_files.qwen3_vl(vision, text)
+    qwen3_vl_files.written(model, folder, most=70 * 1024)
+    return Captioner(folder, ModelConfig.from_folder(folder), model, generated_by_qwen3_vl)
 
 
 def florence2(folder: Path, forced: bool = False) -> Captioner:

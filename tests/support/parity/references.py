@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.checkpoints import chat_files
+from support.checkpoints import chat_files, qwen3_vl_files
 from support.parity.parity import pixel_values
+
+from snapcap.models.processing.packed import grid_of
 
 Generated = tuple[list[list[int]], tuple[torch.Tensor, ...]]
 
@@ -65,6 +67,26 @@ def chat_pixels(model: Any, images: list[np.ndarray]) -> torch.Tensor:
     """Returns the images as the model takes them: a model with tiles gets one tile of each image."""
     pixels = pixel_values(images)
     return pixels if model.config.model_type == "llava" else pixels.unsqueeze(1)
+
+
+def generated_by_qwen3_vl(
+    model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()
+) -> Generated:
+    """A `Qwen3VLForConditionalGeneration`'s for packed pictures, those of one shape together; a prompt follows the
+    template's token behind the image."""
+    model.generation_config.eos_token_id = None  # no end
+    tokens: dict[int, list[int]] = {}
+    logits: dict[int, torch.Tensor] = {}
+    for grid in {grid_of(image) for image in images}:
+        places = [place for place, image in enumerate(images) if grid_of(image) == grid]
+        after = (qwen3_vl_files.VISION_END, *prompt)
+        given = qwen3_vl_files.packed_inputs(model, [images[place] for place in places], after)
+        before = given["input_ids"].shape[1] - len(prompt)
+        found, scores = _generate(model, [], steps - len(prompt), given.pop("pixel_values"), **given)
+        tokens |= {place: row[before - 1 :] for place, row in zip(places, found, strict=True)}
+        logits |= dict(zip(places, torch.stack(scores, dim=1), strict=True))
+    every = range(len(images))
+    return [tokens[place] for place in every], torch.stack([logits[place] for place in every], dim=1).unbind(0)
 
 
 def generated_by_florence2(

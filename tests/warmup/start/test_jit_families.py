@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[2]
 
 @pytest.mark.timeout(600)  # compiling
 @pytest.mark.parametrize(
-    ("compiler", "families"), [("inductor", ["smolvlm"]), ("eager", ["git", "llava", "florence2"])]
+    ("compiler", "families"), [("inductor", ["smolvlm"]), ("eager", ["git", "llava", "florence2", "qwen3_vl"])]
 )
 def test_tokens_equal_transformers_and_nothing_compiles_after_the_warm_up(
     compiler: str, families: list[str], tmp_path: Path
