@@ -11,14 +11,14 @@ from support.attacks.abuse import Abused
 
 
 @pytest.fixture(scope="package")
-def abused(samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
-    """With the demo model, eager, a queue of 16 and the default limits otherwise."""
-    with Abused(samples, tmp_path_factory.mktemp("abused")) as server:
+def abused(samples: dict[Path, str], compiled_options: tuple[str, ...]) -> Iterator[Abused]:
+    """With the demo model, compiled, a queue of 16 and the default limits otherwise."""
+    with Abused(samples, *compiled_options) as server:
         yield server
 
 
 @pytest.fixture(scope="package")
-def impatient(samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
+def impatient(samples: dict[Path, str], compiled_options: tuple[str, ...]) -> Iterator[Abused]:
     """With a time limit of a body that a test can wait for."""
-    with Abused(samples, tmp_path_factory.mktemp("impatient"), "--body-timeout", "2") as server:
+    with Abused(samples, *compiled_options, "--body-timeout", "2") as server:
         yield server

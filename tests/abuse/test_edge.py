@@ -22,11 +22,11 @@ BUDGET = 64 * MIB
 
 
 @pytest.fixture(scope="module")
-def narrow(samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
+def narrow(samples: dict[Path, str], compiled_options: tuple[str, ...]) -> Iterator[Abused]:
     """With little memory for bodies and room for few connections, and times that a test can wait for."""
     options = ("--max-body-memory", str(BUDGET), "--max-connections", "100", "--header-timeout", "2")
     times = ("--body-timeout", "3", "--send-timeout", "3")
-    with Abused(samples, tmp_path_factory.mktemp("narrow"), *options, *times) as server:
+    with Abused(samples, *compiled_options, *options, *times) as server:
         yield server
 
 
@@ -218,9 +218,9 @@ def test_java_keeps_its_body(abused: Abused) -> None:
     abused.withstands(attack)
 
 
-def test_an_exit_while_nobody_reads(samples: dict[Path, str], tmp_path: Path) -> None:
+def test_an_exit_while_nobody_reads(samples: dict[Path, str], compiled_options: tuple[str, ...]) -> None:
     """Three hundred clients that never read a page: the server ends long before its grace period, and quietly."""
-    with Abused(samples, tmp_path, "--grace-period", "120") as abused, ExitStack() as exits:
+    with Abused(samples, *compiled_options, "--grace-period", "120") as abused, ExitStack() as exits:
         for _ in range(300):
             client = exits.enter_context(contextlib.closing(socket.socket()))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)

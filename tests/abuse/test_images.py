@@ -110,9 +110,11 @@ def cpu_grows(pid: int) -> bool:
     return (cpu_seconds(pid) or 0.0) - before > 0.02
 
 
-def test_an_image_that_takes_too_long_is_refused_for_that(samples: dict[Path, str], tmp_path: Path) -> None:
+def test_an_image_that_takes_too_long_is_refused_for_that(
+    samples: dict[Path, str], compiled_options: tuple[str, ...]
+) -> None:
     slow = slow_picture()
-    with Abused(samples, tmp_path, "--decode-timeout", "0.05") as abused:
+    with Abused(samples, *compiled_options, "--decode-timeout", "0.05") as abused:
         abused.withstands(lambda: check_all(at_once(abused, [slow] * 3), {(422, "too_complex")}))
         metrics = abused.server.metrics()
         assert metrics[f'{KILLED}{{reason="too_complex"}}'] >= 3
@@ -120,12 +122,12 @@ def test_an_image_that_takes_too_long_is_refused_for_that(samples: dict[Path, st
 
 
 @pytest.fixture(scope="module")
-def small(samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
+def small(samples: dict[Path, str], compiled_options: tuple[str, ...]) -> Iterator[Abused]:
     """With what a container of 4 GiB gives to pixels."""
     size = str(MemoryBudget.of(4 * GIB).pixels)
     # A machine that has other work decodes the largest pictures for longer than a request may take by default.
     options = ("--decode-memory", size, "--request-timeout", "300", "--decode-timeout", "60")
-    with Abused(samples, tmp_path_factory.mktemp("small"), *options) as abused:
+    with Abused(samples, *compiled_options, *options) as abused:
         yield abused
 
 

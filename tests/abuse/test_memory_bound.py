@@ -34,9 +34,9 @@ def group() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def contained(group: Path, samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
+def contained(group: Path, samples: dict[Path, str], compiled_options: tuple[str, ...]) -> Iterator[Abused]:
     """With the limits that a server computes from its container's."""
-    abused = Abused(samples, tmp_path_factory.mktemp("contained"))
+    abused = Abused(samples, *compiled_options)
     abused.server.program = (*PROGRAM, str(group / "cgroup.procs"))
     with abused:
         yield abused

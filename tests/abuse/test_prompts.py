@@ -17,14 +17,15 @@ MEMORY = 512 << 20
 
 @pytest.fixture(scope="module")
 def misled(
-    demo_folder: Path, samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory
+    demo_folder: Path,
+    samples: dict[Path, str],
+    compiled_options: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Abused]:
     """The demo model with a tokenizer that is an attack."""
     folder = write_hostile_tokenizer(demo_folder, tmp_path_factory.mktemp("model"))
-    cache = tmp_path_factory.mktemp("misled")
-    with Abused(
-        samples, cache, "--model", str(folder), "--model-name", "demo", "--decode-processes", "2"
-    ) as server:
+    model = ("--model", str(folder), "--model-name", "demo")
+    with Abused(samples, *compiled_options, *model, "--decode-processes", "2") as server:
         yield server
 
 

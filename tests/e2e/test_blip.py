@@ -103,15 +103,6 @@ def test_a_compiled_server_captions_as_transformers_does(folder: Path, store: Pa
     assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
 
 
-def test_a_server_that_compiles_at_its_start_captions_as_transformers_does(
-    folder: Path, tmp_path: Path, expected: Captions
-) -> None:
-    options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--backend", "jit", "--strict")
-    with ServerProcess(*options, *BUCKETS) as server:
-        server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=500)  # compiling
-        assert_captions(server, expected, "jit")
-
-
 def test_one_store_holds_both_families_and_explain_says_which(folder: Path, store: Path) -> None:
     blip = snapcap("explain", "--model", str(folder), "--cache-dir", str(store), *BUCKETS)
     assert blip.returncode == 0, blip.stdout

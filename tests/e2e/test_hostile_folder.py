@@ -10,7 +10,6 @@ from support.checkpoints.build_folders import nearly_built
 from support.checkpoints.compilers import own_compiler
 from support.servers.server_process import ServerProcess, clean_environment
 
-MISSING = ("aot/encoder_after.b1",)
 # What Python itself, or the command, imports first; and what we import later.
 FIRST = (
     "snapcap/__init__.py",
@@ -76,7 +75,7 @@ def paths() -> dict[str, str]:
 def test_a_build_runs_nothing_of_the_folder_it_is_started_in(
     command: str, hostile: Path, built_cache: Path, tmp_path: Path
 ) -> None:
-    nearly_built(built_cache, tmp_path / "store", MISSING)
+    nearly_built(built_cache, tmp_path / "store")
     options = ("--cache-dir", str(tmp_path), "--buckets", "1,4", "--build-workers", "1")
     run = subprocess.run(
         [command, "build", *options],
@@ -97,7 +96,7 @@ def test_a_server_that_builds_runs_nothing_of_the_folder_it_is_started_in(
     command: str, hostile: Path, built_cache: Path, tmp_path: Path, samples: dict[Path, str]
 ) -> None:
     path, caption = next(iter(samples.items()))
-    nearly_built(built_cache, tmp_path / "store", MISSING)
+    nearly_built(built_cache, tmp_path / "store")
     options = ("--cache-dir", str(tmp_path), "--buckets", "1,4", "--drain-delay", "0")
     with Server(command, hostile, *options, **paths()) as server:
         assert server.wait_ready().startup()["tier"] == "eager"

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 from support.checkpoints.build_folders import LEFT_OUT, PACKAGES, nearly_built
 from support.checkpoints.compilers import WaitingCompiler
+from support.servers import s3_servers
 from support.servers.server_process import ServerProcess, clean_environment, snapcap
 
 from snapcap.warmup.options import S3Options
@@ -73,7 +74,7 @@ def test_five_servers_that_start_cold_on_one_folder_build_once(
     assert start_all(commands, samples, compiler) == ["fetched"] * 4 + ["published"]
 
 
-@pytest.mark.parametrize("s3_kind", ["moto", "ceph"])
+@pytest.mark.parametrize("s3_kind", [s3_servers.REAL])
 def test_servers_that_start_cold_on_one_bucket_build_once(
     request: pytest.FixtureRequest,
     s3_kind: str,

@@ -20,7 +20,8 @@ from snapcap.benchmarks.harness.processes import cpu_seconds
 PATIENCE = 60.0
 NAMESPACE = ("--user", "--map-root-user", "--pid", "--fork")
 AGE = "snapcap_engine_progress_age_seconds"
-OPTIONS = ("--backend", "eager", "--buckets", "1", "--watchdog-timeout", "2")
+EAGER = ("--backend", "eager", "--buckets", "1,4")
+WATCHED = ("--watchdog-timeout", "2")
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def sample(samples: dict[Path, str]) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[FaultyServer]:
-    with FaultyServer(tmp_path, *OPTIONS, "--cache-dir", str(tmp_path), "--drain-delay", "1") as process:
+def server(compiled_options: tuple[str, ...], tmp_path: Path) -> Iterator[FaultyServer]:
+    with FaultyServer(tmp_path, *compiled_options, *WATCHED, "--drain-delay", "1") as process:
         yield process
 
 
@@ -141,9 +142,8 @@ def test_a_stopped_http_process_is_ended(server: FaultyServer) -> None:
     assert "has not run for" in sentence(server)
 
 
-def test_0_turns_it_off_and_the_metric_still_tells(tmp_path: Path) -> None:
-    options = (*OPTIONS[:-1], "0", "--cache-dir", str(tmp_path))
-    with ServerProcess(*options) as server:
+def test_0_turns_it_off_and_the_metric_still_tells(compiled_options: tuple[str, ...]) -> None:
+    with ServerProcess(*compiled_options, "--watchdog-timeout", "0") as server:
         server.wait_ready()
         os.kill(server.engine_pid, signal.SIGSTOP)
         server.wait_for(lambda: server.metrics()[AGE] >= 6)
@@ -153,7 +153,7 @@ def test_0_turns_it_off_and_the_metric_still_tells(tmp_path: Path) -> None:
 
 
 def test_a_start_that_hangs_ends_when_it_has_a_time_limit(tmp_path: Path) -> None:
-    with ServerProcess(*OPTIONS, "--cache-dir", str(tmp_path), "--start-timeout", "3") as server:
+    with ServerProcess(*EAGER, *WATCHED, "--cache-dir", str(tmp_path), "--start-timeout", "3") as server:
         server.wait_for(lambda: server.call("/livez")[0] == 200)
         os.kill(server.engine_pid, signal.SIGSTOP)
         assert server.process.wait(PATIENCE) == 3
@@ -161,7 +161,7 @@ def test_a_start_that_hangs_ends_when_it_has_a_time_limit(tmp_path: Path) -> Non
 
 
 def test_a_search_waits_for_its_bucket_while_others_are_served(tmp_path: Path, sample: Path) -> None:
-    server = FaultyServer(tmp_path, *OPTIONS[:2], "--buckets", "1,4", "--cache-dir", str(tmp_path))
+    server = FaultyServer(tmp_path, *EAGER, "--cache-dir", str(tmp_path))
     server.switch(faults.COLD)
     with server, ThreadPoolExecutor(1) as pool:
         server.wait_ready()
@@ -178,7 +178,7 @@ def test_a_search_waits_for_its_bucket_while_others_are_served(tmp_path: Path, s
 
 
 def test_a_search_whose_bucket_fails_is_refused_with_a_sentence(tmp_path: Path, sample: Path) -> None:
-    server = FaultyServer(tmp_path, *OPTIONS[:2], "--buckets", "1,4", "--cache-dir", str(tmp_path))
+    server = FaultyServer(tmp_path, *EAGER, "--cache-dir", str(tmp_path))
     server.switch(faults.COLD)
     server.switch(faults.COLD_FAILS)
     with server, ThreadPoolExecutor(1) as pool:

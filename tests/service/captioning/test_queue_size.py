@@ -18,9 +18,8 @@ REFUSED = 'snapcap_requests_rejected_total{reason="queue_full"}'
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    options = ("--backend", "eager", "--cache-dir", str(tmp_path_factory.mktemp("cache")), "--buckets", "1")
-    with ServerProcess(*options, "--queue-size", str(PLACES), "--decode-processes", "1") as process:
+def server(compiled_options: tuple[str, ...]) -> Iterator[ServerProcess]:
+    with ServerProcess(*compiled_options, "--queue-size", str(PLACES), "--decode-processes", "1") as process:
         yield process.wait_ready()
 
 

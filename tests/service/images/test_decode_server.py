@@ -20,15 +20,14 @@ from snapcap.models.processing.image_formats import readable
 PATIENCE = 60.0
 JSON = {"Content-Type": "application/json"}
 DEATHS = "snapcap_decode_process_deaths_total"
-
-
-def options(cache: Path) -> tuple[str, ...]:
-    return ("--backend", "eager", "--cache-dir", str(cache), "--buckets", "1,4", "--decode-processes", "2")
+PROCESSES = ("--decode-processes", "2")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(*options(tmp_path_factory.mktemp("cache"))) as process:
+    """A server that has torch."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    with ServerProcess("--backend", "eager", "--cache-dir", cache, "--buckets", "1,4", *PROCESSES) as process:
         yield process.wait_ready()
 
 
@@ -127,8 +126,8 @@ def test_a_process_that_is_killed_is_replaced_and_no_request_is_lost(
     assert f'pid={before[0]} how="by signal SIGKILL; ' in line
 
 
-def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
-    with ServerProcess(*options(tmp_path)) as server:
+def test_nothing_is_left_when_the_server_is_killed(compiled_options: tuple[str, ...]) -> None:
+    with ServerProcess(*compiled_options, *PROCESSES) as server:
         server.wait_ready()
         pids = [server.engine_pid, server.decode_parent_pid, *server.decode_pids]
         os.kill(pids[-1], signal.SIGSTOP)  # one that hangs does not see the end of its socket
@@ -139,8 +138,8 @@ def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
-def test_without_their_parent_the_server_ends_and_says_so(tmp_path: Path, when: str) -> None:
-    with ServerProcess(*options(tmp_path)) as server:
+def test_without_their_parent_the_server_ends_and_says_so(compiled_options: tuple[str, ...], when: str) -> None:
+    with ServerProcess(*compiled_options, *PROCESSES) as server:
         server.wait_for(lambda: server.call("/livez")[0] == 200)
         if when == "later":
             server.wait_ready()
@@ -167,9 +166,9 @@ def test_processes_that_are_stopped_are_found_and_replaced(server: ServerProcess
 
 
 def test_a_stopped_parent_is_found_when_a_process_is_to_be_replaced(
-    tmp_path: Path, sample: tuple[Path, str]
+    compiled_options: tuple[str, ...], sample: tuple[Path, str]
 ) -> None:
-    with ServerProcess(*options(tmp_path)) as server:
+    with ServerProcess(*compiled_options, *PROCESSES) as server:
         server.wait_ready()
         parent, (first, second) = server.decode_parent_pid, server.decode_pids
         os.kill(parent, signal.SIGSTOP)
@@ -193,8 +192,10 @@ def test_the_kernel_would_take_a_decode_process_first(server: ServerProcess) -> 
     assert all(score(pid) > max(others) for pid in server.decode_pids)
 
 
-def test_the_end_of_a_server_is_the_end_of_its_processes(tmp_path: Path, sample: tuple[Path, str]) -> None:
-    with ServerProcess(*options(tmp_path)) as server:
+def test_the_end_of_a_server_is_the_end_of_its_processes(
+    compiled_options: tuple[str, ...], sample: tuple[Path, str]
+) -> None:
+    with ServerProcess(*compiled_options, *PROCESSES) as server:
         server.wait_ready()
         server.caption(sample[0])
         pids = [server.engine_pid, server.decode_parent_pid, *server.decode_pids]

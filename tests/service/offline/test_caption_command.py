@@ -20,7 +20,7 @@ from support.servers.server_process import clean_environment, python, snapcap
 from snapcap.models.processing.image_formats import readable
 from snapcap.service.cli import main as cli
 
-FAST = ("--backend", "eager", "--buckets", "1,4")
+EAGER = ("--backend", "eager", "--buckets", "1,4")
 
 
 @pytest.fixture
@@ -71,12 +71,14 @@ def outcomes(rows: list[dict[str, str]]) -> dict[str, str]:
     return found
 
 
-def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -> None:
+def test_a_folder_to_json_lines_and_again(
+    photos: tuple[Path, dict[str, str]], compiled_options: tuple[str, ...]
+) -> None:
     folder, expected = photos
     output = folder / "captions.jsonl"
     operands = (str(folder), str(folder / "*.png"), str(folder / "gone.png"), "--recursive")
 
-    run = snapcap("caption", *operands, "--output", str(output), *FAST)
+    run = snapcap("caption", *operands, "--output", str(output), *compiled_options)
     assert run.returncode == 1
     assert run.stdout == ""
     errors = {
@@ -96,7 +98,7 @@ def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -
     assert "captions=12 failed=4" in run.stderr
     assert f'not_pictures=1 left_out="{folder}/notes.md"' in run.stderr
 
-    refused = snapcap("caption", str(folder), "--output", str(output), *FAST)
+    refused = snapcap("caption", str(folder), "--output", str(output), *compiled_options)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.endswith(
         "has captions: --resume keeps them and adds the others, --overwrite replaces them\n"
@@ -110,10 +112,10 @@ def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -
     assert read(output) == expected | errors
 
 
-def test_a_folder_to_parquet(photos: tuple[Path, dict[str, str]]) -> None:
+def test_a_folder_to_parquet(photos: tuple[Path, dict[str, str]], compiled_options: tuple[str, ...]) -> None:
     folder, expected = photos
     output = folder / "captions.parquet"
-    run = snapcap("caption", str(folder), "--recursive", "--output", str(output), *FAST)
+    run = snapcap("caption", str(folder), "--recursive", "--output", str(output), *compiled_options)
     assert run.returncode == 1, run.stderr
     table = parquet.read_table(output)
     assert table.schema.names == ["file_name", "caption", "error"]
@@ -127,11 +129,11 @@ def test_a_folder_to_parquet(photos: tuple[Path, dict[str, str]]) -> None:
     assert "not_pictures=1" in run.stderr, "the output is its own"
 
 
-def test_sidecars(photos: tuple[Path, dict[str, str]]) -> None:
+def test_sidecars(photos: tuple[Path, dict[str, str]], compiled_options: tuple[str, ...]) -> None:
     folder, expected = photos
     names = sorted(name for name in expected if "/" not in name)
     (folder / "one-2.txt").write_text("by hand\n")
-    run = snapcap("caption", str(folder), "--sidecar", "--resume", "--log-format", "json", *FAST)
+    run = snapcap("caption", str(folder), "--sidecar", "--resume", "--log-format", "json", *compiled_options)
     assert run.returncode == 1
     assert run.stdout == ""
     for name in names:
@@ -148,9 +150,11 @@ def test_sidecars(photos: tuple[Path, dict[str, str]]) -> None:
     assert (summary["not_pictures"], Path(summary["left_out"]).name) == (1, "notes.md"), "sidecars are its own"
 
 
-def test_a_list_on_standard_input_and_lines_on_standard_output(samples: dict[Path, str]) -> None:
+def test_a_list_on_standard_input_and_lines_on_standard_output(
+    samples: dict[Path, str], compiled_options: tuple[str, ...]
+) -> None:
     names = b"".join(os.fsencode(path) + b"\n" for path in samples)
-    command = [sys.executable, "-m", "snapcap", "caption", "-", *FAST]
+    command = [sys.executable, "-m", "snapcap", "caption", "-", *compiled_options]
     run = subprocess.run(
         command, input=names, env=clean_environment(), capture_output=True, timeout=300, check=True
     )
@@ -162,7 +166,7 @@ def test_a_list_on_standard_input_and_lines_on_standard_output(samples: dict[Pat
 def test_interrupted_killed_and_resumed(many: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     folder, expected = many
     output = tmp_path / "captions.jsonl"
-    arguments = ("caption", str(folder), "--output", str(output), "--sidecar", *FAST)
+    arguments = ("caption", str(folder), "--output", str(output), "--sidecar", *EAGER)
 
     def interrupt(number: int, *more: str) -> tuple[int, str]:
         """Send a signal as soon as there is one caption more."""
@@ -214,7 +218,7 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
             str(folder),
             "-o",
             str(tmp_path / "c.jsonl"),
-            *FAST,
+            *EAGER,
         ],
         env=clean_environment(TERM="xterm", COLUMNS="120"),
         stdout=subprocess.PIPE,
@@ -272,7 +276,7 @@ def test_options_that_do_not_fit(
     assert capsys.readouterr().err == f"snapcap: {line}\n"
 
 
-def test_captions_by_beam_search(samples: dict[Path, str]) -> None:
+def test_captions_by_beam_search(samples: dict[Path, str], compiled_options: tuple[str, ...]) -> None:
     options = (
         "--num-beams",
         "3",
@@ -283,22 +287,25 @@ def test_captions_by_beam_search(samples: dict[Path, str]) -> None:
         "--no-repeat-ngram-size",
         "3",
     )
-    run = snapcap("caption", *map(str, samples), *options, *FAST)
+    run = snapcap("caption", *map(str, samples), *options, *compiled_options)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [f"{path}\t{caption}" for path, caption in samples.items()]
-    shortened = snapcap("caption", *map(str, samples), "--max-chars", "16", "--trim-lead", "true", *FAST)
+    shorter = ("--max-chars", "16", "--trim-lead", "true")
+    shortened = snapcap("caption", *map(str, samples), *shorter, *compiled_options)
     for line, (path, caption) in zip(shortened.stdout.splitlines(), samples.items(), strict=True):
         assert line == f"{path}\t{caption[:17].rpartition(' ')[0]}"
-    run = snapcap("caption", str(next(iter(samples))), "--num-beams", "5", *FAST)
+    run = snapcap("caption", str(next(iter(samples))), "--num-beams", "5", *compiled_options)
     assert run.returncode == 2
     assert "must be at most 4, the rows of this server's largest bucket" in run.stderr
 
 
-def test_nothing_is_written_when_the_model_cannot_do_it(samples: dict[Path, str], tmp_path: Path) -> None:
+def test_nothing_is_written_when_the_model_cannot_do_it(
+    samples: dict[Path, str], compiled_options: tuple[str, ...], tmp_path: Path
+) -> None:
     output = tmp_path / "c.jsonl"
     output.write_text('{"file_name": "a.png", "caption": "kept"}\n')
     image = str(next(iter(samples)))
-    run = snapcap("caption", image, "-o", str(output), "--overwrite", "--prompt", "a red " * 200, *FAST)
+    run = snapcap("caption", image, "-o", str(output), "--overwrite", "--prompt", "a red " * 200, *compiled_options)
     assert run.returncode == 2
     assert "The prompt has" in run.stderr
     assert read(output) == {"a.png": "kept"}

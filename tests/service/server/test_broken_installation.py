@@ -43,7 +43,7 @@ def test_an_import_that_hangs_ends_the_start(tmp_path: Path) -> None:
 
 def serve_with(tmp_path: Path, module: str, line: str, *options: str) -> subprocess.CompletedProcess[str]:
     """A server from a copy of the tree whose module has one more line."""
-    ignored = shutil.ignore_patterns("__pycache__", "results")
+    ignored = shutil.ignore_patterns("results")
     shutil.copytree(ROOT / "snapcap", tmp_path / "snapcap", ignore=ignored)
     with (tmp_path / "snapcap" / module).open("a") as file:
         file.write(f"\n{line}\n")

@@ -25,8 +25,15 @@ def sample(samples: dict[Path, str]) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
+def server(compiled_options: tuple[str, ...]) -> Iterator[ServerProcess]:
     """Nothing of it is left when the test is over, however it ends."""
+    with ServerProcess(*compiled_options, "--decode-processes", "1") as process:
+        yield process
+
+
+@pytest.fixture
+def eager(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that imports torch, and takes seconds to start."""
     options = ("--backend", "eager", "--cache-dir", str(tmp_path), "--buckets", "1", "--decode-processes", "1")
     with ServerProcess(*options) as process:
         yield process
@@ -42,10 +49,10 @@ def threads(pid: int) -> set[str]:
     return set(os.listdir(f"/proc/{pid}/task"))
 
 
-def test_only_the_engine_process_has_torch(server: ServerProcess, sample: Path) -> None:
-    server.wait_ready()
-    server.caption(sample)
-    http, engine = libraries(server.process.pid), libraries(server.engine_pid)
+def test_only_the_engine_process_has_torch(eager: ServerProcess, sample: Path) -> None:
+    eager.wait_ready()
+    eager.caption(sample)
+    http, engine = libraries(eager.process.pid), libraries(eager.engine_pid)
     assert {name for name in http if "torch" in name} == set()
     assert {name for name in engine if name.startswith("libtorch_python")} != set()
     # And what turns tokens into text is in the other one only, and bytes into pixels in neither.
@@ -83,11 +90,11 @@ def test_an_engine_process_that_is_killed_fails_what_waits_and_ends_the_server(
     assert "EngineEndedError" not in server.log()  # it is a sentence, without a trace
 
 
-def test_an_engine_process_that_ends_during_the_start_ends_the_server(server: ServerProcess) -> None:
-    server.wait_for(lambda: server.call("/livez")[0] == 200)
-    os.kill(server.engine_pid, signal.SIGKILL)
-    assert server.process.wait(PATIENCE) == 3
-    assert "the engine process ended by signal SIGKILL" in server.log()
+def test_an_engine_process_that_ends_during_the_start_ends_the_server(eager: ServerProcess) -> None:
+    eager.wait_for(lambda: eager.call("/livez")[0] == 200)
+    os.kill(eager.engine_pid, signal.SIGKILL)
+    assert eager.process.wait(PATIENCE) == 3
+    assert "the engine process ended by signal SIGKILL" in eager.log()
 
 
 def test_the_engine_process_ends_when_the_other_is_killed(server: ServerProcess) -> None:

@@ -54,10 +54,9 @@ class Damage:
 class Abused:
     """A server that is ready, and the watch over it; a context manager. ``samples``: images and their captions."""
 
-    def __init__(self, samples: Mapping[Path, str], cache: Path, *options: str) -> None:
-        given = ("--cache-dir", str(cache), "--backend", "eager", "--buckets", "1,4", "--build", "off")
+    def __init__(self, samples: Mapping[Path, str], *options: str) -> None:
         self.samples = samples
-        self.server = ServerProcess(*given, "--queue-size", "16", *options)
+        self.server = ServerProcess("--queue-size", "16", *options)
 
     def __enter__(self) -> "Abused":
         self.server.__enter__()

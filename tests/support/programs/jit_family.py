@@ -1,8 +1,8 @@
 """Captions images by random models of families on the jit backend, in its own process; prints tokens as JSON.
 
-python -m support.programs.jit_family FOLDER COMPILER FAMILY...
+python -m support.programs.jit_family FOLDER FAMILY...
 
-COMPILER is what torch.compile gives its graphs to: inductor, or eager, which runs them as they were traced.
+Dynamo traces and guards every graph as it does for Inductor, and the graphs run as they were traced.
 """
 
 import json
@@ -26,7 +26,7 @@ _compile = torch.compile
 
 
 def run_traced(function: RegionFunction, fullgraph: bool, dynamic: bool, options: Any) -> RegionFunction:
-    """Stands for `torch.compile`, and compiles nothing."""
+    """Stands for `torch.compile`, and has no graph compiled."""
     traced: RegionFunction = _compile(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
     return traced
 
@@ -62,9 +62,8 @@ def run(family: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, compiler, families = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    if compiler == "eager":
-        torch.compile = run_traced  # type: ignore[assignment]
+    folder, families = Path(sys.argv[1]), sys.argv[2:]
+    torch.compile = run_traced  # type: ignore[assignment]
     torch.set_grad_enabled(False)
     results = {}
     for family in families:

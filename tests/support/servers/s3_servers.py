@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 CEPH = Path(__file__).parent / "ceph.sh"
+_HAS_CEPH = all(map(shutil.which, ("radosgw", "ceph-mon", "ceph-osd")))
+REAL = "ceph" if _HAS_CEPH else "moto"  # the one server of tests that take long
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def black_hole() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def ceph_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ceph RGW, which checks credentials; see the users in ceph.sh."""
-    if not all(map(shutil.which, ("radosgw", "ceph-mon", "ceph-osd"))):
+    if not _HAS_CEPH:
         pytest.skip(
             "CEPH IS NOT INSTALLED: apt-get install radosgw ceph-mon ceph-osd TO TEST AGAINST A REAL S3 SERVER"
         )
