@@ -29,6 +29,7 @@ FIRST = (
     "models/processing/test_image_memory.py",
     "deploy/test_observed_server.py",
     "service/test_hung_server.py",
+    "service/server/test_several_models.py",
     "e2e",
     "deploy",
     "benchmarks",
