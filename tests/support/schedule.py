@@ -29,6 +29,7 @@ FIRST = (
     "models/regions/test_kernels.py",
     "deploy/test_observed_server.py",
     "service/test_hung_server.py",
+    "service/server/test_several_models.py",
     "e2e",
     "deploy",
     "benchmarks",
