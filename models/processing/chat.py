@@ -314,7 +314,7 @@ def _with_conversations(
         _, between, last = _cut(texts[1], asked, reply)
         opening, behind, _ = _cut(texts[2], system, asked)
         _, _, again, _ = _cut(texts[3], asked, reply, more)
-    except (ConfigError, ValueError):  # it refuses a role, or leaves a text out
+    except (ConfigError, ValueError):  # the template refuses a role, or leaves a text out
         return around
     replied = again.removesuffix(user)
     begins = last.removeprefix(replied)

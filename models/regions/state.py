@@ -9,7 +9,6 @@ changing the bucket copies nothing.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any, Generic, Literal, NamedTuple
 
 import numpy as np
@@ -185,7 +184,7 @@ class DecodeState(Generic[B]):
         """Writes the grids of these slots' pictures, and how many of each row's own tokens stand before its
         picture. Does nothing if all pictures have one shape."""
         if self.grids is not None:
-            rows = zip_longest(grids, ahead, fillvalue=0)
+            rows = zip(grids, ahead or [0] * len(grids), strict=True)
             self.memory.write(self.grids, slots, np.array([(*grid, tokens) for grid, tokens in rows], np.int64))
 
     def zeroed(self) -> "DecodeState[B]":

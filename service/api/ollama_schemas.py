@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from snapcap.models.text import USER
 from snapcap.service import errors
-from snapcap.service.api.conversation import OTHER_ROLES, USER
+from snapcap.service.api.conversation import OTHER_ROLES
 from snapcap.service.api.ollama import OPTIONS
 from snapcap.service.api.openai_schemas import STOP, SWITCH, unserved
 from snapcap.service.api.schema_parts import (

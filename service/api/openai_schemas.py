@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from snapcap.models.text import USER
 from snapcap.service import errors
 from snapcap.service.api.answers import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS
 from snapcap.service.api.caption_schemas import Timings
-from snapcap.service.api.conversation import IMAGES, OTHER_ROLES, TEXTS, USER
+from snapcap.service.api.conversation import IMAGES, OTHER_ROLES, TEXTS
 from snapcap.service.api.openai import OPTIONS
 from snapcap.service.api.schema_parts import (
     BODY,
