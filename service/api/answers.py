@@ -243,7 +243,7 @@ def caption_options(
             raise InvalidOption("prompt", "be absent if the message has a text, because that text is the prompt")
         options = _option("prompt", asked.text, where, options)
     others = "".join(text for _, text in (*asked.around.before, *asked.around.after))
-    _option("prompt", f"{others}{asked.text}", where, options)  # all texts share one bound
+    _option("prompt", f"{others}{asked.text}", where, options)  # the bound holds for all texts together
     options = replace(options, around=asked.around)
     if member is None or member.max_chars is None:
         return options

@@ -46,7 +46,7 @@ def run(family: str, folder: Path) -> dict[str, Any]:
         runner = open_runner(open_model(captioner, plan), plan, backend)
         out["graphs"] = compiled_graphs() - before
         prefilled = len(PROMPT) if captioner.config.decoder.reads_prompt else 0
-        # If a family takes pictures of any shape, the two kinds of request run different numbers of tokens.
+        # Pictures of any shape run with another number of tokens in each kind of request.
         for name, images, rows in (
             ("alone", pictures[:2], [SlotRequest()] * 2),
             ("prompt", pictures[::2], [SlotRequest(PROMPT, prefilled=prefilled)] * 2),
