@@ -34,9 +34,7 @@ def group() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def contained(
-    group: Path, samples: dict[Path, str], compiled_options: tuple[str, ...]
-) -> Iterator[Abused]:
+def contained(group: Path, samples: dict[Path, str], compiled_options: tuple[str, ...]) -> Iterator[Abused]:
     """With the limits that a server computes from its container's."""
     abused = Abused(samples, *compiled_options)
     abused.server.program = (*PROGRAM, str(group / "cgroup.procs"))
