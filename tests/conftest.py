@@ -100,7 +100,7 @@ def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compiled_options(built_cache: Path) -> tuple[str, ...]:
-    """Options of a server that is ready in a third of a second: it runs built packages, and imports no torch."""
+    """Options of a start that takes a third of a second: it runs the built packages, and never imports torch."""
     return ("--cache-dir", str(built_cache), "--buckets", "1,4", "--backend", "aot", "--prepared-weights")
 
 

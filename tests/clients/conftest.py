@@ -13,9 +13,8 @@ MODEL = "org/captioner"
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    cache = str(tmp_path_factory.mktemp("cache"))
-    with ServerProcess("--backend", "eager", "--cache-dir", cache, "--model-name", MODEL) as process:
+def server(compiled_options: tuple[str, ...]) -> Iterator[ServerProcess]:
+    with ServerProcess(*compiled_options, "--model-name", MODEL) as process:
         yield process.wait_ready()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 TOGETHER = "tests/abuse/"
-# Paths, or folders of them. The first has the store built that most of the others use; the second needs none.
+# Paths, or folders of them. The first one has the store built that most of the others use; the second needs none.
 FIRST = (
     "deploy/test_kubernetes_run.py",
     "models/processing/test_image_memory.py",
@@ -29,7 +29,6 @@ FIRST = (
     "models/regions/test_kernels.py",
     "deploy/test_observed_server.py",
     "service/test_hung_server.py",
-    "service/server/test_several_models.py",
     "e2e",
     "deploy",
     "benchmarks",
