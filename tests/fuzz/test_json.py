@@ -57,8 +57,10 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
     "ollama_chat": lambda body: read_ollama(CHAT, sort_ollama(CHAT, body)),
     "ollama_show": sort_show,
     "openai": lambda body: read_chat(sort_chat(body)),
+    "openai_conversing": lambda body: read_chat(sort_chat(body), instruct=True, converse=True),
     "openai_continued": lambda body: read_chat(sort_chat(body), continue_text=True),
     "responses": lambda body: read_response(sort_response(body)),
+    "responses_conversing": lambda body: read_response(sort_response(body), instruct=True, converse=True),
     "responses_instructed": lambda body: read_response(sort_response(body), instruct=True),
     "v2": lambda body: parse_infer(body, None),
 }

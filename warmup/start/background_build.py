@@ -386,7 +386,8 @@ def _random_images(runner: Runner[Tensor], bucket: Bucket) -> list[list[Pixels]]
 
 
 def _random_texts(runner: Runner[Tensor], bucket: Bucket) -> list[SlotRequest]:
-    """Texts of several lengths for an encode to read; none for a model whose encode reads none."""
+    """Texts of several lengths for an encode to read; none for a model whose encode reads none. Half of an
+    instruction stands before the image, for a model that reads such messages."""
     decoder = runner.config.decoder
     longest = min(decoder.text_tokens, runner.state.cache_length - 2)
     if longest < 1:
@@ -397,7 +398,7 @@ def _random_texts(runner: Runner[Tensor], bucket: Bucket) -> list[SlotRequest]:
         for length in generator.integers(1, longest + 1, bucket.size)
     ]
     if decoder.reads_prompt:
-        return [SlotRequest(text, prefilled=len(text)) for text in texts]
+        return [SlotRequest(text, prefilled=len(text), ahead=len(text) // 2) for text in texts]
     return [SlotRequest(text=text) for text in texts]
 
 
