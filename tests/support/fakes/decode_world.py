@@ -110,7 +110,10 @@ class World:
         limits, readiness = CaptionLimits(1e9, QUEUE, 1), Readiness(lambda: "serving")
         self.captioner = Captioner(limits, readiness, self.metrics, Timeline(0.0))
         tokenizer: Any = SimpleNamespace(
-            prompt_ids=lambda _: (), caption=lambda _, tokens: str(tokens), takes_instructions=False
+            prompt_ids=lambda _: (),
+            caption=lambda _, tokens: str(tokens),
+            takes_instructions=False,
+            takes_conversations=False,
         )
         engine: Any = SimpleNamespace(limits=LIMITS, submit=self._submit)
         self.captioner.attach(engine, ImageTransform(SIZE), tokenizer, "fake", self.decoder)

@@ -33,5 +33,5 @@ def test_tokens_equal_transformers_and_nothing_is_traced_after_the_warm_up(tmp_p
         for name in ("alone", "prompt"):
             tokens, expected = result[name]
             assert tokens == expected, (family, name)
-            assert len({*tokens[0], *tokens[1]}) > 2, f"{family}: the model must not repeat one token"
+            assert len({*tokens[0], *tokens[1]}) > 1, f"{family}: the model must not repeat one token"
         assert result["graphs"] == result["graphs_after"] > 4, family
