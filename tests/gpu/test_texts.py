@@ -1,5 +1,5 @@
-"""What an encoder reads beside the image: Florence-2's tokens and beams, and instructions, several texts in one
-bucket, in fp32."""
+"""Texts that are read together with the image, several in one bucket, in fp32: Florence-2's tasks, with its tokens
+and beams, and instructions."""
 
 from pathlib import Path
 from typing import Any

@@ -172,9 +172,9 @@ class Warmer:
         self.status.update(component, bucket.size, state, known.backend, seconds, started)
 
 
-def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
+def self_test(runner: Runner[Any], bucket: Bucket) -> tuple[list[int], float]:
     """Captions a built-in image, from pixels to tokens, as a request would be. Returns up to `SELF_TEST_TOKENS`
-    tokens, or two if the test takes longer than `LONGEST_RUN_S`.
+    tokens, or two if the test takes longer than `LONGEST_RUN_S`; and the seconds that this thread computed.
 
     Raises:
         StartError: the logits are not finite: the weights or the device are damaged.
@@ -185,17 +185,16 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
         row = SlotRequest((config.generation.start_id,), prefilled=1)
     runner.encode(bucket, [built_in_image(config.vision)], 0, [row])
     runner.admit(0, [row])
-    tokens: list[int] = []
+    tokens, seconds = list[int](), 0.0
     while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
         # On the host: a GPU would load four kernels for this.
         if not np.isfinite(runner.device.read(runner.decode_step(bucket))[0]).all():
             raise StartError("the self-test's logits are not finite: the weights or the device are damaged")
         tokens += runner.tokens(1)
-        if tokens[-1] in config.generation.eos_ids or (
-            len(tokens) > 1 and time.thread_time() - began > LONGEST_RUN_S
-        ):
+        seconds = time.thread_time() - began
+        if tokens[-1] in config.generation.eos_ids or (len(tokens) > 1 and seconds > LONGEST_RUN_S):
             break
-    return tokens
+    return tokens, seconds
 
 
 def built_in_image(vision: VisionConfig) -> Pixels:

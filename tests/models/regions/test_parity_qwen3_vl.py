@@ -195,7 +195,7 @@ def test_tokens_are_the_same_alone_and_in_every_bucket_of_rows_and_tokens(
 
 @torch.no_grad()
 def test_messages_before_the_picture_give_transformers_tokens(tmp_path: Path) -> None:
-    """As many as an encode reads beside the start token, and rows with fewer or none in the same bucket."""
+    """Messages of as many tokens as an encode reads beside the start token, and rows with fewer or none."""
     model = qwen3_vl(seed=2)
     model.generation_config.eos_token_id = None
     runner = build_runner(written(model, tmp_path))

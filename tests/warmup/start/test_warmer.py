@@ -50,7 +50,7 @@ def test_every_region_of_every_bucket_runs_and_jit_with_all_layers(backend: str,
             assert counting.calls[region.name, size] == expected, (region.name, size)
     before = counting.calls.copy()
     with torch.no_grad():
-        tokens = self_test(runner, table.buckets[0])
+        tokens, _ = self_test(runner, table.buckets[0])
     encoded = counting.calls - before
     assert all(encoded[region.name, 1] == region.layers for region in regions.encoder)
     assert encoded["decoder_after", 1] == len(tokens)
