@@ -12,14 +12,15 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 
 _PR_SET_PDEATHSIG = 1
-_M_ARENA_MAX = -8  # malloc.h of glibc has this number
+# malloc.h of glibc has these numbers.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 class ForkError(OSError):
@@ -150,10 +151,23 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def return_large_memory(block: int) -> None:
+    """Has this process give freed blocks of `block` bytes and more back to the system at once, and the free end of
+    its heap when the end has twice as much. By default glibc raises the two limits to 32 and 64 MiB as large blocks
+    are freed, and a process keeps most of what its largest bodies or pictures took."""
+    _set_malloc({_M_MMAP_THRESHOLD: block, _M_TRIM_THRESHOLD: 2 * block})
+
+
 def _share_one_heap() -> None:
     """Gives all threads of this process one heap. glibc would give each thread a heap of its own, and the memory
     that one thread frees could not be used by another: 5 MB more for the demo model's encodes and decode steps."""
-    import ctypes  # noqa: PLC0415  only children need it
+    _set_malloc({_M_ARENA_MAX: 1})
+
+
+def _set_malloc(values: Mapping[int, int]) -> None:
+    import ctypes  # noqa: PLC0415  takes 10 ms, and the HTTP process needs it after its start only
 
     with contextlib.suppress(AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        library = ctypes.CDLL(None)
+        for name, value in values.items():
+            library.mallopt(name, value)

@@ -33,7 +33,7 @@ from snapcap.service.engine.remote.messages import (
     Usage,
 )
 from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
-from snapcap.service.ipc.fork import how_it_ended, trim_heap
+from snapcap.service.ipc.fork import how_it_ended, return_large_memory, trim_heap
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.memory import decode_memory
 from snapcap.service.readiness import State
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from snapcap.service.server.residency import Resident
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
+_LARGE_BODY = 1 << 20
 _END_S = 10.0
 _STACKS_S = 1.0  # seconds that a stuck engine process has to print its stacks
 _logger = logging.getLogger("snapcap.start")
@@ -208,6 +209,7 @@ class EngineClient:
             self._rehearse(partial(rehearse, engine, checkpoint, DecodedBefore(self._slots), self._run))
         self._channel.send(Rehearsed())
         end_on_signal()
+        return_large_memory(_LARGE_BODY)
 
     def _rehearse(self, rehearsal: Callable[[], None]) -> None:
         try:

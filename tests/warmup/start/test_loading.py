@@ -307,7 +307,7 @@ def test_the_self_test_captions_a_picture(
 ) -> None:
     loaded = started[0]
     for bucket in loaded.plan.table.buckets:
-        tokens = on_device(self_test, loaded.runner, bucket)
+        tokens, _ = on_device(self_test, loaded.runner, bucket)
         assert loaded.checkpoint.tokenizer.decode(tokens).split()
 
 
