@@ -87,7 +87,8 @@ struct Target {
 };
 
 // left [kRows, depth], rows `left_step` apart; right: `depth` rows of kVectors vectors, `right_step` apart, which are
-// packed into `panel` on the way if there is one.
+// packed into `panel` on the way if there is one. The rows are too far apart for a processor to foresee the next one, so
+// packing asks for the columns of the panel after the next: two threads take panels in turn.
 template <int kRows, int kVectors, bool kPacks = false>
 inline void tile(const float* left, int64_t left_step, const float* right, int64_t right_step, int64_t depth,
                  Vector (&sums)[kRows][kVectors], float* panel = nullptr) {
@@ -97,7 +98,10 @@ inline void tile(const float* left, int64_t left_step, const float* right, int64
     Vector b[kVectors];
     for (int j = 0; j < kVectors; ++j) {
       b[j] = load_once(right + j * kWidth);
-      if (kPacks) store(panel + (k * kVectors + j) * kWidth, b[j]);
+      if (kPacks) {
+        prefetch(right + (2 * kVectors + j) * kWidth);
+        store(panel + (k * kVectors + j) * kWidth, b[j]);
+      }
     }
     for (int i = 0; i < kRows; ++i) {
       const float a = left[i * left_step];
@@ -181,34 +185,60 @@ void multiply_panels(const Product& product, int threads) {
   });
 }
 
-// Few rows, and a right matrix whose rows are contiguous, as GPT-2 stores weights: all of its depth for some columns.
+// Few rows, and a right matrix whose rows are contiguous, as GPT-2 stores weights: some columns, for a few rows of the
+// right matrix at a time, while the next rows come from memory. A sum that stayed in a register for all of the depth
+// would take one short piece of every row, and wait for it.
+constexpr int64_t kWideColumns = 512;  // at most, of a job
+constexpr int64_t kWideDepth = 16;
+
 template <int kRows>
 struct Wide {
   static constexpr int kVectors = kRows <= 2 ? 8 : (kRows <= 4 ? 4 : 2);
 
   static void run(const Product& product, int threads) {
-    constexpr int64_t kColumns = kVectors * kWidth;
-    const int64_t blocks = ceiling(product.columns, kColumns);
-    share_out(blocks, helpers_for(threads, work_of(product)), [&](int64_t block) {
-      const int64_t column = block * kColumns, columns = std::min(kColumns, product.columns - column);
-      const Target target{product, true};
-      if (columns == kColumns) {
-        columns_of<kVectors>(target, column, columns);
-        return;
+    const int helpers = helpers_for(threads, work_of(product));
+    constexpr int64_t kLeast = kVectors * kWidth;
+    const int64_t each = ceiling(ceiling(product.columns, 2 * (helpers + 1)), kLeast) * kLeast;
+    const int64_t most = std::min(each, kWideColumns);
+    share_out(ceiling(product.columns, most), helpers, [&](int64_t job) {
+      const int64_t begin = job * most, end = std::min(begin + most, product.columns);
+      float* sums = scratch(kPanel, kRows * kWideColumns);
+      for (int64_t k = 0; k < product.depth; k += kWideDepth) {
+        int64_t column = begin;
+        for (; column + kLeast <= end; column += kLeast) columns_of<kVectors>(product, k, column, sums + kRows * (column - begin));
+        for (; column + kWidth <= end; column += kWidth) columns_of<1>(product, k, column, sums + kRows * (column - begin));
       }
-      int64_t done = 0;
-      for (; done + kWidth <= columns; done += kWidth) columns_of<1>(target, column + done, kWidth);
-      for (; done < columns; ++done) column_of(target, column + done);
+      for (int64_t column = end - (end - begin) % kWidth; column < end; ++column) column_of({product, true}, column);
     });
   }
 
+  // Adds rows k … k + kWideDepth of the right matrix to the sums of kOf vectors of columns, which stay in `kept` until
+  // the depth is done.
   template <int kOf>
-  static void columns_of(const Target& target, int64_t column, int64_t columns) {
-    const Product& product = target.product;
+  static void columns_of(const Product& product, int64_t k, int64_t column, float* kept) {
+    const int64_t depth = std::min(kWideDepth, product.depth - k), step = product.right.row_step;
     Vector sums[kRows][kOf];
-    tile<kRows, kOf>(product.left.data, product.left.row_step, product.right.data + column, product.right.row_step,
-                     product.depth, sums);
-    target.put_tile<kRows, kOf>(0, column, columns, sums);
+    for (int i = 0; i < kRows; ++i)
+      for (int j = 0; j < kOf; ++j) sums[i][j] = k == 0 ? Vector{} : load(kept + (i * kOf + j) * kWidth);
+    const float* left = product.left.data + k;
+    const float* right = product.right.data + k * step + column;
+    for (int64_t row = 0; row < depth; ++row, ++left, right += step) {
+      Vector b[kOf];
+      for (int j = 0; j < kOf; ++j) {
+        prefetch(right + kWideDepth * step + j * kWidth);
+        b[j] = load_once(right + j * kWidth);
+      }
+      for (int i = 0; i < kRows; ++i) {
+        const float a = left[i * product.left.row_step];
+        for (int j = 0; j < kOf; ++j) sums[i][j] = fused(a, b[j], sums[i][j]);
+      }
+    }
+    if (k + depth == product.depth) {
+      Target{product, true}.put_tile<kRows, kOf>(0, column, kOf * kWidth, sums);
+    } else {
+      for (int i = 0; i < kRows; ++i)
+        for (int j = 0; j < kOf; ++j) store(kept + (i * kOf + j) * kWidth, sums[i][j]);
+    }
   }
 
   static void column_of(const Target& target, int64_t column) {
