@@ -173,37 +173,7 @@ def modes(files: Sequence[str], folder: str) -> str:
     return "\n".join([_rows(columns, rows), "", *(_source(name, folder) for name in files)])
 
 
-def fleets(files: Sequence[str], folder: str) -> str:
-    """Returns the tables of a simulation of fleets: its servers, and what each load costs with each."""
-    (name,) = files
-    found = result(name)
-    servers = [
-        [title, f"{each['start']:.2f} s", f"{each['lone'] * 1000:.0f} ms", per_second(each["rate"])]
-        for title, each in found["servers"].items()
-    ]
-    rows = [
-        [
-            load * (not row),
-            title,
-            *(f"{each[name]:.3f} s" for name in ("p50_s", "p99_s")),
-            f"{each['late']:.1%}",
-            f"{each['replica_hours']:.2f}",
-            f"{each['starts']:.0f}",
-        ]
-        for load, cases in found["loads"].items()
-        for row, (title, each) in enumerate(cases.items())
-    ]
-    columns = ["load", "server", "p50", "p99", "past 5 s", "replica hours", "starts"]
-    tables = [_rows(["server", "start", "a lone caption", "captions/s"], servers), _rows(columns, rows)]
-    return "\n\n".join([*tables, f"{_source(name, folder)}. The servers' numbers are of {found['servers_from']}."])
-
-
-TABLES: dict[str, Callable[[Sequence[str], str], str]] = {
-    "headline": headline,
-    "peers": peers,
-    "modes": modes,
-    "fleets": fleets,
-}
+TABLES: dict[str, Callable[[Sequence[str], str], str]] = {"headline": headline, "peers": peers, "modes": modes}
 
 
 def _rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
