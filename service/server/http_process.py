@@ -29,7 +29,7 @@ from snapcap.service.api.app import (
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import HttpLimits, Settings
 from snapcap.service.http.bodies import BodyLimits
-from snapcap.service.http.connections import SPARE, ConnectionLimits, Connections
+from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
 from snapcap.service.images.decode import decode_threads
 from snapcap.service.memory import BodyBudget, MemoryBudget, decode_memory, memory_limit
 from snapcap.service.readiness import Readiness
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 # Bytes of memory for which one connection is allowed. A connection holds less than 1 MiB: a packet of 256 KiB, 64
 # KiB of a body, heads, and the buffers of the kernel.
 _MEMORY_OF_CONNECTION = 4 << 20
-_MOST_CONNECTIONS = 4096
 # Number of open files beside the connections: pipes of the other processes, images that are fetched, packages.
 _OTHER_FILES = 256
 _FILES_OF_MODEL = 32  # sockets of a further model's processes, and two files for each decode process
@@ -63,24 +62,17 @@ def body_limits(limits: HttpLimits, metrics: Metrics) -> BodyLimits:
     return BodyLimits(limits.max_body_bytes, limits.body_timeout, limits.body_total_timeout, budget)
 
 
-def connection_limits(limits: HttpLimits, models: int = 0) -> ConnectionLimits:
-    """Returns the limits of connections. Raises the number of files that this process may open, if they need it.
-    `models`: number of models that may wake and leave."""
+def connection_limits(limits: HttpLimits, models: int = 0) -> HttpLimits:
+    """Returns the limits with the number of connections. Raises the number of files that this process may open, if
+    the connections need it. `models`: number of models that may wake and leave."""
     others = _OTHER_FILES + models * _FILES_OF_MODEL
-    wanted = limits.max_connections or max(1, min(_MOST_CONNECTIONS, memory_limit() // _MEMORY_OF_CONNECTION))
+    wanted = limits.max_connections or max(1, min(MOST_CONNECTIONS, memory_limit() // _MEMORY_OF_CONNECTION))
     files = _allow_files(wanted + SPARE + others)
     possible = min(wanted, max(files - SPARE - others, files // 2))
     if possible < wanted and limits.max_connections:
         fields = {"wanted": wanted, "possible": possible, "open_files": files}
         _logger.warning("fewer connections than --max-connections: raise `ulimit -n`", extra={"fields": fields})
-    return ConnectionLimits(
-        possible,
-        limits.max_header_bytes,
-        limits.max_headers,
-        limits.header_timeout,
-        limits.keep_alive_timeout,
-        limits.send_timeout,
-    )
+    return replace(limits, max_connections=possible)
 
 
 def _allow_files(count: int) -> int:
