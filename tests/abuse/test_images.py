@@ -149,7 +149,7 @@ def test_pixels_stay_within_their_memory(small: Abused) -> None:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(at_once, small, (pictures + too_large) * 2)
             while not asked.done():
-                highest.append(sum(process_memory(pid) for pid, _ in descendants(small.server.decode_parent_pid)))
+                highest.append(sum(process_memory(pid) for pid in descendants(small.server.decode_parent_pid)))
             found.extend(asked.result())
 
     damage = small.withstands(attack)
