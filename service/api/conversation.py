@@ -9,6 +9,7 @@ template renders them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any, Protocol
 
@@ -34,6 +35,14 @@ _NO_IMAGE = (
     "The messages have no image; send one as a content part of type image_url with a data URI, or in Ollama's API "
     "as base64 in images."
 )
+
+
+class TextUse(Enum):
+    """The use of the texts in messages. IGNORE: none. CONTINUE: there must be one message, and its text is the
+    beginning of the caption. INSTRUCT: the last text of a user is an instruction. CONVERSE: likewise, and the model
+    reads the other messages too."""
+
+    IGNORE, CONTINUE, INSTRUCT, CONVERSE = range(4)
 
 
 @dataclass(frozen=True)
@@ -94,29 +103,20 @@ def read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Mes
 
 
 def read_messages(
-    messages: Any,
-    *,
-    continue_text: bool,
-    instruct: bool = False,
-    converse: bool = False,
-    read: ReadMessage = read_message,
-    where: str = "messages",
+    messages: Any, use: TextUse, read: ReadMessage = read_message, where: str = "messages"
 ) -> Conversation:
-    """Returns the parsed messages. `continue_text`: there must be one message, and its text is the beginning of the
-    caption, unless `instruct` is set. `instruct`: the last text of a user is an instruction. `converse`: the model
-    reads the other messages too. `read`: reads one message. `where`: the name of the messages for errors.
+    """Returns the parsed messages. `read`: reads one message. `where`: the name of the messages for errors.
 
     Raises InvalidOption, MissingImage, UnprocessableImage."""
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise InvalidOption(where, "be a list of messages")
-    if continue_text and not instruct:
+    if use is TextUse.CONTINUE:
         return _only_message(messages, read, where)
-    return _newest_image(messages, instruct, converse, read, where)
+    return _newest_image(messages, use, read, where)
 
 
-def _newest_image(
-    messages: list[dict[str, Any]], instruct: bool, converse: bool, read: ReadMessage, where: str
-) -> Conversation:
+def _newest_image(messages: list[dict[str, Any]], use: TextUse, read: ReadMessage, where: str) -> Conversation:
+    instruct = use is not TextUse.IGNORE
     ignored: set[str] = set()
     asked: Message | None = None
     said, place_of_image = "", 0
@@ -139,7 +139,7 @@ def _newest_image(
     if asked is None:
         raise MissingImage(_NO_IMAGE)
     image = _last(asked.images)
-    if converse and messages[place_of_image]["role"] == USER:
+    if use is TextUse.CONVERSE and messages[place_of_image]["role"] == USER:
         return _among_others(image, said_by, place_of_image, ignored & {"images"})
     return Conversation(image, said if instruct else "", tuple(sorted(ignored)))
 

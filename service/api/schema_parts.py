@@ -216,4 +216,8 @@ class Problem(BaseModel):
     limit: Omittable[int] = Field(description="The largest size of a body, in bytes.")
 
 
-ROOTS: tuple[type[BaseModel], ...] = (Problem,)
+class SentenceError(ClosedReply):
+    error: str = Field(description="The error and what to do, as text.")
+
+
+ROOTS: tuple[type[BaseModel], ...] = (Problem, SentenceError)
