@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from snapcap.service.config.settings import HttpSettings
     from snapcap.service.http.access import ApiKeys
     from snapcap.service.http.bodies import BodyLimits
-    from snapcap.service.telemetry.tracing import Tracing
+    from snapcap.service.telemetry.otel import OtelTracing
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Application:
         ready"."""
         self._dispatch.complete = True
 
-    def trace(self, tracing: "Tracing | None") -> None:
+    def trace(self, tracing: "OtelTracing | None") -> None:
         """Sets the tracing of caption requests from now on. None turns it off."""
         self._scope.tracing = tracing
 

@@ -11,7 +11,7 @@ template renders them.
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.text import ASSISTANT, SYSTEM, USER, Dialogue
@@ -67,20 +67,18 @@ class Message:
     images: Sequence[Callable[[], bytes | str]]
 
 
-class ReadMessage(Protocol):
-    def __call__(self, message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
-        """Returns the texts and images of a message. `where`: its place for errors. `strict`: the message is a
-        user's, so each part must be a text or an image."""
+# Returns the texts and images of a message. Arguments: the message, and its place for errors.
+ReadMessage: TypeAlias = Callable[[Mapping[str, Any], str], Message]
 
 
-def read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
-    """Returns the texts and images of a message of OpenAI's APIs. `strict`: a content is required, and each part
+def read_message(message: Mapping[str, Any], where: str) -> Message:
+    """Returns the texts and images of a message of OpenAI's APIs. In a user's, a content is required, and each part
     must be a text or an image.
 
     Any part that may be an image counts as one. Otherwise an older image would be captioned in its place."""
     images: list[Callable[[], bytes | str]] = []
     texts: list[str] = []
-    content = message.get("content")
+    content, strict = message.get("content"), message.get("role") == USER
     if isinstance(content, str):
         texts.append(content)
     elif strict and not isinstance(content, list):
@@ -125,7 +123,7 @@ def _newest_image(messages: list[dict[str, Any]], use: TextUse, read: ReadMessag
         role, place = message.get("role"), f"{where}[{index}]"
         if not isinstance(role, str) or role not in (USER, *OTHER_ROLES):
             raise InvalidOption(f"{place}.role", f"be {', '.join((USER, *OTHER_ROLES))}")
-        found = read(message, place, strict=role == USER)
+        found = read(message, place)
         said_by.append((role, found))
         text = "".join(found.texts)
         if role == USER and text.strip():
@@ -169,7 +167,7 @@ def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str)
         raise InvalidOption(where, "be a list of one message; this server continues the text of a single message")
     if messages[0].get("role") != USER:
         raise InvalidOption(f"{where}[0].role", "be 'user'; this model takes no instructions")
-    found = read(messages[0], f"{where}[0]", strict=True)
+    found = read(messages[0], f"{where}[0]")
     if not found.images:
         raise MissingImage(_NO_IMAGE)
     if len(found.texts) > 1:

@@ -248,7 +248,7 @@ def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:
     fields = chat_fields(body, _EXAMPLE, (*FIELDS, *own), OPTIONS, "options", _NEUTRAL)
     if own is CHAT:
         return fields._replace(empty=fields.document.get("messages") in (None, []))
-    said = _read_prompt(fields.document, "", strict=True)
+    said = _read_prompt(fields.document, "")
     return fields._replace(empty=not (said.texts or said.images))
 
 
@@ -283,11 +283,11 @@ def read_ollama(own: tuple[str, ...], fields: ChatFields, use: TextUse) -> Ollam
     return OllamaRequest(fields.model, None if fields.empty else chat, parse_keep_alive(document.get("keep_alive")))
 
 
-def _read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
+def _read_message(message: Mapping[str, Any], where: str) -> Message:
     return _message(message, "content", f"{where}.")
 
 
-def _read_prompt(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
+def _read_prompt(message: Mapping[str, Any], where: str) -> Message:
     return _message(message, "prompt", "")
 
 
