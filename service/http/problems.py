@@ -93,5 +93,5 @@ def _sentence(error: ServiceError, _path: str, _request_id: str) -> dict[str, An
 
 
 PROBLEM = ErrorShape("Problem", "application/problem+json", problem)
-SENTENCE = ErrorShape("SentenceError", "application/json", _sentence)  # of Hugging Face, Ollama and v2
+SENTENCE = ErrorShape("SentenceError", "application/json", _sentence)  # Hugging Face, Ollama and v2 share it
 OPENAI = ErrorShape("OpenAIError", "application/json", lambda error, _path, _request_id: openai_error(error))
