@@ -114,8 +114,7 @@ def peers(files: Sequence[str], folder: str) -> str:
         figures: Mapping[str, float] = found["figures"]
         rows.append([f"*{_run(found)}*", "", "", ""])
         for case in (case for case in TITLES if f"{case}.ready" in figures):
-            ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
-            cells = [TITLES[case], f"{ready:.2f} s", f"{lone:,.0f} ms", per_second(rate)]
+            cells = [TITLES[case], *_three(figures, case)]
             rows.append([f"**{cell}**" for cell in cells] if case == "aot" else cells)
     lines = [_rows(["", "ready after", "a lone caption", "captions/s"], rows), ""]
     return "\n".join([*lines, *(_source(name, folder) for name in files)])
@@ -130,17 +129,17 @@ def headline(files: Sequence[str], folder: str) -> str:
     cases = [name for name in _SHOWN if any(f"{name}.ready" in run["figures"] for run in runs)]
     rows = []
     for run in runs:
-        cells = [_three(run["figures"], case) for case in cases]
-        rows.append([_run(run), f"**{cells[0]}**", *cells[1:]])
+        cells = [", ".join(_three(run["figures"], case)) for case in cases]
+        rows.append([_run(run), f"**{cells[0]}/s**", *(cell and f"{cell}/s" for cell in cells[1:])])
     return f"{_HEADLINE}\n\n{_rows(['', *(TITLES[name] for name in cases)], rows)}" if rows else ""
 
 
-def _three(figures: Mapping[str, float], case: str) -> str:
-    """Returns a server's time to ready, its lone caption and its captions/s, or an empty text if it has none."""
+def _three(figures: Mapping[str, float], case: str) -> list[str]:
+    """Returns a server's time to ready, its lone caption and its captions/s, or [] if it was not measured."""
     if f"{case}.ready" not in figures:
-        return ""
+        return []
     ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
-    return f"{ready:.2f} s, {lone:,.0f} ms, {per_second(rate)}/s"
+    return [f"{ready:.2f} s", f"{lone:,.0f} ms", per_second(rate)]
 
 
 def _run(found: Mapping[str, Any]) -> str:
