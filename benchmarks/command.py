@@ -10,6 +10,7 @@ from typing import NoReturn
 from snapcap.benchmarks import comparison, figures, latency, modes, startup
 from snapcap.benchmarks.harness.arguments import PageCacheError, add_files
 from snapcap.benchmarks.harness.workload import MODELS
+from snapcap.service.config.reader import SettingsError
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 
 _EXAMPLES = """\
@@ -28,13 +29,9 @@ Peers are measured where they are installed. Times of a busy machine mean little
 MEASURES = {"peers": comparison, "startup": startup, "latency": latency, "modes": modes}
 
 
-class UsageError(ValueError):
-    """A wrong command line. The message is one line that says what is expected."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+        raise SettingsError(f"{message}; see {self.prog} --help")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -75,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs one measurement. The exit status is 0 if everything that can run here gave results.
 
     Raises:
-        UsageError: the command line is wrong, or needs something that is not installed.
+        SettingsError: the command line is wrong, or needs something that is not installed.
     """
     options = make_parser().parse_args(arguments)
     try:
@@ -86,5 +83,5 @@ def main(arguments: Sequence[str]) -> int:
         with _terminated_as_interrupted():
             status: int = MEASURES[options.measure].run(options, device)
     except (MachineError, PageCacheError, figures.FiguresError) as error:
-        raise UsageError(str(error)) from error
+        raise SettingsError(str(error)) from error
     return status

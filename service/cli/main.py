@@ -181,12 +181,9 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: Sequence[str]) -> int:
     """Runs `benchmarks.command`, which has options of its own. Raises SettingsError for a wrong command line."""
-    from snapcap.benchmarks.command import UsageError, main  # noqa: PLC0415
+    from snapcap.benchmarks.command import main  # noqa: PLC0415
 
-    try:
-        return main(arguments)
-    except UsageError as error:
-        raise SettingsError(str(error)) from error
+    return main(arguments)
 
 
 def _add_serve(parser: argparse.ArgumentParser, shown: Container[str] | None) -> None:

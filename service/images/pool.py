@@ -55,18 +55,12 @@ class ImageProcessError(RuntimeError):
     """Reports an error in a decode process that no image should cause. The message has the traceback."""
 
 
-class ImageProcessesEndedError(UserError):
-    """Reports that all decode processes have ended and none can be started."""
-
-
 class ImageMemoryFull(Overloaded):
     """Refuses an image because as many large images wait for memory as may."""
 
     code = "image_memory_full"
     title = "Too many large images"
-
-    def __init__(self) -> None:
-        super().__init__("As many large images wait for memory to be decoded as may")
+    what = "As many large images wait for memory to be decoded as may"
 
 
 class ImageRoom:
@@ -273,7 +267,7 @@ class ProcessImageDecoder:
         for jobs in (self._waiting, self._large):
             while jobs:
                 self._finish(jobs.popleft(), NotReady("failed"))
-        self._failed(ImageProcessesEndedError(f"images cannot be decoded any more: {why}"))
+        self._failed(UserError(f"images cannot be decoded any more: {why}"))
 
     def _job(self, encoded: EncodedImage) -> Job:
         if encoded.account is not None:
