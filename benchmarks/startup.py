@@ -1,6 +1,6 @@
 """Measures starts, from exec to the first caption, of this server beside the field's ways to start.
 
-Every run is a fresh process with fresh compiler caches and a warm page cache, or an empty one with --cold-disk.
+Every run is a fresh process with fresh compiler caches and a warm page cache.
 The cases take turns. Artifact sets are built first if a case needs one. A wrong caption is an error, not a result.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.contenders import BACKENDS, PEERS, Contenders, UnavailableError, open_contenders
-from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count, drop_page_cache, require_drop
+from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
 from snapcap.benchmarks.harness.load import SERVING_COMPILES
 from snapcap.benchmarks.harness.marks import read_marks, read_result
 from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
@@ -88,13 +88,11 @@ class Bench:
 
     work: files of this run.
     stack: closes the resources that cases have opened.
-    cold_disk: each start reads its files from the disk.
     """
 
     contenders: Contenders
     work: Path
     stack: ExitStack
-    cold_disk: bool = False
     _remote: S3Artifacts | None = None
 
     def start(self, case: str) -> Start:
@@ -106,8 +104,6 @@ class Bench:
         """
         with scratch() as folder:
             extra, contenders = fresh_caches(folder), self.contenders
-            if self.cold_disk:
-                drop_page_cache()
             if case in (FLOOR, IMPORT_TORCH):
                 return self._floor(case, extra)
             if case == PUBLISHED:
@@ -208,8 +204,7 @@ def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
     columns = ["exec → …, s", "n", "/livez", "READY", "caption", "READY /floor", "caption /floor", "READY /peer"]
     columns += ["caption /peer", "steady ms", "first /steady", "host MiB"]
     note = (
-        "Medians of alternating runs, each a fresh process with fresh caches (and with --cold-disk an empty page "
-        "cache), seconds since its spawn. caption: "
+        "Medians of alternating runs, each a fresh process with fresh caches, seconds since its spawn. caption: "
         "the first caption, for the floor and `import torch` their end. /peer: to the first caption of FastAPI + "
         "transformers, unbatched. steady: a lone caption when warm; first: the one asked for at READY. host: "
         "VmHWM, the sum over a server's processes, which counts what they share more than once."
@@ -222,30 +217,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_serve(parser)
     text = "number of starts of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
-    text = "drop the page cache before each start, so that files are read from the disk; needs root"
-    parser.add_argument("--cold-disk", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace, device: str) -> int:
-    """Runs the measurement. The exit status is 0 if every case that can run here gave results.
-
-    Raises:
-        PageCacheError: ``--cold-disk`` is given, and the page cache cannot be dropped.
-    """
-    if options.cold_disk:
-        require_drop()
+    """Runs the measurement. The exit status is 0 if every case that can run here gave results."""
     report = Report()
     with ExitStack() as stack:
         contenders = open_contenders(stack, options, device)
         work = stack.enter_context(scratch())
-        bench = Bench(contenders, work, stack, options.cold_disk)
+        bench = Bench(contenders, work, stack)
         # Brings files into the page cache: the first import of a package reads the disk.
         contenders.rounds([name for name in options.cases if name in (FLOOR, *PEERS)], 1, bench.start)
         starts = contenders.rounds(options.cases, options.runs, bench.start)
     judge(starts, contenders.problems)
     samples = {name: Samples.of(start.values for start in found) for name, found in starts.items()}
     _totals(report, samples)
-    return report.end(options, device, contenders.problems, TITLES, samples, cold_disk=options.cold_disk)
+    return report.end(options, device, contenders.problems, TITLES, samples)
 
 
 def judge(starts: Mapping[str, Sequence[Start]], problems: dict[str, str]) -> None:
