@@ -79,10 +79,6 @@ class ImageRoom:
         self._taken = 0
         self._takers = 0
 
-    def refusal(self, waiting: int) -> ImageMemoryFull | None:
-        """Returns the refusal of one more large image if too many (`waiting`) wait already, else None."""
-        return ImageMemoryFull() if waiting >= _MOST_WAITING else None
-
     def fits(self, size: int) -> bool:
         """Returns whether a large image of `size` bytes may be decoded now."""
         return self._takers < self._processes and self._taken + size <= self.most
@@ -379,11 +375,10 @@ class ProcessImageDecoder:
             self._end(job, too_large(size, self._room.most))
             return
         job.size = size
-        refusal = self._room.refusal(len(self._large))
-        if refusal is None:
+        if len(self._large) < _MOST_WAITING:
             self._large.append(job)
         else:
-            self._end(job, refusal)
+            self._end(job, ImageMemoryFull())
 
     def _has_process(self, job: Job) -> bool:
         return any(worker.job is job for worker in self._family.workers)
