@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from snapcap.benchmarks import comparison, figures, latency, modes, startup
-from snapcap.benchmarks.harness.arguments import PageCacheError, add_files
+from snapcap.benchmarks.harness.arguments import add_files
 from snapcap.benchmarks.harness.workload import MODELS
+from snapcap.service.config.reader import SettingsError
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 
 _EXAMPLES = """\
@@ -17,7 +18,6 @@ examples:
   snapcap bench peers                                         this server beside its peers, the demo model
   snapcap bench peers --model blip-base --rounds 2            random weights in the shapes of a known model
   snapcap bench startup --cases aot,eager,floor --runs 3
-  snapcap bench startup --cases aot,onnxruntime --cold-disk   each start reads its files from the disk; as root
   snapcap bench startup --model vit-b16-gpt2 --cases all --json startup.json
   snapcap bench latency --concurrency 1,4,16
   snapcap bench modes --cases full,regional --runs 3          ways and modes of torch.compile, beside eager
@@ -28,13 +28,9 @@ Peers are measured where they are installed. Times of a busy machine mean little
 MEASURES = {"peers": comparison, "startup": startup, "latency": latency, "modes": modes}
 
 
-class UsageError(ValueError):
-    """A wrong command line. The message is one line that says what is expected."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+        raise SettingsError(f"{message}; see {self.prog} --help")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -75,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs one measurement. The exit status is 0 if everything that can run here gave results.
 
     Raises:
-        UsageError: the command line is wrong, or needs something that is not installed.
+        SettingsError: the command line is wrong, or needs something that is not installed.
     """
     options = make_parser().parse_args(arguments)
     try:
@@ -85,6 +81,6 @@ def main(arguments: Sequence[str]) -> int:
         device = resolve_device(options.device).partition(":")[0]
         with _terminated_as_interrupted():
             status: int = MEASURES[options.measure].run(options, device)
-    except (MachineError, PageCacheError, figures.FiguresError) as error:
-        raise UsageError(str(error)) from error
+    except (MachineError, figures.FiguresError) as error:
+        raise SettingsError(str(error)) from error
     return status

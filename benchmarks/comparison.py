@@ -17,7 +17,7 @@ from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders
 from snapcap.benchmarks.harness.arguments import count, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.processes import tree_memory
-from snapcap.benchmarks.harness.report import Report, Samples, figures_of, number, per_second, ratio
+from snapcap.benchmarks.harness.report import Report, Samples, number, per_second, ratio
 from snapcap.benchmarks.harness.server import steady_caption
 from snapcap.benchmarks.harness.workload import fresh_caches, scratch
 
@@ -65,18 +65,7 @@ def run(options: argparse.Namespace, device: str) -> int:
         found = contenders.rounds(options.cases, options.rounds, lambda name: measure(contenders, name, load))
     results = {name: Samples.of(rounds) for name, rounds in found.items()}
     _table(report, results, options.clients)
-    status = report.add_problems(contenders.problems, TITLES)
-    report.write(
-        options.json,
-        figures_of(results),
-        benchmark="peers",
-        model=options.model,
-        device=device,
-        clients=options.clients,
-        problems=contenders.problems,
-        samples={name: samples.values for name, samples in results.items()},
-    )
-    return status
+    return report.end(options, device, contenders.problems, TITLES, results, clients=options.clients)
 
 
 def _table(report: Report, results: Mapping[str, Samples], clients: int) -> None:

@@ -114,8 +114,7 @@ def peers(files: Sequence[str], folder: str) -> str:
         figures: Mapping[str, float] = found["figures"]
         rows.append([f"*{_run(found)}*", "", "", ""])
         for case in (case for case in TITLES if f"{case}.ready" in figures):
-            ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
-            cells = [TITLES[case], f"{ready:.2f} s", f"{lone:,.0f} ms", per_second(rate)]
+            cells = [TITLES[case], *_three(figures, case)]
             rows.append([f"**{cell}**" for cell in cells] if case == "aot" else cells)
     lines = [_rows(["", "ready after", "a lone caption", "captions/s"], rows), ""]
     return "\n".join([*lines, *(_source(name, folder) for name in files)])
@@ -130,17 +129,17 @@ def headline(files: Sequence[str], folder: str) -> str:
     cases = [name for name in _SHOWN if any(f"{name}.ready" in run["figures"] for run in runs)]
     rows = []
     for run in runs:
-        cells = [_three(run["figures"], case) for case in cases]
-        rows.append([_run(run), f"**{cells[0]}**", *cells[1:]])
+        cells = [", ".join(_three(run["figures"], case)) for case in cases]
+        rows.append([_run(run), f"**{cells[0]}/s**", *(cell and f"{cell}/s" for cell in cells[1:])])
     return f"{_HEADLINE}\n\n{_rows(['', *(TITLES[name] for name in cases)], rows)}" if rows else ""
 
 
-def _three(figures: Mapping[str, float], case: str) -> str:
-    """Returns a server's time to ready, its lone caption and its captions/s, or an empty text if it has none."""
+def _three(figures: Mapping[str, float], case: str) -> list[str]:
+    """Returns a server's time to ready, its lone caption and its captions/s, or [] if it was not measured."""
     if f"{case}.ready" not in figures:
-        return ""
+        return []
     ready, lone, rate = (figures[f"{case}.{name}"] for name in ("ready", "lone_ms", "captions_per_s"))
-    return f"{ready:.2f} s, {lone:,.0f} ms, {per_second(rate)}/s"
+    return [f"{ready:.2f} s", f"{lone:,.0f} ms", per_second(rate)]
 
 
 def _run(found: Mapping[str, Any]) -> str:
@@ -173,37 +172,7 @@ def modes(files: Sequence[str], folder: str) -> str:
     return "\n".join([_rows(columns, rows), "", *(_source(name, folder) for name in files)])
 
 
-def fleets(files: Sequence[str], folder: str) -> str:
-    """Returns the tables of a simulation of fleets: its servers, and what each load costs with each."""
-    (name,) = files
-    found = result(name)
-    servers = [
-        [title, f"{each['start']:.2f} s", f"{each['lone'] * 1000:.0f} ms", per_second(each["rate"])]
-        for title, each in found["servers"].items()
-    ]
-    rows = [
-        [
-            load * (not row),
-            title,
-            *(f"{each[name]:.3f} s" for name in ("p50_s", "p99_s")),
-            f"{each['late']:.1%}",
-            f"{each['replica_hours']:.2f}",
-            f"{each['starts']:.0f}",
-        ]
-        for load, cases in found["loads"].items()
-        for row, (title, each) in enumerate(cases.items())
-    ]
-    columns = ["load", "server", "p50", "p99", "past 5 s", "replica hours", "starts"]
-    tables = [_rows(["server", "start", "a lone caption", "captions/s"], servers), _rows(columns, rows)]
-    return "\n\n".join([*tables, f"{_source(name, folder)}. The servers' numbers are of {found['servers_from']}."])
-
-
-TABLES: dict[str, Callable[[Sequence[str], str], str]] = {
-    "headline": headline,
-    "peers": peers,
-    "modes": modes,
-    "fleets": fleets,
-}
+TABLES: dict[str, Callable[[Sequence[str], str], str]] = {"headline": headline, "peers": peers, "modes": modes}
 
 
 def _rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -20,7 +20,7 @@ from snapcap.benchmarks.contenders import Turns, UnavailableError
 from snapcap.benchmarks.harness.arguments import add_cases, count, counts
 from snapcap.benchmarks.harness.compiled_case import COMPONENTS, How, Job, Mode, Setup
 from snapcap.benchmarks.harness.marks import read_marks, read_result
-from snapcap.benchmarks.harness.report import Report, Samples, figures_of, number, ratio
+from snapcap.benchmarks.harness.report import Report, Samples, number, ratio
 from snapcap.benchmarks.harness.server import run_measured
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, fresh_caches, open_workload, scratch
 from snapcap.models.json_object import to_json
@@ -150,18 +150,8 @@ def run(options: argparse.Namespace, device: str) -> int:
         end = time.monotonic() + options.time_limit
         results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
     fill(report, results.samples, results.tokens, options.buckets, options.runs)
-    status = report.add_problems(results.problems, {name: case.title for name, case in CASES.items()})
-    report.write(
-        options.json,
-        figures_of(results.samples),
-        benchmark="modes",
-        model=options.model,
-        device=device,
-        problems=results.problems,
-        samples={name: case.values for name, case in results.samples.items()},
-        tokens=results.tokens,
-    )
-    return status
+    titles = {name: case.title for name, case in CASES.items()}
+    return report.end(options, device, results.problems, titles, results.samples, tokens=results.tokens)
 
 
 def measure_all(names: Sequence[str], runs: int, setup: Setup, kept: Path, end: float) -> Results:

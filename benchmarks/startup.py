@@ -1,6 +1,6 @@
 """Measures starts, from exec to the first caption, of this server beside the field's ways to start.
 
-Every run is a fresh process with fresh compiler caches and a warm page cache, or an empty one with --cold-disk.
+Every run is a fresh process with fresh compiler caches and a warm page cache.
 The cases take turns. Artifact sets are built first if a case needs one. A wrong caption is an error, not a result.
 """
 
@@ -9,24 +9,17 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.contenders import BACKENDS, PEERS, Contenders, UnavailableError, open_contenders
-from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count, drop_page_cache, require_drop
+from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
 from snapcap.benchmarks.harness.load import SERVING_COMPILES
 from snapcap.benchmarks.harness.marks import read_marks, read_result
 from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
-from snapcap.benchmarks.harness.processes import (
-    Children,
-    children,
-    descendants,
-    kernel_counts_children,
-    own_parts,
-    peak_host_bytes,
-)
-from snapcap.benchmarks.harness.report import Report, Samples, figures_of, number, ratio
+from snapcap.benchmarks.harness.processes import descendants, own_parts, peak_host_bytes
+from snapcap.benchmarks.harness.report import Report, Samples, number, ratio
 from snapcap.benchmarks.harness.server import (
     SNAPCAP_API,
     START_LIMIT_S,
@@ -61,12 +54,10 @@ class Start:
     values: all numbers, each quoted as a median over the runs. ``total`` is the seconds from the spawn to the first
         caption, or to the end of a program that makes none.
     startup: what ``/startup`` of this server says after its first caption. Empty for other programs.
-    children: the processes that this server had started by then. None for other programs.
     """
 
     values: dict[str, float]
     startup: Mapping[str, Any] = field(default_factory=dict)
-    children: Children | None = None
 
 
 def start_script(command: Sequence[str], extra: Mapping[str, str], last: str) -> Start:
@@ -95,17 +86,13 @@ def require_backend(startup: Mapping[str, Any], backend: str, *, later: bool = F
 class Bench:
     """The state that all cases share.
 
-    counts_children: this kernel counts the children of a process.
     work: files of this run.
     stack: closes the resources that cases have opened.
-    cold_disk: each start reads its files from the disk.
     """
 
     contenders: Contenders
-    counts_children: bool
     work: Path
     stack: ExitStack
-    cold_disk: bool = False
     _remote: S3Artifacts | None = None
 
     def start(self, case: str) -> Start:
@@ -117,8 +104,6 @@ class Bench:
         """
         with scratch() as folder:
             extra, contenders = fresh_caches(folder), self.contenders
-            if self.cold_disk:
-                drop_page_cache()
             if case in (FLOOR, IMPORT_TORCH):
                 return self._floor(case, extra)
             if case == PUBLISHED:
@@ -144,10 +129,7 @@ class Bench:
                 server.check()  # raises with the server's exit, if it has ended
                 raise RuntimeError(f"{error}: {server.last_line()}") from error
             # The workers of a peer are parts of it. The compilers of a build are no parts of this server.
-            parts = own_parts(server.pid) if is_snapcap else [pid for pid, _ in descendants(server.pid)]
-            if is_snapcap:
-                # The kernel counts children, so a child that has ended is known without having been seen.
-                start.children = children(server.pid, self.counts_children, parts)
+            parts = own_parts(server.pid) if is_snapcap else descendants(server.pid)
             peaks = [peak_host_bytes(pid) for pid in (server.pid, *parts)]
             if peaks[0] is not None:
                 start.values["peak_host_mib"] = sum(peak for peak in peaks if peak is not None) / (1 << 20)
@@ -222,8 +204,7 @@ def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
     columns = ["exec → …, s", "n", "/livez", "READY", "caption", "READY /floor", "caption /floor", "READY /peer"]
     columns += ["caption /peer", "steady ms", "first /steady", "host MiB"]
     note = (
-        "Medians of alternating runs, each a fresh process with fresh caches (and with --cold-disk an empty page "
-        "cache), seconds since its spawn. caption: "
+        "Medians of alternating runs, each a fresh process with fresh caches, seconds since its spawn. caption: "
         "the first caption, for the floor and `import torch` their end. /peer: to the first caption of FastAPI + "
         "transformers, unbatched. steady: a lone caption when warm; first: the one asked for at READY. host: "
         "VmHWM, the sum over a server's processes, which counts what they share more than once."
@@ -231,72 +212,27 @@ def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
     report.add("Cold start", columns, rows, note)
 
 
-def _children(report: Report, starts: Mapping[str, Sequence[Start]]) -> None:
-    rows = []
-    for name, own in starts.items():
-        found = [start.children for start in own if start.children is not None]
-        if not found:
-            continue
-        none = sum(each.none for each in found)
-        unknown = any(each.ended is None for each in found)
-        by_kernel = "not counted by this kernel" if unknown else f"none in {none} of {len(found)} starts"
-        alive = ", ".join(sorted({name for each in found for name in each.alive})) or "none"
-        serving = max(start.values["compiles_serving"] for start in own)
-        rows.append([TITLES[name], by_kernel, alive, f"{serving:.0f}"])
-    columns = ["until the first captions", "child processes (kernel)", "alive", "graphs compiled after READY"]
-    note = (
-        "Kernel: page faults of children that have ended, as proc(5) counts them, and children alive; none means "
-        "that no process was started, however short-lived, but the server's own (engine, decoding), whose "
-        "children are counted too."
-    )
-    report.add("Processes started on the warm path", columns, rows, note)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
     text = "number of starts of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
-    text = "drop the page cache before each start, so that files are read from the disk; needs root"
-    parser.add_argument("--cold-disk", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace, device: str) -> int:
-    """Runs the measurement. The exit status is 0 if every case that can run here gave results.
-
-    Raises:
-        PageCacheError: ``--cold-disk`` is given, and the page cache cannot be dropped.
-    """
-    if options.cold_disk:
-        require_drop()
+    """Runs the measurement. The exit status is 0 if every case that can run here gave results."""
     report = Report()
     with ExitStack() as stack:
         contenders = open_contenders(stack, options, device)
         work = stack.enter_context(scratch())
-        bench = Bench(contenders, kernel_counts_children(), work, stack, options.cold_disk)
+        bench = Bench(contenders, work, stack)
         # Brings files into the page cache: the first import of a package reads the disk.
         contenders.rounds([name for name in options.cases if name in (FLOOR, *PEERS)], 1, bench.start)
         starts = contenders.rounds(options.cases, options.runs, bench.start)
     judge(starts, contenders.problems)
     samples = {name: Samples.of(start.values for start in found) for name, found in starts.items()}
-    _children(report, starts)
     _totals(report, samples)
-    status = report.add_problems(contenders.problems, TITLES)
-    report.write(
-        options.json,
-        figures_of(samples),
-        benchmark="startup",
-        model=options.model,
-        device=device,
-        cold_disk=options.cold_disk,
-        problems=contenders.problems,
-        samples={name: case.values for name, case in samples.items()},
-        children={
-            name: [asdict(start.children) for start in found if start.children is not None]
-            for name, found in starts.items()
-        },
-    )
-    return status
+    return report.end(options, device, contenders.problems, TITLES, samples)
 
 
 def judge(starts: Mapping[str, Sequence[Start]], problems: dict[str, str]) -> None:

@@ -340,9 +340,10 @@ class Overloaded(_RetryLater):
 
     status = 429
     title = "Too many requests"
+    what: str
 
-    def __init__(self, what: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(f"{what}; retry after the time in Retry-After.", retry_after_s)
+    def __init__(self, retry_after_s: float = 1.0) -> None:
+        super().__init__(f"{self.what}; retry after the time in Retry-After.", retry_after_s)
 
 
 class NotReady(_RetryLater):

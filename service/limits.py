@@ -27,9 +27,7 @@ class QueueFull(Overloaded):
     """Refuses a request because the queue of images is full."""
 
     code = "queue_full"
-
-    def __init__(self, retry_after_s: float = 1.0) -> None:
-        super().__init__("The queue is full", retry_after_s)
+    what = "The queue is full"
 
 
 class BodyMemoryFull(Overloaded):
@@ -39,7 +37,8 @@ class BodyMemoryFull(Overloaded):
     title = "Too much in flight"
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"The bodies of all requests together have reached their limit of {limit} bytes")
+        self.what = f"The bodies of all requests together have reached their limit of {limit} bytes"
+        super().__init__()
 
 
 class ImageFetchesFull(Overloaded):
@@ -47,9 +46,7 @@ class ImageFetchesFull(Overloaded):
 
     code = "image_fetches_full"
     title = "Too many image URLs"
-
-    def __init__(self) -> None:
-        super().__init__(f"The server is fetching {MAX_IMAGE_FETCHES} images from URLs already, which is its limit")
+    what = f"The server is fetching {MAX_IMAGE_FETCHES} images from URLs already, which is its limit"
 
 
 class EngineChannelFull(Overloaded):
@@ -57,9 +54,7 @@ class EngineChannelFull(Overloaded):
 
     code = "engine_channel_full"
     title = "Engine does not keep up"
-
-    def __init__(self) -> None:
-        super().__init__("The engine process does not keep up with its requests")
+    what = "The engine process does not keep up with its requests"
 
 
 class TooManyConnections(Overloaded):
@@ -68,9 +63,7 @@ class TooManyConnections(Overloaded):
     status = 503
     code = "too_many_connections"
     title = "Too many connections"
-
-    def __init__(self) -> None:
-        super().__init__("The server has no room for another connection")
+    what = "The server has no room for another connection"
 
 
 class HeadTooLarge(BadRequest):

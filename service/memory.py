@@ -15,18 +15,16 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.models.dataclass import dataclass
 from snapcap.service.limits import BodyMemoryFull
-from snapcap.warmup.machine.capacity import MEMBERSHIP, MOUNTS, control_groups
+from snapcap.warmup.machine.capacity import control_groups
 from snapcap.warmup.machine.denied import process_limit
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from snapcap.service.config.settings import Settings
+    from snapcap.service.config.settings import HttpLimits, Settings
 
 _FILES = ("memory.max", "memory.limit_in_bytes")  # cgroup version 2, and version 1
 # More makes nothing faster: 32 bodies of 20 MiB, and more pictures of 50 million pixels than CPUs decode at a time.
@@ -34,41 +32,31 @@ _MOST_BODIES = 1 << 30
 _MOST_PIXELS = 4 << 30
 
 
-@dataclass(frozen=True)
-class MemoryBudget:
-    """Bytes that requests may make a server hold: `bodies` of requests on their way and until their images are
-    decoded, `pixels` of images that are being decoded."""
-
-    bodies: int
-    pixels: int
-
-    @classmethod
-    def of(cls, limit: int) -> "MemoryBudget":
-        """The shares of a server that may take `limit` bytes: a sixteenth for bodies and a quarter for pixels. The
-        rest is the model's, and the interpreter's in each process."""
-        return cls(min(limit // 16, _MOST_BODIES), min(limit // 4, _MOST_PIXELS))
-
-
-def memory_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> int:
-    """Bytes that the processes of this server may take together: the least of the machine's memory, the limits of
-    the control groups, as `docker run --memory` and Kubernetes set them, and RLIMIT_AS."""
+def memory_limit() -> int:
+    """Returns the bytes that the processes of this server may take together: the least of the machine's memory, the
+    limits of the control groups, as `docker run --memory` and Kubernetes set them, and RLIMIT_AS."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     address_space, _ = process_limit(resource.RLIMIT_AS)
-    limits = [machine, *_group_limits(membership, mounts)]
+    limits = [machine, *_group_limits()]
     if address_space != resource.RLIM_INFINITY:
         limits.append(address_space)
     return min(limits)
 
 
+def body_memory(limits: "HttpLimits") -> int:
+    """Returns the bytes of memory that the bodies of all requests may take, on their way and until their images are
+    decoded: the value of the option, or else a sixteenth of the server's memory."""
+    return limits.max_body_memory or min(memory_limit() // 16, _MOST_BODIES)
+
+
 def decode_memory(settings: "Settings") -> int:
     """Returns the bytes of memory that all images together may take while they are decoded: the value of the
-    option, or else a fixed part of the server's memory."""
-    asked = settings.images.decode_memory
-    return MemoryBudget.of(memory_limit()).pixels if asked is None else asked
+    option, or else a quarter of the server's memory. The rest is the model's and the interpreters'."""
+    return settings.images.decode_memory or min(memory_limit() // 4, _MOST_PIXELS)
 
 
-def _group_limits(membership: Path, mounts: Path) -> Iterator[int]:
-    for group in control_groups("memory", membership, mounts):
+def _group_limits() -> Iterator[int]:
+    for group in control_groups("memory"):
         for name in _FILES:
             try:
                 text = (group / name).read_text().strip()

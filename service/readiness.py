@@ -22,10 +22,15 @@ def is_probe(path: str) -> bool:
 
 
 class State(StrEnum):
+    """The states in their order: the process moves forward only, and may leave states out."""
+
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"
     FAILED = "failed"
+    DRAINING = "draining"
+
+
+_ORDER = tuple(State)
 
 
 class ExitStatus(IntEnum):
@@ -46,18 +51,6 @@ class ExitStatus(IntEnum):
 
         is_of_model = isinstance(error, CheckpointError | ConfigError | WeightsError)
         return cls.START_FAILED if is_of_model else cls.FAILED
-
-
-_MOVES: dict[State, frozenset[State]] = {
-    State.STARTING: frozenset({State.READY, State.FAILED, State.DRAINING}),
-    State.READY: frozenset({State.FAILED, State.DRAINING}),
-    State.FAILED: frozenset({State.DRAINING}),
-    State.DRAINING: frozenset(),
-}
-
-
-class IllegalTransitionError(RuntimeError):
-    """The state machine has no transition between these two states."""
 
 
 class Readiness:
@@ -95,14 +88,13 @@ class Readiness:
         return self._current_phase() if self._state is State.STARTING else self._state.value
 
     def ready(self) -> bool:
-        """Moves from STARTING to READY. Returns False, without a move, if the server drains already: a signal may
-        arrive while the start ends. Raises IllegalTransitionError from READY or FAILED."""
+        """Moves from STARTING to READY. Returns False, without a move, from any other state: a signal may arrive
+        while the start ends."""
         return self._move(State.READY)
 
     def fail(self, error: str) -> bool:
-        """Moves to FAILED, with a sentence for /readyz and /startup. Returns False, without a move, when draining.
-
-        Raises IllegalTransitionError if the state is FAILED already."""
+        """Moves to FAILED, with a sentence for /readyz and /startup. Returns False, without a move, if the server
+        drains or has failed before."""
         return self._move(State.FAILED, error)
 
     def drain(self) -> bool:
@@ -111,10 +103,8 @@ class Readiness:
 
     def _move(self, to: State, error: str | None = None) -> bool:
         with self._lock:
-            if self._state is State.DRAINING:
+            if _ORDER.index(to) <= _ORDER.index(self._state):
                 return False
-            if to not in _MOVES[self._state]:
-                raise IllegalTransitionError(f"cannot go from {self._state} to {to}")
             if error is not None:
                 self._error = error
                 started = self._state is not State.STARTING

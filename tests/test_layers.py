@@ -60,7 +60,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "harness",
         "peers",
         "contenders",
-        ("engine", "soak", "autoscaling"),
+        ("engine", "soak"),
         ("comparison", "latency", "modes", "startup"),
         "figures",
         "command",

@@ -5,6 +5,7 @@ ValueError with the end of the sentence "X must …".
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -18,6 +19,15 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://([a-z0-9._-]{1,253}|\[[0-9a-f:
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave these ports out of an origin
 _ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 _LONGEST_ROOT_PATH = 256
+# Names of values in the help, by the name of the function that parses them or makes their parser.
+_METAVARS = {
+    "parse_int": "N",
+    "parse_seconds": "SECONDS",
+    "parse_size": "SIZE",
+    "parse_path": "FILE",
+    "parse_name": "NAME",
+    "parse_names": "NAME",
+}
 _LONGEST_S = 1e9  # longer than any sensible timeout, and short enough for the system to wait for
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -53,15 +63,17 @@ def option(
     help: str,  # noqa: A002 - the word argparse uses
     *,
     parse: Callable[[str], Any] = str,
-    metavar: str = "TEXT",
+    metavar: str = "",
     default_text: str | None = None,
     choices: tuple[str, ...] = (),
     repeatable: bool = False,
 ) -> Any:
-    """A dataclass field that is an option. `default` may be a function, called for each new instance."""
+    """A dataclass field that is an option. `default` may be a function, called for each new instance. Without
+    `metavar`, the parser names the value; without `default_text`, no value is "none"."""
     if choices:
         parse, metavar = parse_choice(choices), "{" + ",".join(choices) + "}"
-    text = str(default) if default_text is None else default_text
+    metavar = metavar or _METAVARS.get(parse.__qualname__.partition(".")[0], "TEXT")
+    text = default_text or ("none" if default in (None, (), "") else str(default))
     metadata = {_KEY: Option(name, help, parse, metavar, text, choices, repeatable)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -95,6 +107,7 @@ def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
 def parse_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
     """Returns a parser like `parse` that also turns "auto" into None."""
 
+    @functools.wraps(parse)
     def parse_or_auto(text: str) -> int | None:
         if text == "auto":
             return None

@@ -279,15 +279,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the open loop's moments")
     options = parser.parse_args()
     tally = uvloop.run(run(options))
-    result = {
-        "elapsed": max(tally.last - tally.began, 0.0),
-        "latencies": [round(latency, 6) for latency in tally.latencies],
-        "wrong": tally.wrong,
-        "errors": tally.errors,
-        "unanswered": tally.unanswered,
-        "statuses": tally.statuses,
-        "cpu_s": time.process_time(),
-    }
+    elapsed = max(tally.last - tally.began, 0.0)
+    result = {**vars(tally), "elapsed": elapsed, "cpu_s": time.process_time()}
     # `print` is not used: with unbuffered output, Python may cut a line longer than the pipe short.
     with open(sys.stdout.fileno(), "wb", closefd=False) as output:
         output.write(json.dumps(result).encode() + b"\n")

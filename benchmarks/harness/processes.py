@@ -1,51 +1,10 @@
-"""Reads the kernel's facts about a running process and its children: memory, CPU time, and started processes.
-
-No privileges are needed. The kernel adds the page faults of every child that has ended, and of its children, to its
-parent (proc(5), `cminflt`). If this number is 0 and no child is alive, no process was ever started, however
-short-lived. A child whose end the parent ignores (SIGCHLD set to SIG_IGN) is not counted. Neither Python nor torch
-does that.
-"""
+"""Reads the kernel's facts about running processes and their children: memory, CPU time, parts of a server."""
 
 import contextlib
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-
-UNKNOWN = "?"
-
-
-@dataclass(frozen=True)
-class Children:
-    """The processes that a process has started.
-
-    ended: a child has ended. None if the kernel does not count.
-    alive: names of the children that are alive.
-    """
-
-    ended: bool | None
-    alive: tuple[str, ...]
-
-    @property
-    def none(self) -> bool:
-        """True if it is certain that no process was ever started."""
-        return self.ended is False and not self.alive
-
-
-def children(pid: int, counts: bool, parts: Iterable[int] = ()) -> Children:
-    """Returns the processes that ``pid`` has started so far.
-
-    Args:
-        counts: the result of ``kernel_counts_children``.
-        parts: processes that do a part of the work of ``pid``. They are not counted, but their children are.
-    """
-    own = [pid, *parts]
-    found = [fields for fields in map(_stat, own) if fields]
-    ended = any(int(fields[8]) + int(fields[10]) > 0 for fields in found) if counts and found else None
-    return Children(ended, tuple(name for child, name in descendants(pid) if child not in own))
 
 
 def own_parts(pid: int) -> list[int]:
@@ -58,26 +17,14 @@ def own_parts(pid: int) -> list[int]:
 
     def forks(of: int) -> list[int]:
         born = sorted(child for child, parent in parents.items() if parent == of)
-        return [child for child in born if _arguments(child) == arguments != []]
+        return [child for child in born if _arguments(child) == arguments != b""]
 
     direct = forks(pid)[:2]
     return [*direct, *(child for parent in direct[1:] for child in forks(parent))]
 
 
-def kernel_counts_children() -> bool:
-    """Returns whether this kernel counts children as described above, by trying. A sandbox's kernel may not."""
-    script = "import subprocess, sys; subprocess.run(['true']); print('done', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-S", "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        if child.stdout is None or child.stdout.readline() != b"done\n":
-            return False
-        found = children(child.pid, counts=True)
-        child.communicate()
-    return bool(found.ended)
-
-
-def descendants(pid: int) -> list[tuple[int, str]]:
-    """Returns process ids and program names of the children of ``pid``, their children, and so on."""
+def descendants(pid: int) -> list[int]:
+    """Returns the process ids of the children of ``pid``, their children, and so on."""
     below: dict[int, list[int]] = {}
     for child, parent in _parents().items():
         below.setdefault(parent, []).append(child)
@@ -86,7 +33,7 @@ def descendants(pid: int) -> list[tuple[int, str]]:
         born = below.get(waiting.pop(), [])
         found += born
         waiting += born
-    return [(child, _program(child)) for child in found]
+    return found
 
 
 def peak_host_bytes(pid: int) -> int | None:
@@ -137,7 +84,7 @@ def gpu_name() -> str | None:
 
 def _tree(pid: int) -> list[int]:
     """Returns a process and its descendants."""
-    return [pid, *(child for child, _ in descendants(pid))]
+    return [pid, *descendants(pid)]
 
 
 def _field_bytes(pid: int, file: str, field: str) -> int | None:
@@ -159,24 +106,12 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _program(pid: int) -> str:
-    """Returns the name of a process's program, or of Python's module if it was started with -m."""
-    words = _arguments(pid)
-    if not words:
-        return UNKNOWN
-    name = words[0].rpartition("/")[2]
-    if name.startswith("python") and "-m" in words[:-1]:
-        return f"python -m {words[words.index('-m') + 1]}"
-    return name
-
-
-def _arguments(pid: int) -> list[str]:
-    """Returns the command line of a process, or an empty list if it has ended."""
+def _arguments(pid: int) -> bytes:
+    """Returns the command line of a process, or b"" if it has ended."""
     try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return []
-    return [argument.decode(errors="replace") for argument in arguments]
+        return b""
 
 
 def _parents() -> dict[int, int]:

@@ -1,5 +1,6 @@
 """Holds samples, prints tables, and writes figures and samples as JSON, with their machine and versions."""
 
+import argparse
 import contextlib
 import json
 import math
@@ -103,6 +104,22 @@ class Report:
         rows = [[titles[name], why] for name, why in problems.items()]
         self.add("Not measured, or not to be trusted", ["", "because"], rows)
         return int(any(why.startswith("failed") for why in problems.values()))
+
+    def end(
+        self,
+        options: argparse.Namespace,
+        device: str,
+        problems: Mapping[str, str],
+        titles: Mapping[str, str],
+        samples: Mapping[str, Samples],
+        **further: Any,
+    ) -> int:
+        """Prints and writes a measurement of several cases. Returns the exit status, as `add_problems` does."""
+        status = self.add_problems(problems, titles)
+        about = {"benchmark": options.measure, "model": options.model, "device": device, "problems": problems}
+        values = {name: case.values for name, case in samples.items()}
+        self.write(options.json, figures_of(samples), **about, samples=values, **further)
+        return status
 
     def write(self, file: Path | None, figures: Mapping[str, float | None], **further: Any) -> None:
         """Prints all tables.

@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.caption import open_stream
-from snapcap.service.api.conversation import OTHER_ROLES, Conversation, text_of
+from snapcap.service.api.conversation import OTHER_ROLES, Conversation, TextUse, text_of
 from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.captioning.captioner import Captioner, ModelFacts
 from snapcap.service.captioning.options import EMPTY, NEUTRAL, CaptionOptions, options_from_json, sort_fields
 from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
@@ -98,10 +98,10 @@ class Answers:
         *,
         continue_text: bool,
     ) -> None:
-        """`continue_text`: see `read_messages`."""
+        """`continue_text`: texts for a model that takes no instructions are beginnings of captions."""
         self.captioner = captioner
         self.handler = handler
-        self._continue_text = continue_text
+        self._plain_use = TextUse.CONTINUE if continue_text else TextUse.IGNORE
         self._limits = limits
         self._fetcher = fetcher
 
@@ -115,13 +115,12 @@ class Answers:
         self,
         request: Request,
         sort: Callable[[bytes], ChatFields],
-        parse: Callable[..., T],
+        parse: Callable[[ChatFields, TextUse], T],
         permit: Permit | None = None,
     ) -> T:
-        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them, and takes
-        `continue_text`, `instruct` and `converse` as `read_messages` does. A server knows if a model takes
-        instructions once it has been awake: with `permit`, the first request waits for that, with a place in the
-        model's queue.
+        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them. A server
+        knows if a model takes instructions once it has been awake: with `permit`, the first request waits for that,
+        with a place in the model's queue.
 
         Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse` and `Captioner.awake`."""
         kind = media_type(request)
@@ -135,9 +134,7 @@ class Answers:
             if captioner.facts is None and permit is not None and not (unread or fields.empty):
                 unread.append((body, captioner))
                 return None
-            known = captioner.known
-            takes = {"instruct": known.takes_instructions, "converse": known.takes_conversations}
-            return parse(fields, continue_text=self._continue_text, **takes)
+            return parse(fields, self._use(captioner.known))
 
         wanted = await read_json(request, self._limits, pool, read)
         if unread and permit is not None:
@@ -147,6 +144,11 @@ class Answers:
             permit.release()
             wanted = await parse_received(request, body, pool, read)
         return cast(T, wanted)
+
+    def _use(self, known: ModelFacts) -> TextUse:
+        if known.takes_conversations:
+            return TextUse.CONVERSE
+        return TextUse.INSTRUCT if known.takes_instructions else self._plain_use
 
     async def whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         """Returns the stream at its end, and the whole text."""

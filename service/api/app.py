@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.operations import health_routes, metrics_routes, startup_routes
 from snapcap.service.captioning.captioner import Captioner
-from snapcap.service.http.access import EVERY_HOST, Authentication, PageGuard
+from snapcap.service.http.access import EVERY_HOST, Guard
 from snapcap.service.http.middleware import ProblemHandler, RequestScope
 from snapcap.service.http.routing import Apis, Dispatch, RouteGroup
 from snapcap.service.readiness import Readiness
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from snapcap.service.config.settings import HttpSettings
     from snapcap.service.http.access import ApiKeys
     from snapcap.service.http.bodies import BodyLimits
-    from snapcap.service.telemetry.tracing import Tracing
+    from snapcap.service.telemetry.otel import OtelTracing
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,12 @@ class Application:
     """Serves groups of routes as an ASGI application, inside the middleware."""
 
     def __init__(self, metrics: Metrics, exposure: Exposure = Exposure()) -> None:  # noqa: B008 - frozen
-        keys, origins = exposure.keys, exposure.origins
+        origins = exposure.origins
         self.groups: list[RouteGroup] = []
         self.apis = Apis()
         self.handler = ProblemHandler(metrics, self.apis)
         self._dispatch = Dispatch(self.apis)
-        inner: ASGIApp = self._dispatch if keys is None else Authentication(self._dispatch, keys)
-        inner = PageGuard(inner, origins, exposure.hosts)
+        inner = Guard(self._dispatch, exposure.keys, origins, exposure.hosts)
         self._scope = RequestScope(inner, metrics, self.handler, exposure.root_path)
         self._around: ASGIApp = self._scope
         if origins:
@@ -97,7 +96,7 @@ class Application:
         ready"."""
         self._dispatch.complete = True
 
-    def trace(self, tracing: "Tracing | None") -> None:
+    def trace(self, tracing: "OtelTracing | None") -> None:
         """Sets the tracing of caption requests from now on. None turns it off."""
         self._scope.tracing = tracing
 

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from snapcap.models.dataclass import dataclass
 from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning.captioner import Captioner, CaptionResult
 from snapcap.service.captioning.options import (
@@ -66,14 +65,6 @@ MODEL = "model"
 FIELDS = (MODEL, *NAMES)
 _OPTIONS = ("image", *NAMES)
 LONGEST_NAME = 200
-
-
-@dataclass(frozen=True)
-class NamedImage:
-    """Holds the bytes of an image file and its file name; "": the client sent no name."""
-
-    data: bytes
-    filename: str
 
 
 class CaptionRoutes:
@@ -157,14 +148,14 @@ class CaptionRoutes:
         return JsonReply({"captions": items}, ignored_header(options.ignored))
 
     async def _caption_all(
-        self, request: Request, images: list[NamedImage], options: CaptionOptions
+        self, request: Request, images: list[Part], options: CaptionOptions
     ) -> list[CaptionResult | ServiceError]:
         return await asyncio.gather(
             *(self._caption_one(request, index, image, options) for index, image in enumerate(images))
         )
 
     async def _caption_one(
-        self, request: Request, index: int, image: NamedImage, options: CaptionOptions
+        self, request: Request, index: int, image: Part, options: CaptionOptions
     ) -> CaptionResult | ServiceError:
         identity, account = f"{request_id(request.scope)}/{index}", body_account(request.scope)
         try:
@@ -241,7 +232,7 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
 
 async def read_images(
     request: Request, limits: BodyLimits, pool: Executor, at_most: int
-) -> tuple[list[NamedImage], CaptionOptions]:
+) -> tuple[list[Part], CaptionOptions]:
     """Returns the images and the options of a multipart body: its parts named image or images, at least one.
 
     Raises the subclasses of BadRequest that say what is wrong."""
@@ -275,9 +266,7 @@ def with_model(options: CaptionOptions, name: Any) -> CaptionOptions:
     return replace(options, model=name)
 
 
-def _from_form(
-    parts: Iterable[Part], query: CaptionOptions, at_most: int
-) -> tuple[list[NamedImage], CaptionOptions]:
+def _from_form(parts: Iterable[Part], query: CaptionOptions, at_most: int) -> tuple[list[Part], CaptionOptions]:
     given = [part for part in parts if not part.is_empty_input]
     files = [part.name for part in given if part.filename is not None]
     pictures = [part for part in given if part.filename is not None or (_is_image(part.name) and part.data)]
@@ -290,7 +279,7 @@ def _from_form(
         raise UnknownOption(unknown[0], (*_IMAGE_PARTS, *NAMES))
     if len(pictures) > at_most:
         raise TooManyImages(_too_many(len(pictures), at_most))
-    images = [_named_image(part) for part in pictures]
+    images = [_picture(part) for part in pictures]
     fields = [part for part in given if part.filename is None and not _is_image(part.name)]
     options = _options_from_text([(part.name, part.text) for part in fields], query)
     if not images:
@@ -302,15 +291,16 @@ def _is_image(name: str) -> bool:
     return _IMAGE_PART.fullmatch(name) is not None
 
 
-def _named_image(part: Part) -> NamedImage:
+def _picture(part: Part) -> Part:
+    """Returns the part of an image as a file, whose name is "" if the client sent none."""
     if part.filename is not None:
-        return NamedImage(part.data, part.filename)
+        return part
     # Some clients send no file name for bytes from memory, and web pages send a canvas as a data URI.
     image = decode_base64(part.data) if part.data.isascii() else part.data
     if not image:
         how = "send a file part (`-F image=@photo.jpg`), or a URL in JSON to POST /v1/caption"
         raise MissingImage(f"The part named image has no file name; {how}.")
-    return NamedImage(image, "")
+    return replace(part, data=image, filename="")
 
 
 def _too_many(count: int, at_most: int) -> str:

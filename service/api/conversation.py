@@ -9,8 +9,9 @@ template renders them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.text import ASSISTANT, SYSTEM, USER, Dialogue
@@ -36,6 +37,14 @@ _NO_IMAGE = (
 )
 
 
+class TextUse(Enum):
+    """The use of the texts in messages. IGNORE: none. CONTINUE: there must be one message, and its text is the
+    beginning of the caption. INSTRUCT: the last text of a user is an instruction. CONVERSE: likewise, and the model
+    reads the other messages too."""
+
+    IGNORE, CONTINUE, INSTRUCT, CONVERSE = range(4)
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Holds the parsed messages. `image`: the bytes of a data URI, or an http(s) URL. `text`: the beginning of the
@@ -58,20 +67,18 @@ class Message:
     images: Sequence[Callable[[], bytes | str]]
 
 
-class ReadMessage(Protocol):
-    def __call__(self, message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
-        """Returns the texts and images of a message. `where`: its place for errors. `strict`: the message is a
-        user's, so each part must be a text or an image."""
+# Returns the texts and images of a message. Arguments: the message, and its place for errors.
+ReadMessage: TypeAlias = Callable[[Mapping[str, Any], str], Message]
 
 
-def read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
-    """Returns the texts and images of a message of OpenAI's APIs. `strict`: a content is required, and each part
+def read_message(message: Mapping[str, Any], where: str) -> Message:
+    """Returns the texts and images of a message of OpenAI's APIs. In a user's, a content is required, and each part
     must be a text or an image.
 
     Any part that may be an image counts as one. Otherwise an older image would be captioned in its place."""
     images: list[Callable[[], bytes | str]] = []
     texts: list[str] = []
-    content = message.get("content")
+    content, strict = message.get("content"), message.get("role") == USER
     if isinstance(content, str):
         texts.append(content)
     elif strict and not isinstance(content, list):
@@ -94,29 +101,20 @@ def read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Mes
 
 
 def read_messages(
-    messages: Any,
-    *,
-    continue_text: bool,
-    instruct: bool = False,
-    converse: bool = False,
-    read: ReadMessage = read_message,
-    where: str = "messages",
+    messages: Any, use: TextUse, read: ReadMessage = read_message, where: str = "messages"
 ) -> Conversation:
-    """Returns the parsed messages. `continue_text`: there must be one message, and its text is the beginning of the
-    caption, unless `instruct` is set. `instruct`: the last text of a user is an instruction. `converse`: the model
-    reads the other messages too. `read`: reads one message. `where`: the name of the messages for errors.
+    """Returns the parsed messages. `read`: reads one message. `where`: the name of the messages for errors.
 
     Raises InvalidOption, MissingImage, UnprocessableImage."""
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise InvalidOption(where, "be a list of messages")
-    if continue_text and not instruct:
+    if use is TextUse.CONTINUE:
         return _only_message(messages, read, where)
-    return _newest_image(messages, instruct, converse, read, where)
+    return _newest_image(messages, use, read, where)
 
 
-def _newest_image(
-    messages: list[dict[str, Any]], instruct: bool, converse: bool, read: ReadMessage, where: str
-) -> Conversation:
+def _newest_image(messages: list[dict[str, Any]], use: TextUse, read: ReadMessage, where: str) -> Conversation:
+    instruct = use is not TextUse.IGNORE
     ignored: set[str] = set()
     asked: Message | None = None
     said, place_of_image = "", 0
@@ -125,7 +123,7 @@ def _newest_image(
         role, place = message.get("role"), f"{where}[{index}]"
         if not isinstance(role, str) or role not in (USER, *OTHER_ROLES):
             raise InvalidOption(f"{place}.role", f"be {', '.join((USER, *OTHER_ROLES))}")
-        found = read(message, place, strict=role == USER)
+        found = read(message, place)
         said_by.append((role, found))
         text = "".join(found.texts)
         if role == USER and text.strip():
@@ -139,7 +137,7 @@ def _newest_image(
     if asked is None:
         raise MissingImage(_NO_IMAGE)
     image = _last(asked.images)
-    if converse and messages[place_of_image]["role"] == USER:
+    if use is TextUse.CONVERSE and messages[place_of_image]["role"] == USER:
         return _among_others(image, said_by, place_of_image, ignored & {"images"})
     return Conversation(image, said if instruct else "", tuple(sorted(ignored)))
 
@@ -169,7 +167,7 @@ def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str)
         raise InvalidOption(where, "be a list of one message; this server continues the text of a single message")
     if messages[0].get("role") != USER:
         raise InvalidOption(f"{where}[0].role", "be 'user'; this model takes no instructions")
-    found = read(messages[0], f"{where}[0]", strict=True)
+    found = read(messages[0], f"{where}[0]")
     if not found.images:
         raise MissingImage(_NO_IMAGE)
     if len(found.texts) > 1:

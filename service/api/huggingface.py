@@ -23,7 +23,7 @@ from snapcap.service.http.bodies import (
     member_object,
     read_image_or_json,
 )
-from snapcap.service.http.problems import HUGGING_FACE
+from snapcap.service.http.problems import SENTENCE
 from snapcap.service.http.replies import JsonReply
 from snapcap.service.http.routing import Api, RouteGroup
 
@@ -46,7 +46,7 @@ class HuggingFaceRoutes:
             Route("/", self.image_to_text, methods=["POST"]),
             Route("/models/{model:path}", self.image_to_text_of_model, methods=["POST"]),
         ]
-        return RouteGroup("Hugging Face", routes, Api("huggingface", HUGGING_FACE, captions=True))
+        return RouteGroup("Hugging Face", routes, Api("huggingface", SENTENCE, captions=True))
 
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 or a URL in JSON with parameters."""

@@ -22,7 +22,7 @@ from snapcap.service.api.schema_parts import (
     request_object,
 )
 from snapcap.service.captioning import options as caption_options
-from snapcap.service.http.problems import HUGGING_FACE
+from snapcap.service.http.problems import SENTENCE
 
 _ERRORS = (*JSON_BODY, *BODY, *CAPTION, *URLS)
 
@@ -61,12 +61,12 @@ def operations() -> dict[str, dict[str, Any]]:
     return {
         "image_to_text": {
             "summary": "Caption an image",
-            "responses": found | problems(*_ERRORS, shape=HUGGING_FACE),
+            "responses": found | problems(*_ERRORS, shape=SENTENCE),
             "openapi_extra": _body(),
         },
         "image_to_text_of_model": {
             "summary": "Caption an image with a model",
-            "responses": found | problems(*_ERRORS, errors.ModelNotFound, shape=HUGGING_FACE),
+            "responses": found | problems(*_ERRORS, errors.ModelNotFound, shape=SENTENCE),
             "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")], **_body()},
         },
     }
@@ -80,8 +80,4 @@ class HuggingFaceCaptions(RootModel[list[HuggingFaceCaption]]):
     """A list with one item."""
 
 
-class HuggingFaceError(ClosedReply):
-    error: str = Field(description="The error and what to do, as text.")
-
-
-ROOTS: tuple[type[BaseModel], ...] = (HuggingFaceCaptions, HuggingFaceError)
+ROOTS: tuple[type[BaseModel], ...] = (HuggingFaceCaptions,)

@@ -34,14 +34,14 @@ from snapcap.service.api.answers import (
     switch,
     usage_of,
 )
-from snapcap.service.api.conversation import Conversation, Message, read_messages, text_of
+from snapcap.service.api.conversation import Conversation, Message, TextUse, read_messages, text_of
 from snapcap.service.captioning import options
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import EMPTY, NEUTRAL, integer, sort_fields
 from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.errors import InvalidOption
 from snapcap.service.http.bodies import image_from_base64, json_object, member_object
-from snapcap.service.http.problems import OLLAMA
+from snapcap.service.http.problems import SENTENCE
 from snapcap.service.http.replies import JsonReply, LineStream, ignored_header, unless_disconnected
 from snapcap.service.http.routing import Api, RouteGroup
 from snapcap.warmup.progress.status import StartupStatus
@@ -99,7 +99,7 @@ class OllamaRoutes:
             Route("/api/show", self.show, methods=["POST"]),
             Route("/api/version", self.version),
         ]
-        return RouteGroup("Ollama", routes, Api("ollama", OLLAMA, captions=True))
+        return RouteGroup("Ollama", routes, Api("ollama", SENTENCE, captions=True))
 
     async def generate(self, request: Request) -> Response:
         """Captions the image in `images`. The reply is a stream of JSON lines unless `stream` is false.
@@ -143,7 +143,7 @@ class OllamaRoutes:
 
     async def show(self, request: Request) -> Response:
         """Describes a model."""
-        asked = await self._answers.read(request, sort_show, lambda fields, **_: fields.model)
+        asked = await self._answers.read(request, sort_show, lambda fields, _: fields.model)
         _, created = self._served(asked)
         family = self._answers.of(asked).known.family or ""
         capabilities = ["completion", "vision"]
@@ -248,21 +248,13 @@ def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:
     fields = chat_fields(body, _EXAMPLE, (*FIELDS, *own), OPTIONS, "options", _NEUTRAL)
     if own is CHAT:
         return fields._replace(empty=fields.document.get("messages") in (None, []))
-    said = _read_prompt(fields.document, "", strict=True)
+    said = _read_prompt(fields.document, "")
     return fields._replace(empty=not (said.texts or said.images))
 
 
-def read_ollama(
-    own: tuple[str, ...],
-    fields: ChatFields,
-    *,
-    continue_text: bool = False,
-    instruct: bool = False,
-    converse: bool = False,
-) -> OllamaRequest:
-    """Returns the parsed request. `continue_text`, `instruct`, `converse`: see `read_messages`.
-
-    Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
+def read_ollama(own: tuple[str, ...], fields: ChatFields, use: TextUse) -> OllamaRequest:
+    """Returns the parsed request. `own`: GENERATE or CHAT. Raises the subclasses of BadRequest that say what is
+    wrong, with the field as `option`."""
     document = fields.document
     within = sort_fields(
         member_object(document.get("options"), "options").items(),
@@ -278,11 +270,7 @@ def read_ollama(
     messages, read = document.get("messages"), _read_message
     if own is GENERATE:
         messages, read = [{**document, "role": USER}], _read_prompt
-    asked = Conversation(b"")
-    if not fields.empty:
-        asked = read_messages(
-            messages, continue_text=continue_text, instruct=instruct, converse=converse, read=read
-        )
+    asked = Conversation(b"") if fields.empty else read_messages(messages, use, read)
     chat = ChatRequest(
         fields.model,
         asked.image,
@@ -295,11 +283,11 @@ def read_ollama(
     return OllamaRequest(fields.model, None if fields.empty else chat, parse_keep_alive(document.get("keep_alive")))
 
 
-def _read_message(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
+def _read_message(message: Mapping[str, Any], where: str) -> Message:
     return _message(message, "content", f"{where}.")
 
 
-def _read_prompt(message: Mapping[str, Any], where: str, *, strict: bool) -> Message:
+def _read_prompt(message: Mapping[str, Any], where: str) -> Message:
     return _message(message, "prompt", "")
 
 

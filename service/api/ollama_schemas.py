@@ -29,7 +29,7 @@ from snapcap.service.api.schema_parts import (
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.captioning.options import EMPTY
-from snapcap.service.http.problems import OLLAMA
+from snapcap.service.http.problems import SENTENCE
 from snapcap.service.http.replies import LineStream
 
 _MODEL = {"type": ["string", "null"], "description": "The name of the served model, with or without `:latest`."}
@@ -39,8 +39,8 @@ _TEXT = {"type": ["string", "null"]}
 
 def operations() -> dict[str, dict[str, Any]]:
     """Returns FastAPI's keyword arguments for each route, by the name of the route."""
-    state = problems(errors.NotReady, shape=OLLAMA)
-    shown = problems(*JSON_BODY, *BODY, errors.InvalidOption, errors.ModelNotFound, errors.NotReady, shape=OLLAMA)
+    state = problems(errors.NotReady, shape=SENTENCE)
+    shown = problems(*JSON_BODY, *BODY, errors.InvalidOption, errors.ModelNotFound, errors.NotReady, shape=SENTENCE)
     example = {"model": EXAMPLE_MODEL, "stream": False}
     prompt = {"prompt": _TEXT, "images": _IMAGES}
     # A prompt is for an image; a request with neither loads or unloads the model.
@@ -74,7 +74,7 @@ def operations() -> dict[str, dict[str, Any]]:
 def _answer(schema: str) -> dict[int | str, dict[str, Any]]:
     whole = caption_reply("The caption whole, or as JSON lines unless stream is false", schema)
     lines = f"Lines of {schema}, the last with `done`. An error after the first line is a line with `error`."
-    return streamed_reply(whole, LineStream, lines) | problems(*NAMED, shape=OLLAMA)
+    return streamed_reply(whole, LineStream, lines) | problems(*NAMED, shape=SENTENCE)
 
 
 def _messages() -> dict[str, Any]:
@@ -172,8 +172,4 @@ class OllamaVersion(ClosedReply):
     version: str
 
 
-class OllamaError(ClosedReply):
-    error: str = Field(description="The error and what to do, as text.")
-
-
-ROOTS: tuple[type[BaseModel], ...] = (OllamaText, OllamaChat, OllamaModels, OllamaModel, OllamaVersion, OllamaError)
+ROOTS: tuple[type[BaseModel], ...] = (OllamaText, OllamaChat, OllamaModels, OllamaModel, OllamaVersion)

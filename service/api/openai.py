@@ -22,7 +22,7 @@ from snapcap.service.api.answers import (
     switch,
     usage_of,
 )
-from snapcap.service.api.conversation import read_messages
+from snapcap.service.api.conversation import TextUse, read_messages
 from snapcap.service.captioning import options
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.stream import CaptionStream
@@ -146,17 +146,12 @@ def sort_chat(body: bytes) -> ChatFields:
     return chat_fields(body, _EXAMPLE, (*_FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"))
 
 
-def read_chat(
-    fields: ChatFields, *, continue_text: bool = False, instruct: bool = False, converse: bool = False
-) -> ChatRequest:
-    """Returns the parsed request. `continue_text`, `instruct`, `converse`: see `read_messages`.
-
-    Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
+def read_chat(fields: ChatFields, use: TextUse) -> ChatRequest:
+    """Returns the parsed request. Raises the subclasses of BadRequest that say what is wrong, with the field as
+    `option`."""
     document = fields.document
     member = answer_member(document.get("response_format"), "response_format")
-    asked = read_messages(
-        document.get("messages"), continue_text=continue_text, instruct=instruct, converse=converse
-    )
+    asked = read_messages(document.get("messages"), use)
     stream = switch(document, "stream")
     return ChatRequest(
         model=fields.model,

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,6 @@ from snapcap.warmup.progress.timeline import Timeline
 
 _BETWEEN_TEXTS_S = 0.25
 _LONGEST_ACCEPT = 1024  # the Accept header of Prometheus has less than a third of this length
-FORMATS = ("json", "trace")
 
 
 def health_routes(readiness: Readiness) -> RouteGroup:
@@ -98,14 +96,10 @@ def startup_routes(
 
         With `model=NAME`, the report is of that model's last start, in seconds since it began, and `state` is the
         model's: absent, waking, ready or leaving. A server with several models, or with one that may leave, reports
-        the state of each in `models`.
-
-        With `format=trace`, the report is a Chrome trace in microseconds. Phases that ran at the same time are on
-        different tracks. The warm-up of each bucket is inside its phase, and the moments are instant events."""
-        form = _one_of(request, "format", FORMATS[:1])
-        if form not in FORMATS:
-            raise InvalidOption("format", f"be one of {', '.join(FORMATS)}")
-        asked = _one_of(request, "model", ("",))
+        the state of each in `models`."""
+        asked, *others = request.query_params.getlist("model") or ("",)
+        if others:
+            raise InvalidOption("model", "be given once")
         model = captioner.named(asked)
         known = model.known
         readiness, timeline, status = server if model.keeper is None or not asked else model.keeper.start
@@ -132,21 +126,9 @@ def startup_routes(
         }
         if captioner.models:
             body["models"] = {name: each.state for name, each in captioner.models.items()}
-        if form == "trace":
-            from snapcap.service.telemetry.trace import chrome_trace  # noqa: PLC0415 - few requests ask for a trace
-
-            return JSONResponse(chrome_trace(body, os.getpid()))
         return JSONResponse(body)
 
     return RouteGroup("operation", [Route("/startup", startup)])
-
-
-def _one_of(request: Request, name: str, default: tuple[str]) -> str:
-    """Returns the value of a query parameter, by default the value in `default`. Raises InvalidOption."""
-    given = request.query_params.getlist(name) or default
-    if len(given) > 1:
-        raise InvalidOption(name, "be given once")
-    return given[0]
 
 
 def _bucket(bucket: dict[str, Any]) -> dict[str, Any]:
@@ -154,5 +136,5 @@ def _bucket(bucket: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seconds(value: float | None) -> float | None:
-    """Returns seconds rounded to microseconds, the unit of a trace."""
+    """Returns seconds rounded to microseconds."""
     return None if value is None else round(value, 6)

@@ -5,22 +5,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 from starlette.responses import HTMLResponse, PlainTextResponse
 
-from snapcap.service.api.operations import FORMATS
-from snapcap.service.api.schema_parts import (
-    ModelState,
-    Omittable,
-    Responses,
-    problems,
-    reply,
-)
+from snapcap.service.api.schema_parts import ModelState, Omittable, Responses, problems, reply
 from snapcap.service.errors import InvalidOption, ModelNotFound
 
-_FORMAT = {
-    "name": "format",
-    "in": "query",
-    "description": "json: the document described here. trace: a Chrome trace, which ui.perfetto.dev opens.",
-    "schema": {"type": "string", "enum": [*FORMATS], "default": FORMATS[0]},
-}
 _MODEL = {
     "name": "model",
     "in": "query",
@@ -51,8 +38,8 @@ def operations() -> dict[str, dict[str, Any]]:
         "health": {"summary": "Do the same as /readyz, at the path that other servers use", "responses": _ready()},
         "startup": {
             "summary": "Report the start by phase",
-            "responses": reply("The timeline", "Startup", "Trace") | problems(InvalidOption, ModelNotFound),
-            "openapi_extra": {"parameters": [_FORMAT, _MODEL]},
+            "responses": reply("The timeline", "Startup") | problems(InvalidOption, ModelNotFound),
+            "openapi_extra": {"parameters": [_MODEL]},
         },
         "metrics": {
             "summary": "Return the Prometheus metrics",
@@ -189,28 +176,4 @@ class Startup(BaseModel):
     buckets: list[Bucket]
 
 
-class TraceEvent(BaseModel):
-    """An event of the Trace Event Format."""
-
-    name: str
-    ph: Literal["M", "X", "i"] = Field(
-        description="M: names a process or a track. X: an event from `ts` for `dur`. i: an instant."
-    )
-    pid: int
-    tid: int = Field(description="The track.")
-    ts: Omittable[int] = Field(description="Microseconds since the process was executed.")
-    dur: Omittable[int] = Field(description="Duration in microseconds.")
-    cat: Omittable[str] = Field(description="The kind of the event: phase, warm-up or mark.")
-    s: Omittable[str] = Field(description="The scope of an instant. p: the process.")
-    args: dict[str, Any]
-
-
-class Trace(BaseModel):
-    """The start as a Chrome trace."""
-
-    traceEvents: list[TraceEvent]  # noqa: N815  the format's name
-    displayTimeUnit: Literal["ms"]  # noqa: N815
-    otherData: dict[str, str | None]  # noqa: N815
-
-
-ROOTS: tuple[type[BaseModel], ...] = (Live, Ready, Startup, Trace)
+ROOTS: tuple[type[BaseModel], ...] = (Live, Ready, Startup)

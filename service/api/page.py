@@ -46,10 +46,6 @@ class Page:
     body: bytes
     headers: dict[str, str]
 
-    @property
-    def etag(self) -> str:
-        return self.headers["ETag"]
-
 
 def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") -> RouteGroup:
     """Returns the routes of the pages and of the OpenAPI document. `groups`: the routes in the document."""
@@ -92,7 +88,7 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
 
 def _reply(request: Request, page: Page) -> Response:
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-    if known & {page.etag, "*"}:
+    if known & {page.headers["ETag"], "*"}:
         return Response(status_code=304, headers=page.headers)
     return HTMLResponse(page.body, headers=page.headers)
 

@@ -27,7 +27,7 @@ from snapcap.service.api.answers import (
     switch,
     usage_of,
 )
-from snapcap.service.api.conversation import read_messages, text_of
+from snapcap.service.api.conversation import TextUse, read_messages, text_of
 from snapcap.service.api.openai import ANY_MODEL, OPTIONS
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import NEUTRAL, sort_fields
@@ -164,28 +164,19 @@ def sort_response(body: bytes) -> ChatFields:
     return chat_fields(body, _EXAMPLE, (*FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"), neutral=_NEUTRAL)
 
 
-def read_response(
-    fields: ChatFields, *, continue_text: bool = False, instruct: bool = False, converse: bool = False
-) -> ChatRequest:
-    """Returns the parsed request. `continue_text`, `instruct`, `converse`: see `read_messages`.
-
-    Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
+def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
+    """Returns the parsed request. Raises the subclasses of BadRequest that say what is wrong, with the field as
+    `option`."""
     document = fields.document
     texts = sort_fields(member_object(document.get("text"), "text").items(), ("format",), ())
     member = answer_member(dict(texts.known).get("format"), "text.format")
-    asked = read_messages(
-        _items(document.get("input")),
-        continue_text=continue_text,
-        instruct=instruct,
-        converse=converse,
-        where="input",
-    )
+    asked = read_messages(_items(document.get("input")), use, where="input")
     ignored = [*asked.ignored, *fields.ignored, *texts.ignored]
     if instructions := text_of(document.get("instructions", ""), "instructions"):
         before = asked.around.before
-        if converse and SYSTEM not in [role for role, _ in before]:
+        if use is TextUse.CONVERSE and SYSTEM not in [role for role, _ in before]:
             asked = replace(asked, around=replace(asked.around, before=((SYSTEM, instructions), *before)))
-        elif instruct and not asked.text:
+        elif use in (TextUse.INSTRUCT, TextUse.CONVERSE) and not asked.text:
             asked = replace(asked, text=instructions)
         else:
             ignored.append("instructions")

@@ -82,11 +82,9 @@ def problems(*kinds: type[ServiceError], shape: ErrorShape = PROBLEM) -> Respons
     return {status: _problem(status, of_status, shape) for status, of_status in sorted(by_status.items())}
 
 
-def reply(description: str, *schemas: str, status: int = 200) -> Responses:
-    """Returns the response with one of these schemas, which are names of the document's components."""
-    refs = [ref(schema) for schema in schemas]
-    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
-    return {status: {"description": description, "content": {"application/json": {"schema": schema}}}}
+def reply(description: str, schema: str, status: int = 200) -> Responses:
+    """Returns the response with a schema of the document's components."""
+    return {status: {"description": description, "content": {"application/json": {"schema": ref(schema)}}}}
 
 
 def caption_reply(description: str, schema: str) -> Responses:
@@ -216,4 +214,8 @@ class Problem(BaseModel):
     limit: Omittable[int] = Field(description="The largest size of a body, in bytes.")
 
 
-ROOTS: tuple[type[BaseModel], ...] = (Problem,)
+class SentenceError(ClosedReply):
+    error: str = Field(description="The error and what to do, as text.")
+
+
+ROOTS: tuple[type[BaseModel], ...] = (Problem, SentenceError)

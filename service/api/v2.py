@@ -36,7 +36,7 @@ from snapcap.service.errors import (
 )
 from snapcap.service.http.bodies import BodyLimits, image_from_base64, json_object, member_object, read_json
 from snapcap.service.http.middleware import new_caption, note_state, request_id
-from snapcap.service.http.problems import V2
+from snapcap.service.http.problems import SENTENCE
 from snapcap.service.http.replies import JsonReply, ignored_header, unless_disconnected
 from snapcap.service.http.routing import Api, RouteGroup, nothing_at
 from snapcap.service.limits import BINARY_HEADER_BYTES
@@ -107,7 +107,7 @@ class V2Routes:
             Route("/v2/health/live", self.live, name="server_live"),
             Route("/v2/health/ready", self.ready, name="server_ready"),
         ]
-        return RouteGroup(_TAG, routes, Api("v2_health", V2))
+        return RouteGroup(_TAG, routes, Api("v2_health", SENTENCE))
 
     def group(self) -> RouteGroup:
         """Returns the routes of metadata and inference."""
@@ -119,7 +119,7 @@ class V2Routes:
                 V2Route(f"{path}/ready", self.model_ready, name=f"{name}model_ready"),
                 V2Route(path, self.model, name=f"{name}model_metadata"),
             ]
-        return RouteGroup(_TAG, routes, Api("v2", V2, captions=True))
+        return RouteGroup(_TAG, routes, Api("v2", SENTENCE, captions=True))
 
     async def live(self, request: Request) -> Response:
         """Answers 200 as long as the event loop runs. The answer depends on nothing else."""

@@ -22,7 +22,7 @@ from snapcap.service.api.schema_parts import (
 )
 from snapcap.service.api.v2 import BINARY_OUTPUT, HEADER_LENGTH, INPUT, MAX_TIMEOUT, OUTPUT
 from snapcap.service.captioning import options as caption_options
-from snapcap.service.http.problems import V2
+from snapcap.service.http.problems import SENTENCE
 
 _LENGTH = {
     "name": HEADER_LENGTH,
@@ -62,17 +62,17 @@ def _of_model(prefix: str, *, versioned: bool) -> dict[str, dict[str, Any]]:
     return {
         f"{prefix}model_infer": {
             "summary": f"Caption a batch of images{what}",
-            "responses": _infer_reply() | problems(*NAMED, errors.TooManyImages, shape=V2),
+            "responses": _infer_reply() | problems(*NAMED, errors.TooManyImages, shape=SENTENCE),
             "openapi_extra": {"parameters": [*parameters, _LENGTH], "requestBody": _body()},
         },
         f"{prefix}model_ready": {
             "summary": f"Tell whether the model{what} is ready",
-            "responses": reply("The model is ready", "V2ModelReady") | problems(*model, shape=V2),
+            "responses": reply("The model is ready", "V2ModelReady") | problems(*model, shape=SENTENCE),
             "openapi_extra": {"parameters": parameters},
         },
         f"{prefix}model_metadata": {
             "summary": f"Describe the tensors of the model{what}",
-            "responses": reply("The metadata", "V2Model") | problems(*model, shape=V2),
+            "responses": reply("The metadata", "V2Model") | problems(*model, shape=SENTENCE),
             "openapi_extra": {"parameters": parameters},
         },
     }
@@ -198,8 +198,4 @@ class V2Captions(ClosedReply):
     id: str = Field(default="", description="The id of the request, if the request had one.")
 
 
-class V2Error(ClosedReply):
-    error: str = Field(description="The error and what to do, as text.")
-
-
-ROOTS: tuple[type[BaseModel], ...] = (V2Live, V2Ready, V2Server, V2ModelReady, V2Model, V2Captions, V2Error)
+ROOTS: tuple[type[BaseModel], ...] = (V2Live, V2Ready, V2Server, V2ModelReady, V2Model, V2Captions)

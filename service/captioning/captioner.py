@@ -181,8 +181,10 @@ class Captioner:
     the first one: `named` returns the captioner of the model that a request names. With a `Keeper`, the model may
     be absent: a request wakes it, and waits within its time limit.
 
-    `models`: the captioners of all models by name, the first model first; empty without a `Keeper`. `facts`: None
-    before the first `attach`. `files`: the weights on this machine, as far as they are known."""
+    `pool`: threads for work on request data that would block the event loop. `model_name`: None before the first
+    `attach`, if the captioner has no `Keeper`. `models`: the captioners of all models by name, the first model
+    first; empty without a `Keeper`. `facts`: None before the first `attach`. `files`: the weights on this machine,
+    as far as they are known."""
 
     def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
         self._limits = limits
@@ -191,27 +193,17 @@ class Captioner:
         self._model: _Model | None = None
         self.facts: ModelFacts | None = None
         self.files = WeightFiles()
-        self._name: str | None = None
+        self.model_name: str | None = None
         self.keeper: Keeper | None = None
         self.models: Mapping[str, Captioner] = {}
         self._captioned = False
         self.uses = Uses()
-        self._pool = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
+        self.pool: Executor = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
         self._metrics = metrics
         self._admission = admission = Admission(limits.queue_size)
         metrics.queue_capacity.set(admission.capacity)
         metrics.queue_depth.set_function(lambda: admission.taken)
         self._handoff_of_loop: LoopHandoff | None = None
-
-    @property
-    def pool(self) -> Executor:
-        """Threads for work on request data that would block the event loop."""
-        return self._pool
-
-    @property
-    def model_name(self) -> str | None:
-        """Name of the model; None before the first `attach`, if the captioner has no `Keeper`."""
-        return self._name
 
     @property
     def known(self) -> ModelFacts:
@@ -225,7 +217,7 @@ class Captioner:
 
     def join(self, name: str, keeper: Keeper, models: Mapping[str, "Captioner"]) -> None:
         """Gives the model a `Keeper` and a name, and this captioner the captioners of all models by name."""
-        self._name, self.keeper, self.models = name, keeper, models
+        self.model_name, self.keeper, self.models = name, keeper, models
 
     def named(self, name: str | None, permit: Permit | None = None) -> "Captioner":
         """Returns the captioner of a model, for a request without a name this one. `permit` then has its places in
@@ -235,7 +227,7 @@ class Captioner:
             NotReady: no model is attached, or the server has failed.
             ModelNotFound: there is no such model.
         """
-        if not name or name == self._name:
+        if not name or name == self.model_name:
             return self
         if name not in self.models:
             raise ModelNotFound(name, *(self.models or (self._servable().name,)))
@@ -255,11 +247,11 @@ class Captioner:
     ) -> None:
         """Sets the model; requests are served from now on, until `detach`. Without `image_decoder`, `pool` decodes
         images. Without `prompts`, a prompt is tokenized in this process, on the event loop."""
-        image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
+        image_decoder = image_decoder or ThreadImageDecoder(self.pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
         takes = tokenizer.takes_instructions, tokenizer.takes_conversations
         self.facts = ModelFacts(defaults.family, defaults.tasks, defaults.not_done, *takes)
-        self._name = model_name
+        self.model_name = model_name
         self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
 
     def detach(self) -> Callable[[], None]:
@@ -283,7 +275,7 @@ class Captioner:
             return model.name, model.created
         named = self.named(name)
         named._check()
-        return str(named._name), named.keeper.created if named.keeper is not None else 0.0
+        return str(named.model_name), named.keeper.created if named.keeper is not None else 0.0
 
     def admit(self) -> Permit:
         """Returns a permit for a request whose image has not arrived, so that a refusal comes before the body is
@@ -398,7 +390,7 @@ class Captioner:
     def close(self) -> None:
         """Stops the decode threads when their present images are done, and ends the process that tokenizes
         prompts."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
         if self._model is not None and self._model.prompts is not None:
             self._model.prompts.close()
 

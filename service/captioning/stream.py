@@ -143,10 +143,6 @@ class CaptionStream:
                 return piece
         raise StopAsyncIteration
 
-    async def rest(self) -> str:
-        """Returns all text that the iteration has not returned yet. Raises its errors."""
-        return "".join([piece async for piece in self])
-
     def close(self) -> None:
         """Withdraws the request from the engine, which frees its slot."""
         self.future.cancel()

@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -27,9 +26,6 @@ def main(arguments: Sequence[str], engine: "ForkedEngine | None" = None) -> int:
     """Runs a command and returns its exit status. ``engine`` is the engine process of `serve`, if it is forked."""
     try:
         return _run(list(arguments), engine)
-    except KeyboardInterrupt:
-        print("snapcap: interrupted", file=sys.stderr)
-        return 130
     except (SettingsError, ServiceError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return ExitStatus.BAD_OPTION
@@ -50,22 +46,21 @@ class _Parser(argparse.ArgumentParser):
 class _Command(NamedTuple):
     """A command. ``operands`` is their text in the usage line. ``add`` adds the operands and options to a parser.
     Only the parser of the given command is made, because making all parsers would cost a start more time than
-    reading its settings. ``add_shown`` does the same as ``add``, but hides the options that only `--help-all`
-    shows."""
+    reading its settings. ``shown`` names the options in its help, if only `--help-all` shows the others."""
 
     summary: str
     examples: str
     operands: str
-    add: Callable[[argparse.ArgumentParser], None]
+    add: Callable[[argparse.ArgumentParser, Container[str] | None], None]
     run: Callable[[argparse.Namespace], int]
-    add_shown: Callable[[argparse.ArgumentParser], None] | None = None
+    shown: Container[str] | None = None
 
 
 class _HelpAll(argparse.Action):
     """Prints the help with all options of a command, and ends as `--help` does."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        _command_parser(str(self.const), _COMMANDS[str(self.const)], shown_alone=False).print_help()
+        _command_parser(str(self.const), _COMMANDS[str(self.const)], None).print_help()
         parser.exit()
 
 
@@ -91,7 +86,7 @@ def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
             )
         raise SettingsError(f"unknown command {name!r}{suggestion(name, [*_COMMANDS, _BENCH])}; see snapcap --help")
     command = _COMMANDS[name]
-    parser = _command_parser(name, command, shown_alone=command.add_shown is not None)
+    parser = _command_parser(name, command, command.shown)
     known, unknown = parser.parse_known_args(rest)
     if unknown:
         raise _unknown(unknown[0], parser.flags, f"{name} ")
@@ -186,27 +181,20 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: Sequence[str]) -> int:
     """Runs `benchmarks.command`, which has options of its own. Raises SettingsError for a wrong command line."""
-    from snapcap.benchmarks.command import UsageError, main  # noqa: PLC0415
+    from snapcap.benchmarks.command import main  # noqa: PLC0415
 
-    try:
-        return main(arguments)
-    except UsageError as error:
-        raise SettingsError(str(error)) from error
+    return main(arguments)
 
 
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, GROUPS, without=_BUILD_ALONE)
+def _add_serve(parser: argparse.ArgumentParser, shown: Container[str] | None) -> None:
+    add_arguments(parser, GROUPS, without=_BUILD_ALONE, shown=shown)
 
 
-def _add_serve_shown(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, GROUPS, without=_BUILD_ALONE, shown=SERVE_SHOWN)
-
-
-def _add_build(parser: argparse.ArgumentParser) -> None:
+def _add_build(parser: argparse.ArgumentParser, _: Container[str] | None) -> None:
     add_arguments(parser, BUILD_GROUPS, without=BUILD_WITHOUT)
 
 
-def _add_explain(parser: argparse.ArgumentParser) -> None:
+def _add_explain(parser: argparse.ArgumentParser, _: Container[str] | None) -> None:
     # `explain` takes the options that decide about the key, about the store, and about signatures to accept.
     # --sign-key is among them: its own public key is accepted.
     only_builds = ("prepared_weights", "build_workers", "build_timeout", "remote_cache")
@@ -216,11 +204,11 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, BUILD_GROUPS, without=(*BUILD_WITHOUT, *only_builds, *_BUILD_ALONE))
 
 
-def _add_keygen(parser: argparse.ArgumentParser) -> None:
+def _add_keygen(parser: argparse.ArgumentParser, _: Container[str] | None) -> None:
     parser.add_argument("key", metavar="KEY", help="file of the private key; must not exist")
 
 
-def _add_caption(parser: argparse.ArgumentParser, shown: Container[str] | None = None) -> None:
+def _add_caption(parser: argparse.ArgumentParser, shown: Container[str] | None) -> None:
     from snapcap.service.offline.arguments import add_job_arguments  # noqa: PLC0415 - other commands do not need it
 
     add_job_arguments(parser, shown)
@@ -229,7 +217,7 @@ def _add_caption(parser: argparse.ArgumentParser, shown: Container[str] | None =
     add_arguments(parser, ("model", "compute", "images", "store", "s3", "log"), without=without, shown=shown)
 
 
-def _add_import(parser: argparse.ArgumentParser) -> None:
+def _add_import(parser: argparse.ArgumentParser, _: Container[str] | None) -> None:
     parser.add_argument("source", metavar="SRC", help="a folder, a hub id, or s3://bucket/prefix")
     parser.add_argument("destination", metavar="DST", help="the folder to write")
     parser.add_argument("--force", action="store_true", help="write into a folder that holds files already")
@@ -334,7 +322,7 @@ _NO_TORCH_MODULE = (
 )
 
 _COMMANDS = {
-    "serve": _Command("Serve a model over HTTP.", _SERVE, "", _add_serve, _serve, _add_serve_shown),
+    "serve": _Command("Serve a model over HTTP.", _SERVE, "", _add_serve, _serve, SERVE_SHOWN),
     "build": _Command(
         "Compile a model's artifacts on this machine and publish them to a store.",
         _BUILD,
@@ -358,7 +346,7 @@ _COMMANDS = {
         " IMAGE…",
         _add_caption,
         _caption,
-        partial(_add_caption, shown=CAPTION_SHOWN),
+        CAPTION_SHOWN,
     ),
     "import": _Command(
         "Convert a checkpoint to a folder that starts fast: safetensors and tokenizer.json.",
@@ -386,9 +374,9 @@ def _top_parser() -> _Parser:
     return parser
 
 
-def _command_parser(name: str, command: _Command, *, shown_alone: bool) -> _Parser:
-    """Returns the parser of a command. ``shown_alone`` hides options that few servers need from the help; the
-    parser accepts them too."""
+def _command_parser(name: str, command: _Command, shown: Container[str] | None) -> _Parser:
+    """Returns the parser of a command. ``shown`` names the options in its help, None all; the parser accepts the
+    others too."""
     parser = _Parser(
         f"snapcap {name}",
         usage=f"snapcap {name} [OPTION…]{command.operands}",
@@ -397,10 +385,10 @@ def _command_parser(name: str, command: _Command, *, shown_alone: bool) -> _Pars
         formatter_class=_layout,
         allow_abbrev=False,
     )
-    if command.add_shown is not None:
+    if command.shown is not None:
         text = "show all options, and exit"
         parser.add_argument("--help-all", action=_HelpAll, nargs=0, const=name, help=text)
-    (command.add_shown if shown_alone and command.add_shown is not None else command.add)(parser)
+    command.add(parser, shown)
     return parser
 
 

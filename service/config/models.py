@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.errors import suggestion
-from snapcap.service.config.reader import SettingsError, parse_option, text_of_value
+from snapcap.service.config.reader import SettingsError, fields_of
 from snapcap.service.config.settings import ResidencySettings, Settings
-from snapcap.warmup.option import Option, options_of, parse_name
+from snapcap.warmup.option import parse_name
 
 MOST_MODELS = 64
 MOST_FILE_BYTES = 1 << 20
@@ -110,22 +110,6 @@ def _from_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _settings(settings: Settings, name: str, table: Mapping[str, Any]) -> Settings:
     """Returns the server's settings with a model's own options and name."""
-    groups = {"model": settings.model, "compute": settings.compute}
-    options: dict[str, tuple[str, str, Option]] = {
-        option.name: (group, field, option)
-        for group, values in groups.items()
-        for field, option in options_of(type(values)).items()
-        if option.name not in _SHARED
-    }
-    changed: dict[str, dict[str, Any]] = {"model": {}, "compute": {}}
-    for key, value in table.items():
-        if key not in options:
-            raise SettingsError(f"the model {name!r} has an unknown option {key[:80]}{suggestion(key, options)}")
-        group, field, option = options[key]
-        changed[group][field] = parse_option(option, f"{key} of the model {name!r}", text_of_value(value))
-    return replace(
-        settings,
-        model=replace(settings.model, **changed["model"]),
-        compute=replace(settings.compute, **changed["compute"]),
-        http=replace(settings.http, model_name=name),
-    )
+    changed = fields_of(table, ("model", "compute"), _SHARED, f" of the model {name!r}")
+    groups = {group: replace(getattr(settings, group), **fields) for group, fields in changed.items()}
+    return replace(settings, **groups, http=replace(settings.http, model_name=name))

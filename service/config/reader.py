@@ -78,36 +78,45 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
             if isinstance(given, bool):
                 values[field] = given
             elif given is not None:
-                values[field] = parse_option(option, option.flag, given)
+                values[field] = _parse(option, option.flag, given)
             elif text := environ.get(option.variable, "").strip():  # files of variables end lines with CR LF
-                values[field] = parse_option(option, option.variable, text)
+                values[field] = _parse(option, option.variable, text)
         groups[name] = group(**values)
     return Settings(**groups)
 
 
 def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
-    """Returns settings from a program's values, by the names of options: text, numbers, paths, booleans, or lists
-    of these.
-
-    An option that is not given has its default; the environment is not read. Raises SettingsError for a bad value
-    and for an option that none of these groups has."""
-    options = {option.name: (group, field, option) for group in groups for field, option in _fields(group)}
-    chosen: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        if name not in options:
-            raise SettingsError(f"unknown option {name}{suggestion(name, options)}")
-        if value is None or (isinstance(value, list | tuple) and not value):
-            continue  # the same as an option that is not given
-        group, field, option = options[name]
-        chosen.setdefault(group, {})[field] = parse_option(option, name, text_of_value(value))
+    """Returns settings from a program's values. An option that is not given has its default; the environment is not
+    read. Raises SettingsError as `fields_of` does."""
+    chosen = fields_of(values, groups)
     return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})
 
 
-def _fields(group: str) -> Iterable[tuple[str, Option]]:
-    return options_of(GROUPS[group]).items()
+def fields_of(
+    values: Mapping[str, Any], groups: Iterable[str], without: Container[str] = (), owner: str = ""
+) -> dict[str, dict[str, Any]]:
+    """Returns the fields of each group that a program's values set, by the names of options: text, numbers, paths,
+    booleans, or lists of these. `without` names options that may not be set. `owner` follows a name in errors.
+
+    Raises SettingsError for a bad value and for an option that none of these groups has."""
+    options = {
+        option.name: (group, field, option)
+        for group in groups
+        for field, option in options_of(GROUPS[group]).items()
+        if option.name not in without
+    }
+    chosen: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in options:
+            raise SettingsError(f"unknown option {name[:80]}{owner}{suggestion(name, options)}")
+        if value is None or (isinstance(value, list | tuple) and not value):
+            continue  # the same as an option that is not given
+        group, field, option = options[name]
+        chosen.setdefault(group, {})[field] = _parse(option, f"{name}{owner}", _text_of(value))
+    return chosen
 
 
-def text_of_value(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -117,7 +126,7 @@ def _dest(group: str, field: str) -> str:
     return f"{group}.{field}"
 
 
-def parse_option(option: Option, source: str, text: str) -> Any:
+def _parse(option: Option, source: str, text: str) -> Any:
     try:
         return option.parse(text)
     except ValueError as error:

@@ -36,7 +36,6 @@ class ImageSettings(ImageOptions):
         "threads that parse request bodies, and that decode images in `snapcap caption` and on Ray; 0: one for "
         "each CPU, at most 8",
         parse=parse_int(0, 1024),
-        metavar="N",
     )
     decode_memory: int | None = option(
         "decode_memory",
@@ -44,7 +43,6 @@ class ImageSettings(ImageOptions):
         "memory that all images together may take while they are decoded, such as 1GiB; an image that takes more "
         "than half of it is refused; auto: a quarter of the container's limit, at most 4 GiB",
         parse=parse_auto(parse_size),
-        metavar="SIZE",
         default_text="auto",
     )
     decode_timeout: float = option(
@@ -52,7 +50,6 @@ class ImageSettings(ImageOptions):
         10.0,
         "CPU seconds that decoding an image may take; then the image is refused",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
         default_text="10",
     )
 
@@ -67,7 +64,6 @@ class ImageProcessSettings:
         "processes that decode images; auto: one for each CPU up to 4 CPUs, beyond that five for every eight CPUs, "
         "at least 4 and at most 12",
         parse=parse_auto(parse_int(1, 1024)),
-        metavar="N",
         default_text="auto",
     )
 
@@ -82,14 +78,12 @@ class QueueSettings:
         "images that may be in the queue, from their arrival until the device has them; beyond it a "
         "request gets 429",
         parse=parse_int(1, 1_000_000),
-        metavar="N",
     )
     timeout: float = option(
         "request_timeout",
         30.0,
         "time limit of a caption; then the request gets 504",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
 
 
@@ -103,8 +97,6 @@ class ResidencySettings:
         "TOML file with a table for each model: its name, and in the table `model` and the options of the model "
         "and of compute that differ from the command line's",
         parse=parse_path,
-        metavar="FILE",
-        default_text="none",
     )
     idle_unload: float = option(
         "idle_unload",
@@ -112,7 +104,6 @@ class ResidencySettings:
         "how long a model may get no request before its processes end and its memory is free; the next request "
         "wakes it; 0: every model stays",
         parse=parse_seconds(),
-        metavar="SECONDS",
     )
     preload: tuple[str, ...] = option(
         "preload",
@@ -120,7 +111,6 @@ class ResidencySettings:
         "model that must be ready before READY; repeat the option, or separate names by commas; all: every model; "
         "none: no model, the first request wakes each; auto: all, or none if models may leave",
         parse=parse_names,
-        metavar="NAME",
         default_text="auto",
         repeatable=True,
     )
@@ -130,7 +120,6 @@ class ResidencySettings:
         "memory of the device that models may allocate together, such as 20GiB; the model that was used least "
         "recently leaves when another needs the room",
         parse=parse_size,
-        metavar="SIZE",
         default_text="no limit",
     )
     host_memory: int | None = option(
@@ -138,7 +127,6 @@ class ResidencySettings:
         None,
         "memory that the processes of models may take together, without files; as --device-memory",
         parse=parse_size,
-        metavar="SIZE",
         default_text="no limit",
     )
 
@@ -152,14 +140,12 @@ class WatchdogSettings:
         30.0,
         "how long the engine or the event loop may make no progress before the server ends; 0: no limit",
         parse=parse_seconds(),
-        metavar="SECONDS",
     )
     start_timeout: float = option(
         "start_timeout",
         0.0,
         "how long a start may take before the server ends; 0: no limit",
         parse=parse_seconds(),
-        metavar="SECONDS",
     )
 
 
@@ -177,21 +163,18 @@ class HttpSettings:
         "path under which a proxy serves this server, such as /cap; the proxy may remove the path or leave it",
         parse=parse_root_path,
         metavar="PATH",
-        default_text="none",
     )
     drain_delay: float = option(
         "drain_delay",
         0.0,
         "how long requests are still served after SIGTERM, while /readyz answers 503",
         parse=parse_seconds(),
-        metavar="SECONDS",
     )
     grace_period: float = option(
         "grace_period",
         30.0,
         "how long running requests may take to finish after the drain delay",
         parse=parse_seconds(),
-        metavar="SECONDS",
     )
     metrics_port: int | None = option(
         "metrics_port",
@@ -207,15 +190,12 @@ class HttpSettings:
         "file with an API key on each line; every request except probes and pages then needs a key, as "
         "`Authorization: Bearer KEY`",
         parse=parse_path,
-        metavar="FILE",
-        default_text="none",
     )
     model_name: str | None = option(
         "model_name",
         None,
         "name by which clients ask for the model",
         parse=parse_name,
-        metavar="NAME",
         default_text="that of --model",
     )
     image_hosts: tuple[str, ...] = option(
@@ -224,7 +204,6 @@ class HttpSettings:
         "host from which image URLs are fetched; repeat the option, or separate hosts by commas",
         parse=parse_hosts,
         metavar="HOST",
-        default_text="none",
         repeatable=True,
     )
     origins: tuple[str, ...] = option(
@@ -234,7 +213,6 @@ class HttpSettings:
         "option, or separate origins by commas; *: every origin, never with cookies",
         parse=parse_origins,
         metavar="ORIGIN",
-        default_text="none",
         repeatable=True,
     )
     hosts: tuple[str, ...] = option(
@@ -267,7 +245,6 @@ class HttpLimits:
         20 << 20,
         "largest request body, such as 20MiB",
         parse=parse_size,
-        metavar="SIZE",
         default_text="20MiB",
     )
     max_body_memory: int | None = option(
@@ -276,7 +253,6 @@ class HttpLimits:
         "memory that all bodies together may take until their images are decoded; beyond it a request gets 429; "
         "auto: a sixteenth of the memory of the container or the machine",
         parse=parse_auto(parse_size),
-        metavar="SIZE",
         default_text="auto",
     )
     body_timeout: float = option(
@@ -284,21 +260,18 @@ class HttpLimits:
         10.0,
         "how long a body may stall, or by how long it may be behind 32 KiB a second; then the request gets 408",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
     body_total_timeout: float = option(
         "body_total_timeout",
         120.0,
         "how long a body may take to arrive; then the request gets 408",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
     max_header_bytes: int = option(
         "max_header_bytes",
         32 << 10,
         "largest head of a request, its trailers included; a larger head gets 431, or 414 if the URL is too long",
         parse=parse_size,
-        metavar="SIZE",
         default_text="32KiB",
     )
     max_headers: int = option(
@@ -306,28 +279,24 @@ class HttpLimits:
         100,
         "largest number of header fields of a request; more fields get 431",
         parse=parse_int(1, 10_000),
-        metavar="N",
     )
     header_timeout: float = option(
         "header_timeout",
         10.0,
         "how long the head of a request may take from its first byte to its last; then the request gets 408",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
     keep_alive_timeout: float = option(
         "keep_alive_timeout",
         75.0,  # longer than the 60 s for which common load balancers keep idle connections
         "how long a connection may be idle; then it is closed",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
     send_timeout: float = option(
         "send_timeout",
         30.0,
         "how long a client may leave a reply unread; then its connection is closed",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
     max_connections: int | None = option(
         "max_connections",
@@ -335,7 +304,6 @@ class HttpLimits:
         "largest number of connections; a further connection takes the place of an idle one, or gets 503 unless it "
         "is a probe; auto: one for each 4 MiB of memory, at most 4096, and no more than open files allow",
         parse=parse_auto(parse_int(1, 1_000_000)),
-        metavar="N",
         default_text="auto",
     )
 

@@ -83,50 +83,36 @@ def read_api_keys(file: Path) -> ApiKeys:
     return ApiKeys(keys)
 
 
-class Authentication:
-    """Requires the header `Authorization: Bearer KEY`; otherwise raises Unauthorized before the body is read. ASGI
-    middleware."""
-
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
-        self._app = app
-        self._keys = keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_open(scope["method"], scope["path"]):
-            self._check(scope)
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> None:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
-            raise Unauthorized(given=False)
-        if not self._keys.accept(given[0][len(_BEARER) :].strip()):
-            raise Unauthorized(given=True)
-
-
 def is_open(method: str, path: str) -> bool:
     """Tells whether a request needs no key."""
     return method in ("GET", "HEAD") and (path in _PAGES or is_probe(path))
 
 
-class PageGuard:
-    """Refuses requests of pages that are not allowed, before their bodies are read. ASGI middleware."""
+class Guard:
+    """Refuses requests of pages that are not allowed, and requests without a key, before their bodies are read. An
+    ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, origins: Collection[str], hosts: Collection[str] | None) -> None:
-        """`origins`: allowed origins, each as `scheme://host:port`, or "*". `hosts`: host names accepted besides
-        the server's own; "*.example.com" accepts all subdomains; None: any name."""
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys | None, origins: Collection[str], hosts: Collection[str] | None
+    ) -> None:
+        """`keys`: a request needs one of them, as `Authorization: Bearer KEY`; None: no key. `origins`: allowed
+        origins, each as `scheme://host:port`, or "*". `hosts`: host names accepted besides the server's own;
+        "*.example.com" accepts all subdomains; None: any name."""
         self._app = app
+        self._keys = keys
         self._origins = frozenset(origins)
         self._hosts = None if hosts is None else frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes an allowed request on. Raises HostRefused, OriginRefused, and the exceptions of the
+        """Passes an allowed request on. Raises HostRefused, OriginRefused, Unauthorized, and the exceptions of the
         application."""
         if scope["type"] == "http":
-            self._check(scope)
+            self._check_page(scope)
+            if self._keys is not None and not is_open(scope["method"], scope["path"]):
+                _check_key(scope, self._keys)
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _check_page(self, scope: Scope) -> None:
         host = forwarded = origin = site = ""
         preflight = False
         # A browser sends each header once. Several origins or sites are joined, so that they match none.
@@ -160,6 +146,14 @@ class PageGuard:
         if not name or _OWN_NAME.fullmatch(name) or self._hosts is None or name in self._hosts:
             return True
         return any(name.endswith(each[1:]) for each in self._hosts if each.startswith("*."))
+
+
+def _check_key(scope: Scope, keys: ApiKeys) -> None:
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
+        raise Unauthorized(given=False)
+    if not keys.accept(given[0][len(_BEARER) :].strip()):
+        raise Unauthorized(given=True)
 
 
 def _is_same(origin: str, hosts: Collection[str]) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from snapcap.models.dataclass import dataclass
+from snapcap.service.config.settings import HttpLimits
 from snapcap.service.errors import BadRequest, ServiceError
 from snapcap.service.http.access import origin_headers
 from snapcap.service.http.middleware import REQUEST_ID_HEADER, identify
@@ -37,6 +37,7 @@ _YOUNG = 1.0
 # Seconds for which the rest of a request is read and dropped once its reply was sent: if the connection were closed
 # at once, the client might not receive the reply.
 _LINGER = 10.0
+MOST_CONNECTIONS = 4096  # greatest number of connections, unless the operator sets another
 # Number of connections beyond the limit, for probes only.
 SPARE = 64
 # Seconds that an exit, or a new connection that needs the place, waits for a client that does not read its reply.
@@ -47,24 +48,6 @@ _SECONDS_BETWEEN = 1.0
 _logger = logging.getLogger("snapcap.access")
 # Paths that are answered on connections beyond the limit, besides those of probes.
 _ALSO_ANSWERED = frozenset({"/startup", "/metrics"})
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """The limits of connections."""
-
-    connections: int = 1024
-    """Number of connections at a time."""
-    head_bytes: int = 32 << 10
-    """Bytes of a request's head, its trailers included."""
-    headers: int = 100
-    """Number of header fields in a request's head."""
-    head_timeout: float = 10.0
-    """Seconds from the first byte of a head to its last."""
-    idle_timeout: float = 75.0
-    """Seconds that a connection may be idle between two requests."""
-    send_timeout: float = 30.0
-    """Seconds that a client may leave a reply unread."""
 
 
 class Watched(Protocol):
@@ -104,12 +87,13 @@ class Connections:
 
     def __init__(
         self,
-        limits: ConnectionLimits,
+        limits: HttpLimits,
         count: Callable[[str], object] = lambda _: None,
         origins: frozenset[str] = frozenset(),
     ) -> None:
         """`origins` are the origins whose pages may read in a browser why a connection was refused."""
         self.limits = limits
+        self._most = limits.max_connections or MOST_CONNECTIONS
         self.origins = origins
         self.refusals = RefusalLog()
         self.count = count
@@ -126,14 +110,14 @@ class Connections:
     def crowded(self) -> bool:
         """Tells if there are more connections than the limit, so that only probes are answered on the spare
         ones."""
-        return self._count() > self.limits.connections
+        return self._count() > self._most
 
     def admit(self, connection: Watched, now: float) -> bool:
         """Adds a connection. Returns whether it has a place within the limit; if not, only its probes are answered.
 
         Raises ConnectionRefusedError if there is no spare place either."""
-        room = self._count() < self.limits.connections or self._make_room(now)
-        if not room and self._count() >= self.limits.connections + SPARE:
+        room = self._count() < self._most or self._make_room(now)
+        if not room and self._count() >= self._most + SPARE:
             self.count("max_connections")
             self._make_spare_room()
         self.all.add(connection)
@@ -176,9 +160,9 @@ class Connections:
         self._timer = loop.call_later(_INTERVAL, self._look, loop, now + _INTERVAL)
 
     def _expire(self, now: float) -> None:
-        for connection in _older(self.heads, now - self.limits.head_timeout):
+        for connection in _older(self.heads, now - self.limits.header_timeout):
             connection.head_late()
-        for connection in _older(self.idle, now - self.limits.idle_timeout):
+        for connection in _older(self.idle, now - self.limits.keep_alive_timeout):
             connection.close_idle()
         for connection in _older(self.rests, now - _LINGER):
             connection.rest_late()

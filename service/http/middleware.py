@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,8 +22,11 @@ from snapcap.service.limits import REJECTED
 from snapcap.service.memory import body_account
 from snapcap.service.telemetry.logs import ACCESS
 from snapcap.service.telemetry.metrics import Metrics
-from snapcap.service.telemetry.tracing import TRACE_ID_HEADER, TRACEPARENT, RequestSpan, Tracing, trace_id_of
+from snapcap.service.telemetry.tracing import TRACE_ID_HEADER, TRACEPARENT, trace_id_of
 from snapcap.warmup.option import parse_root_path
+
+if TYPE_CHECKING:
+    from snapcap.service.telemetry.otel import OtelSpan, OtelTracing
 
 REQUEST_ID_HEADER = "X-Request-Id"
 # A proxy names here the path prefix under which its clients reach the server.
@@ -105,7 +109,7 @@ class RequestScope:
         self._handler = handler
         self._root_path = root_path
         self._log = RequestLog()
-        self.tracing: Tracing | None = None  # set later: its module is imported after /livez answers
+        self.tracing: OtelTracing | None = None  # set later: its module is imported after /livez answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -187,22 +191,10 @@ def new_caption(scope: Scope) -> CaptionTimes:
     return times
 
 
-def captions_of(scope: Scope) -> list[CaptionTimes]:
-    """Returns the times of all captions of this request so far."""
-    captions: list[CaptionTimes] = scope["state"].get(_CAPTIONS, [])
-    return captions
-
-
 def note_refusal(scope: Scope, error: ServiceError) -> None:
     """Notes why the request is refused, for its log line: the code of the error, and its option, reason or
     phase."""
     scope["state"][_WHY] = {"code": error.code, **error.extras}
-
-
-def code_of(scope: Scope) -> str | None:
-    """Returns the code of the error that the request was refused with, or None."""
-    code: str | None = scope["state"].get(_WHY, {}).get("code")
-    return code
 
 
 def note_state(scope: Scope, state: str, phase: str) -> None:
@@ -293,7 +285,7 @@ def _add_spent(line: dict[str, object], captions: list[CaptionTimes], ended: flo
         line["queue_ms"] = round(waited * 1000, 1)
 
 
-def begin_span(tracing: Tracing, scope: Scope) -> RequestSpan:
+def begin_span(tracing: "OtelTracing", scope: Scope) -> "OtelSpan":
     """Begins and returns the span of a request. The request belongs to the trace of the span from now on."""
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     if trace_id(scope) is None:  # no valid `traceparent`, or several
@@ -303,10 +295,10 @@ def begin_span(tracing: Tracing, scope: Scope) -> RequestSpan:
     return span
 
 
-def end_span(span: RequestSpan, scope: Scope, status: int) -> None:
+def end_span(span: "OtelSpan", scope: Scope, status: int) -> None:
     """Ends the span of a request, with its attributes and a child span for each phase of its captions."""
     now, route = time.monotonic(), scope["state"].get(ROUTE, "").replace(":path}", "}")
-    captions = captions_of(scope)
+    captions: list[CaptionTimes] = scope["state"].get(_CAPTIONS, [])
     attributes: dict[str, str | int] = {
         "http.request.method": scope["method"],
         "url.path": scope["path"],
@@ -317,7 +309,7 @@ def end_span(span: RequestSpan, scope: Scope, status: int) -> None:
         attributes["http.route"] = route
     if (client := scope.get("client")) is not None:
         attributes["client.address"] = client[0]
-    if (code := code_of(scope)) is not None:
+    if (code := scope["state"].get(_WHY, {}).get("code")) is not None:
         attributes["error.type"] = code
     parts = [part for each in captions for part in each.spans(now)]
     span.end(f"{scope['method']} {route}".strip(), status, attributes, parts)

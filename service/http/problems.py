@@ -93,7 +93,5 @@ def _sentence(error: ServiceError, _path: str, _request_id: str) -> dict[str, An
 
 
 PROBLEM = ErrorShape("Problem", "application/problem+json", problem)
-HUGGING_FACE = ErrorShape("HuggingFaceError", "application/json", _sentence)
+SENTENCE = ErrorShape("SentenceError", "application/json", _sentence)  # Hugging Face, Ollama and v2 share it
 OPENAI = ErrorShape("OpenAIError", "application/json", lambda error, _path, _request_id: openai_error(error))
-OLLAMA = ErrorShape("OllamaError", "application/json", _sentence)
-V2 = ErrorShape("V2Error", "application/json", _sentence)

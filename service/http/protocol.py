@@ -136,7 +136,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(why.error, why.reason)
             return
         # The framing of chunks may have as many bytes as the body, and as many again as a head.
-        if self._wire - 2 * self._body > self._limits.head_bytes:
+        if self._wire - 2 * self._body > self._limits.max_header_bytes:
             self._check_framing()
         if self._part == _BODY or self._answering():
             return
@@ -184,7 +184,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._part = _HEAD
-        self._left = self._limits.head_bytes
+        self._left = self._limits.max_header_bytes
         if self._codings:
             self._codings = []
         super().on_message_begin()
@@ -193,12 +193,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._left -= len(url)
         self.url += url
         if self._left < 0 or len(self.url) > _LONGEST_URL:
-            raise _Refused(UrlTooLong(min(self._limits.head_bytes, _LONGEST_URL)), "head_too_large")
+            raise _Refused(UrlTooLong(min(self._limits.max_header_bytes, _LONGEST_URL)), "head_too_large")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._left -= len(name) + len(value) + 4
         if self._left < 0:
-            raise _Refused(HeadTooLarge(self._limits.head_bytes, "bytes"), "head_too_large")
+            raise _Refused(HeadTooLarge(self._limits.max_header_bytes, "bytes"), "head_too_large")
         if self._part == _BODY:
             return  # RFC 9110 forbids taking a trailer for a field of the head
         name = name.lower()
@@ -208,8 +208,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._codings.append(value.lower())
         headers = self.headers
         headers.append((name, value))
-        if len(headers) > self._limits.headers:
-            raise _Refused(HeadTooLarge(self._limits.headers, "fields"), "head_too_large")
+        if len(headers) > self._limits.max_headers:
+            raise _Refused(HeadTooLarge(self._limits.max_headers, "fields"), "head_too_large")
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -289,7 +289,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn sets the same
 
     def _check_framing(self) -> None:
-        limit = self._limits.head_bytes
+        limit = self._limits.max_header_bytes
         if self._part != _BODY:
             self._refuse(HeadTooLarge(limit, "bytes"), "head_too_large")
         elif self._wire - 2 * self._body > 2 * limit:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import MethodNotAllowed, NotFound, NotReady, QueryTooLong
-from snapcap.service.http.problems import OLLAMA, OPENAI, PROBLEM, V2, ErrorShape
+from snapcap.service.http.problems import OPENAI, PROBLEM, SENTENCE, ErrorShape
 
 # A longer path is not matched against patterns: the match would take milliseconds of the event loop.
 _LONGEST_PATTERN = 1024
@@ -47,8 +47,8 @@ class RouteGroup(NamedTuple):
 _NEIGHBOURS = (
     ("/v1/caption", Api("other")),
     ("/v1/", Api("other", OPENAI)),
-    ("/v2/", Api("other", V2)),
-    ("/api/", Api("other", OLLAMA)),
+    ("/v2/", Api("other", SENTENCE)),
+    ("/api/", Api("other", SENTENCE)),
     ("", Api("other")),
 )
 

@@ -55,18 +55,12 @@ class ImageProcessError(RuntimeError):
     """Reports an error in a decode process that no image should cause. The message has the traceback."""
 
 
-class ImageProcessesEndedError(UserError):
-    """Reports that all decode processes have ended and none can be started."""
-
-
 class ImageMemoryFull(Overloaded):
     """Refuses an image because as many large images wait for memory as may."""
 
     code = "image_memory_full"
     title = "Too many large images"
-
-    def __init__(self) -> None:
-        super().__init__("As many large images wait for memory to be decoded as may")
+    what = "As many large images wait for memory to be decoded as may"
 
 
 class ImageRoom:
@@ -84,10 +78,6 @@ class ImageRoom:
         self._processes = max(processes - 1, 1)
         self._taken = 0
         self._takers = 0
-
-    def refusal(self, waiting: int) -> ImageMemoryFull | None:
-        """Returns the refusal of one more large image if too many (`waiting`) wait already, else None."""
-        return ImageMemoryFull() if waiting >= _MOST_WAITING else None
 
     def fits(self, size: int) -> bool:
         """Returns whether a large image of `size` bytes may be decoded now."""
@@ -273,7 +263,7 @@ class ProcessImageDecoder:
         for jobs in (self._waiting, self._large):
             while jobs:
                 self._finish(jobs.popleft(), NotReady("failed"))
-        self._failed(ImageProcessesEndedError(f"images cannot be decoded any more: {why}"))
+        self._failed(UserError(f"images cannot be decoded any more: {why}"))
 
     def _job(self, encoded: EncodedImage) -> Job:
         if encoded.account is not None:
@@ -385,11 +375,10 @@ class ProcessImageDecoder:
             self._end(job, too_large(size, self._room.most))
             return
         job.size = size
-        refusal = self._room.refusal(len(self._large))
-        if refusal is None:
+        if len(self._large) < _MOST_WAITING:
             self._large.append(job)
         else:
-            self._end(job, refusal)
+            self._end(job, ImageMemoryFull())
 
     def _has_process(self, job: Job) -> bool:
         return any(worker.job is job for worker in self._family.workers)

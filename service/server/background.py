@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from snapcap.service.readiness import AFTER_READY_S, after_ready
 
@@ -22,17 +22,11 @@ _build_logger = logging.getLogger("snapcap.build")
 _weights_logger = logging.getLogger("snapcap.weights")
 
 
-class Stoppable(Protocol):
-    """A part of background work that another thread can end, at any time."""
-
-    def stop(self) -> object: ...
-
-
 class _Behind:
     """Background work that begins some seconds from now, on a thread of its own, and can be ended."""
 
     def __init__(self, work: Callable[["_Behind"], None], after_s: float) -> None:
-        self._parts: list[Stoppable] = []
+        self._stops: list[Callable[[], object]] = []
         self._stopped = threading.Event()
         self._timer = after_ready(partial(work, self), after_s)
 
@@ -40,16 +34,16 @@ class _Behind:
     def stopped(self) -> bool:
         return self._stopped.is_set()
 
-    def keep(self, part: Stoppable) -> bool:
-        """Keeps a part, for `stop` to end it. Returns False if the work is ended already."""
-        self._parts.append(part)
+    def keep(self, stop: Callable[[], object]) -> bool:
+        """Keeps the function that ends a part of the work. Returns False if the work is ended already."""
+        self._stops.append(stop)
         return not self.stopped
 
     def stop(self) -> None:
         self._stopped.set()
         self._timer.cancel()
-        for part in self._parts:
-            part.stop()
+        for stop in self._stops:
+            stop()
 
 
 def start_build(
@@ -80,7 +74,7 @@ def start_build(
             status.building(state="failed", error=f"{type(error).__name__}: {error}")
             _build_logger.exception("build failed unexpectedly; eager goes on serving")
             return
-        if behind.keep(build):
+        if behind.keep(build.stop):
             build.start()
 
     return _Behind(begin, after_s).stop
@@ -106,7 +100,7 @@ def start_preparing(
                 _weights_logger.info("weights are not prepared: the artifact folder is read-only")
                 return
             worker = weights_worker(loaded.checkpoint.folder, loaded.plan, options, _LOWEST_PRIORITY)
-            if not behind.keep(worker):
+            if not behind.keep(worker.stop):
                 return
             prepared = prepare_in_worker(worker, thorough=loaded.weights == "corrupt")
         except Exception:  # no other thread would report it

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.types import ASGIApp
@@ -29,9 +29,9 @@ from snapcap.service.api.app import (
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import HttpLimits, Settings
 from snapcap.service.http.bodies import BodyLimits
-from snapcap.service.http.connections import SPARE, ConnectionLimits, Connections
+from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
 from snapcap.service.images.decode import decode_threads
-from snapcap.service.memory import BodyBudget, MemoryBudget, decode_memory, memory_limit
+from snapcap.service.memory import BodyBudget, body_memory, decode_memory, memory_limit
 from snapcap.service.readiness import Readiness
 from snapcap.service.server.uvicorn_server import make_server
 from snapcap.service.telemetry.metrics import Metrics
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 # Bytes of memory for which one connection is allowed. A connection holds less than 1 MiB: a packet of 256 KiB, 64
 # KiB of a body, heads, and the buffers of the kernel.
 _MEMORY_OF_CONNECTION = 4 << 20
-_MOST_CONNECTIONS = 4096
 # Number of open files beside the connections: pipes of the other processes, images that are fetched, packages.
 _OTHER_FILES = 256
 _FILES_OF_MODEL = 32  # sockets of a further model's processes, and two files for each decode process
@@ -57,30 +56,23 @@ _logger = logging.getLogger("snapcap.server")
 
 def body_limits(limits: HttpLimits, metrics: Metrics) -> BodyLimits:
     """Returns the limits of bodies, and adds the memory of bodies to the metrics."""
-    budget = BodyBudget(limits.max_body_memory or MemoryBudget.of(memory_limit()).bodies)
+    budget = BodyBudget(body_memory(limits))
     metrics.body_memory.set_function(lambda: budget.held)
     metrics.body_memory_limit.set(budget.limit)
     return BodyLimits(limits.max_body_bytes, limits.body_timeout, limits.body_total_timeout, budget)
 
 
-def connection_limits(limits: HttpLimits, models: int = 0) -> ConnectionLimits:
-    """Returns the limits of connections. Raises the number of files that this process may open, if they need it.
-    `models`: number of models that may wake and leave."""
+def connection_limits(limits: HttpLimits, models: int = 0) -> HttpLimits:
+    """Returns the limits with the number of connections. Raises the number of files that this process may open, if
+    the connections need it. `models`: number of models that may wake and leave."""
     others = _OTHER_FILES + models * _FILES_OF_MODEL
-    wanted = limits.max_connections or max(1, min(_MOST_CONNECTIONS, memory_limit() // _MEMORY_OF_CONNECTION))
+    wanted = limits.max_connections or max(1, min(MOST_CONNECTIONS, memory_limit() // _MEMORY_OF_CONNECTION))
     files = _allow_files(wanted + SPARE + others)
     possible = min(wanted, max(files - SPARE - others, files // 2))
     if possible < wanted and limits.max_connections:
         fields = {"wanted": wanted, "possible": possible, "open_files": files}
         _logger.warning("fewer connections than --max-connections: raise `ulimit -n`", extra={"fields": fields})
-    return ConnectionLimits(
-        possible,
-        limits.max_header_bytes,
-        limits.max_headers,
-        limits.header_timeout,
-        limits.keep_alive_timeout,
-        limits.send_timeout,
-    )
+    return replace(limits, max_connections=possible)
 
 
 def _allow_files(count: int) -> int:
@@ -100,54 +92,40 @@ def _allow_files(count: int) -> int:
 T = TypeVar("T")
 
 
-class LateImports(Generic[T]):
-    """Calls `load` on a thread, and then `begin` with its result on the event loop.
+def import_behind(
+    load: Callable[[], T], begin: Callable[[T], None], failed: Callable[[BaseException], None], timeout: float
+) -> None:
+    """Calls `load` on a thread, and then `begin` with its result on the running event loop.
 
     `failed` is called with the exception of either, or with an error if `load` has not ended after `timeout`
     seconds (0 sets no limit). The watchdog of the start that follows begins at 0."""
+    loop = asyncio.get_running_loop()
 
-    def __init__(
-        self,
-        load: Callable[[], T],
-        begin: Callable[[T], None],
-        failed: Callable[[BaseException], None],
-        timeout: float,
-    ) -> None:
-        self._load = load
-        self._begin = begin
-        self._failed = failed
-        self._timeout = timeout
-        self._limit: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Starts the thread. Called on the event loop."""
-        loop = asyncio.get_running_loop()
-        if self._timeout:
-            self._limit = loop.call_later(self._timeout, self._stalled)
-        threading.Thread(target=self._run, args=(loop,), name="imports", daemon=True).start()
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            loaded = self._load()
-        except BaseException as error:  # a compiled module may raise anything while it is loaded
-            self._failed(error)
-            return
-        with suppress(RuntimeError):  # the event loop is closed, because a signal came first
-            loop.call_soon_threadsafe(self._loaded, loaded)
-
-    def _loaded(self, loaded: T) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-        try:
-            self._begin(loaded)
-        except Exception as error:
-            self._failed(error)
-
-    def _stalled(self) -> None:
+    def stalled() -> None:
         from snapcap.service.watch import StalledError  # noqa: PLC0415 - needed by failures only
 
-        sentence = f"the imports of the start have not ended after {self._timeout:g} s (--start-timeout)"
-        self._failed(StalledError(sentence))
+        failed(StalledError(f"the imports of the start have not ended after {timeout:g} s (--start-timeout)"))
+
+    limit = loop.call_later(timeout, stalled) if timeout else None
+
+    def loaded(result: T) -> None:
+        if limit is not None:
+            limit.cancel()
+        try:
+            begin(result)
+        except Exception as error:
+            failed(error)
+
+    def run() -> None:
+        try:
+            result = load()
+        except BaseException as error:  # a compiled module may raise anything while it is loaded
+            failed(error)
+            return
+        with suppress(RuntimeError):  # the event loop is closed, because a signal came first
+            loop.call_soon_threadsafe(loaded, result)
+
+    threading.Thread(target=run, name="imports", daemon=True).start()
 
 
 # Seconds after which a thread gives Python's lock to another that waits for it. Threads parse bodies, and the event
@@ -235,7 +213,7 @@ def run(
         for each, what in zip(listeners, ("listening", "metrics"), strict=False):
             host, port = each.getsockname()[:2]
             _logger.info(what, extra={"fields": {"host": host, "port": port}})
-        LateImports(load, begin, failed, settings.watchdog.start_timeout).start()
+        import_behind(load, begin, failed, settings.watchdog.start_timeout)
 
     closed, origins = services.metrics.connection_closed, frozenset(settings.http.origins)
     connections = Connections(connection_limits(settings.limits, models), closed, origins)

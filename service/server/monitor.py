@@ -52,10 +52,6 @@ _STACKS_S = 1.0  # seconds that a stuck engine process has to print its stacks
 _logger = logging.getLogger("snapcap.start")
 
 
-class EngineEndedError(UserError):
-    """The engine process has ended by itself."""
-
-
 def follow(
     parts: ServerProcesses, settings: Settings, services: "Services", stop: Callable[[], None]
 ) -> Callable[[], object]:
@@ -312,4 +308,4 @@ class EngineClient:
         self._channel.receive()  # the last messages of the engine process
         if self._engine is not None:
             self._engine.fail()
-        self._result.failed(EngineEndedError(f"the engine process ended {how}"))
+        self._result.failed(UserError(f"the engine process ended {how}"))

@@ -227,6 +227,8 @@ class Resident:
 
     def ready(self, engine: "RemoteEngine", checkpoint: "Checkpoint", image_decoder: "ProcessImageDecoder") -> None:
         """Serves captions from now on."""
+        if self.state is not ModelState.WAKING:  # the start has failed, and its processes are ending
+            return
         attach(self._settings, self._services, engine, checkpoint, image_decoder)
         self.memory = self._measured()
         if excess := excess_of(self._settings, [self.memory]):

@@ -13,7 +13,6 @@ from snapcap.models.weights.listing import weight_files
 from snapcap.service.captioning.captioner import WeightFiles
 from snapcap.service.images.decode import ImageDecoder
 from snapcap.service.ipc.fork import settle
-from snapcap.service.readiness import State
 from snapcap.warmup.errors import one_line, unexpected
 from snapcap.warmup.progress.timeline import Phase
 
@@ -71,9 +70,8 @@ class StartResult:
 
     def told_failed(self, sentence: str) -> bool:
         """Ends the server without a log line. Returns False if it had failed before, or is ending already."""
-        readiness = self._services.readiness
         self._services.status.fail(sentence)
-        failed = readiness.state is not State.FAILED and readiness.fail(sentence)
+        failed = self._services.readiness.fail(sentence)
         self._stop()
         return failed
 

@@ -14,8 +14,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from snapcap.service.config.settings import HttpSettings
-from snapcap.service.http.connections import ConnectionLimits, Connections
+from snapcap.service.config.settings import HttpLimits, HttpSettings
+from snapcap.service.http.connections import Connections
 from snapcap.service.http.protocol import BoundedHttpProtocol
 from snapcap.service.readiness import Readiness
 
@@ -95,7 +95,7 @@ def make_server(
     connections: Connections | None = None,
 ) -> Server:
     """Returns a server that runs with `run(sockets=[listener])`. Logs are configured elsewhere."""
-    connections = connections or Connections(ConnectionLimits())
+    connections = connections or Connections(HttpLimits())
     protocol: Any = partial(BoundedHttpProtocol, connections)
     config = uvicorn.Config(
         app,

@@ -35,18 +35,19 @@ class OtelTracing:
         self._tracer = self._provider.get_tracer("snapcap", snapcap_version())
 
     def begin(self, method: str, headers: Mapping[str, str]) -> "OtelSpan":
-        """Implements `service.telemetry.tracing.Tracing`, together with `close`."""
+        """Begins a span, under the caller's span if the headers name one."""
         parent = propagate.extract(headers)
         return OtelSpan(self._tracer, self._tracer.start_span(method, parent, SpanKind.SERVER))
 
     def close(self) -> None:
+        """Exports the remaining spans, for a few seconds at most."""
         ending = threading.Thread(target=self._provider.shutdown, name="otel", daemon=True)
         ending.start()
         ending.join(_CLOSE_S)
 
 
 class OtelSpan:
-    """Implements `service.telemetry.tracing.RequestSpan`."""
+    """The span of one request, from its begin to its end."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -54,9 +55,11 @@ class OtelSpan:
 
     @property
     def trace_id(self) -> str:
+        """Returns the id of the trace, 32 hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def end(self, name: str, status: int, attributes: Mapping[str, str | int], parts: Iterable[Part]) -> None:
+        """Ends the span of a request that has been answered. `parts` become spans under it."""
         if self._span.is_recording():
             self._span.update_name(name)
             self._span.set_attributes({"http.response.status_code": status, **attributes})

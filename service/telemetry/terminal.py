@@ -25,11 +25,6 @@ _HEAD = ("method", "path", "status", "ms")
 _FOR_FAILURES = ("request_id", "trace_id")
 
 
-def is_terminal() -> bool:
-    """Tells if standard error is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
 def columns() -> int:
     """Returns the width of the terminal in columns."""
     try:

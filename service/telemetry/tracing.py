@@ -5,8 +5,11 @@ Parses `traceparent`, the header by which callers say which trace a request belo
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from snapcap.service.telemetry.otel import OtelTracing
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -22,28 +25,7 @@ _VALID = re.compile(
 )
 
 
-class RequestSpan(Protocol):
-    """The span of one request, from its begin to its end."""
-
-    @property
-    def trace_id(self) -> str:
-        """Returns the id of the trace, 32 hexadecimal digits."""
-
-    def end(self, name: str, status: int, attributes: Mapping[str, str | int], parts: Iterable[Span]) -> None:
-        """Ends the span of a request that has been answered. `parts` become spans under it."""
-
-
-class Tracing(Protocol):
-    """Makes spans, and exports them on a thread of its own."""
-
-    def begin(self, method: str, headers: Mapping[str, str]) -> RequestSpan:
-        """Begins a span, under the caller's span if the headers name one."""
-
-    def close(self) -> None:
-        """Exports the remaining spans, for a few seconds at most."""
-
-
-def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
+def open_tracing(environ: Mapping[str, str]) -> "OtelTracing | None":
     """Returns the tracing of requests, or None if no variable asks for it. Logs the reason and returns None if
     traces cannot be exported."""
     if not _is_wanted(environ):

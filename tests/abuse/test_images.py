@@ -23,7 +23,6 @@ from support.parity.pictures import encoded, scene
 from snapcap.benchmarks.harness.processes import descendants, process_memory
 from snapcap.service.images.processes import cpu_seconds
 from snapcap.service.images.worker import SLACK
-from snapcap.service.memory import MemoryBudget
 
 GIB = 1 << 30
 PIXELS = (8000, 6000)  # within the limit of 50 million
@@ -124,7 +123,7 @@ def test_an_image_that_takes_too_long_is_refused_for_that(
 @pytest.fixture(scope="module")
 def small(samples: dict[Path, str], compiled_options: tuple[str, ...]) -> Iterator[Abused]:
     """With what a container of 4 GiB gives to pixels."""
-    size = str(MemoryBudget.of(4 * GIB).pixels)
+    size = str(GIB)
     # A machine that has other work decodes the largest pictures for longer than a request may take by default.
     options = ("--decode-memory", size, "--request-timeout", "300", "--decode-timeout", "60")
     with Abused(samples, *compiled_options, *options) as abused:
@@ -133,7 +132,7 @@ def small(samples: dict[Path, str], compiled_options: tuple[str, ...]) -> Iterat
 
 def test_pixels_stay_within_their_memory(small: Abused) -> None:
     """The dearest of each format that fits, all at once: the decode processes take what the formula says."""
-    budget, count = MemoryBudget.of(4 * GIB).pixels, len(small.server.decode_pids)
+    budget, count = GIB, len(small.server.decode_pids)
     pictures = [
         flat_webp(5600, 5500),
         flat_webp(3900, 3900),
@@ -149,7 +148,7 @@ def test_pixels_stay_within_their_memory(small: Abused) -> None:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(at_once, small, (pictures + too_large) * 2)
             while not asked.done():
-                highest.append(sum(process_memory(pid) for pid, _ in descendants(small.server.decode_parent_pid)))
+                highest.append(sum(process_memory(pid) for pid in descendants(small.server.decode_parent_pid)))
             found.extend(asked.result())
 
     damage = small.withstands(attack)
@@ -163,7 +162,7 @@ def test_pixels_stay_within_their_memory(small: Abused) -> None:
 
 def test_the_limit_of_a_process_is_under_the_estimate(small: Abused) -> None:
     """What its estimate says is not all that a codec could take: the kernel would refuse it more."""
-    share = MemoryBudget.of(4 * GIB).pixels // 2 // len(small.server.decode_pids)
+    share = GIB // 2 // len(small.server.decode_pids)
     for pid in small.server.decode_pids:
         limits: Any = Path(f"/proc/{pid}/limits").read_text().splitlines()
         (line,) = [each for each in limits if each.startswith("Max address space")]

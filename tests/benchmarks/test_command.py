@@ -1,17 +1,15 @@
 """The command line of `snapcap bench`: what is refused, and how it says so."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snapcap.benchmarks.command import make_parser
-from snapcap.benchmarks.contenders import PEERS, Contenders
-from snapcap.benchmarks.harness import arguments
-from snapcap.benchmarks.harness.arguments import PageCacheError, some_of
+from snapcap.benchmarks.contenders import PEERS
+from snapcap.benchmarks.harness.arguments import some_of
 from snapcap.benchmarks.harness.workload import open_workload
-from snapcap.benchmarks.startup import TITLES, Bench
+from snapcap.benchmarks.startup import TITLES
 from snapcap.service.cli.main import main
 
 
@@ -75,58 +73,6 @@ def test_what_is_not_exported_is_named(model: str, device: str, part: str, tmp_p
         (tmp_path / "config.json").write_text('{"architectures": ["BlipForConditionalGeneration"]}')
         workload = replace(workload, folder=tmp_path)
     assert part in PEERS["onnxruntime"].unavailable(workload, device)
-
-
-def test_a_cold_disk_is_asked_for_of_starts_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = make_parser()
-    assert parser.parse_args(["startup", "--cold-disk"]).cold_disk
-    assert not parser.parse_args(["startup"]).cold_disk
-    assert main(["bench", "latency", "--cold-disk"]) == 2
-    assert "--cold-disk" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["missing", "read-only", "of another user"])
-def test_a_page_cache_that_cannot_be_dropped_is_refused_before_anything_is_measured(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "drop_caches"
-    if kind != "missing":
-        file.touch()
-    monkeypatch.setattr(arguments, "DROP_CACHES", file)
-    monkeypatch.setattr("os.geteuid", lambda: 1000 if kind == "of another user" else 0)
-    monkeypatch.setattr("os.access", lambda path, _mode: path == file and kind == "of another user")
-    assert main(["bench", "startup", "--cold-disk"]) == 2
-    error = capsys.readouterr().err
-    assert "takes root and a writable" in error
-    assert error.count("\n") == 1
-
-
-def test_a_page_cache_is_dropped_as_the_kernel_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "drop_caches"
-    file.touch()
-    monkeypatch.setattr(arguments, "DROP_CACHES", file)
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("os.sync", lambda: None)
-    arguments.require_drop()
-    arguments.drop_page_cache()
-    assert file.read_text() == "3"
-    monkeypatch.setattr(arguments, "DROP_CACHES", tmp_path)  # a kernel that refuses
-    with pytest.raises(PageCacheError):
-        arguments.drop_page_cache()
-
-
-@pytest.mark.parametrize("cold", [False, True])
-def test_a_cold_start_drops_the_page_cache_first(
-    cold: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    monkeypatch.setattr("snapcap.benchmarks.startup.drop_page_cache", lambda: events.append("drop"))
-    monkeypatch.setattr("snapcap.benchmarks.startup.start_script", lambda *_: events.append("start"))
-    workload = open_workload("demo", tmp_path)
-    with ExitStack() as stack:
-        contenders = Contenders(workload, "cpu", tmp_path, tmp_path, (), float("inf"))
-        Bench(contenders, False, tmp_path, stack, cold).start("floor")
-    assert events == ["drop"] * cold + ["start"]
 
 
 def test_a_peer_that_is_not_installed_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ class Rounds:
 
     def run(self, *cases: str, rounds: int) -> tuple[int, dict[str, Any]]:
         given = {"cases": list(cases), "rounds": rounds, "clients": 4, "seconds": 1.0, "processes": 1}
-        options = argparse.Namespace(**given, model="demo", json=self._file, time_limit=100.0)
+        options = argparse.Namespace(**given, measure="peers", model="demo", json=self._file, time_limit=100.0)
         return comparison.run(options, "cpu"), json.loads(self._file.read_text())
 
 

@@ -35,7 +35,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, An
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
         contenders = Contenders(workload, "cpu", tmp_path, tmp_path, ("--buckets=1",), float("inf"))
-        return Bench(contenders, False, tmp_path, stack).start(PUBLISHED), seen
+        return Bench(contenders, tmp_path, stack).start(PUBLISHED), seen
 
 
 def test_the_checkpoint_is_in_s3_and_the_bytes_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

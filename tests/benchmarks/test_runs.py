@@ -32,11 +32,8 @@ def test_the_moments_of_a_start_follow_each_other(startup: tuple[str, dict[str, 
     assert figures["floor.total"] > 0
 
 
-def test_a_warm_start_compiles_and_starts_nothing(startup: tuple[str, dict[str, Any]]) -> None:
+def test_a_warm_start_compiles_nothing(startup: tuple[str, dict[str, Any]]) -> None:
     assert startup[1]["figures"]["eager.compiles_serving"] == 0
-    (found,) = startup[1]["children"]["eager"]
-    assert found["ended"] in (False, None)  # None: a kernel that does not count
-    assert found["alive"] == []
 
 
 def test_the_report_says_where_and_how_it_was_measured(startup: tuple[str, dict[str, Any]]) -> None:

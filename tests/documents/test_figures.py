@@ -18,7 +18,7 @@ def test_the_figures_of_a_page_are_those_of_the_results(page: Path) -> None:
 
 def test_the_pages_that_quote_measurements_are_held() -> None:
     found = {page.relative_to(ROOT).as_posix() for page in pages()}
-    assert {"README.md", "docs/measurements.md", "docs/fast-start.md", "deploy/kubernetes/README.md"} <= found
+    assert {"README.md", "docs/measurements.md", "deploy/kubernetes/README.md"} <= found
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: str(file.name))

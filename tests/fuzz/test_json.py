@@ -14,6 +14,7 @@ from support.attacks.mutations import mutated
 
 from snapcap.service.api.answers import LABELS
 from snapcap.service.api.caption import read_image
+from snapcap.service.api.conversation import TextUse
 from snapcap.service.api.huggingface import parse_inputs
 from snapcap.service.api.ollama import CHAT, GENERATE, read_ollama, sort_ollama, sort_show
 from snapcap.service.api.ollama import FIELDS as OLLAMA
@@ -53,15 +54,15 @@ def caption(body: bytes) -> tuple[bytes, CaptionOptions]:
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "caption": caption,
     "huggingface": parse_inputs,
-    "ollama": lambda body: read_ollama(GENERATE, sort_ollama(GENERATE, body)),
-    "ollama_chat": lambda body: read_ollama(CHAT, sort_ollama(CHAT, body)),
+    "ollama": lambda body: read_ollama(GENERATE, sort_ollama(GENERATE, body), TextUse.IGNORE),
+    "ollama_chat": lambda body: read_ollama(CHAT, sort_ollama(CHAT, body), TextUse.IGNORE),
     "ollama_show": sort_show,
-    "openai": lambda body: read_chat(sort_chat(body)),
-    "openai_conversing": lambda body: read_chat(sort_chat(body), instruct=True, converse=True),
-    "openai_continued": lambda body: read_chat(sort_chat(body), continue_text=True),
-    "responses": lambda body: read_response(sort_response(body)),
-    "responses_conversing": lambda body: read_response(sort_response(body), instruct=True, converse=True),
-    "responses_instructed": lambda body: read_response(sort_response(body), instruct=True),
+    "openai": lambda body: read_chat(sort_chat(body), TextUse.IGNORE),
+    "openai_conversing": lambda body: read_chat(sort_chat(body), TextUse.CONVERSE),
+    "openai_continued": lambda body: read_chat(sort_chat(body), TextUse.CONTINUE),
+    "responses": lambda body: read_response(sort_response(body), TextUse.IGNORE),
+    "responses_conversing": lambda body: read_response(sort_response(body), TextUse.CONVERSE),
+    "responses_instructed": lambda body: read_response(sort_response(body), TextUse.INSTRUCT),
     "v2": lambda body: parse_infer(body, None),
 }
 

@@ -2,11 +2,15 @@
 
 import os
 import resource
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from snapcap.service.memory import MemoryBudget, memory_limit
+from snapcap.service import memory
+from snapcap.service.config.settings import HttpLimits, Settings
+from snapcap.service.memory import body_memory, decode_memory, memory_limit
+from snapcap.warmup.machine.capacity import control_groups
 
 GIB = 1 << 30
 
@@ -20,6 +24,11 @@ def _machine_of_64_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 def write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text + "\n")
+
+
+def grouped(monkeypatch: pytest.MonkeyPatch, membership: Path, mounts: Path) -> None:
+    """Has the process find its control groups in these places."""
+    monkeypatch.setattr(memory, "control_groups", partial(control_groups, membership=membership, mounts=mounts))
 
 
 @pytest.mark.parametrize(
@@ -45,22 +54,30 @@ def write(file: Path, text: str) -> None:
     ],
 )
 def test_the_limit_is_that_of_the_control_groups_and_the_machine(
-    membership: str, files: dict[str, str], limit: int, tmp_path: Path
+    membership: str, files: dict[str, str], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "membership", membership)
     for name, text in files.items():
         write(tmp_path / "mounts" / name, text)
-    assert memory_limit(tmp_path / "membership", tmp_path / "mounts") == limit
+    grouped(monkeypatch, tmp_path / "membership", tmp_path / "mounts")
+    assert memory_limit() == limit
 
 
 def test_a_limit_of_the_address_space_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (GIB, GIB))
-    assert memory_limit(tmp_path / "none", tmp_path) == GIB
+    grouped(monkeypatch, tmp_path / "none", tmp_path)
+    assert memory_limit() == GIB
 
 
-def test_a_small_container_divides_what_it_has() -> None:
-    assert MemoryBudget.of(4 * GIB) == MemoryBudget(bodies=GIB // 4, pixels=GIB)
-
-
-def test_shares_do_not_grow_without_end() -> None:
-    assert MemoryBudget.of(1024 * GIB) == MemoryBudget(bodies=GIB, pixels=4 * GIB)
+@pytest.mark.parametrize(
+    ("limit", "bodies", "pixels"),
+    [
+        pytest.param(4, GIB // 4, GIB, id="small"),
+        pytest.param(1024, GIB, 4 * GIB, id="not without end"),
+    ],
+)
+def test_a_container_divides_what_it_has(
+    limit: int, bodies: int, pixels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "memory_limit", lambda: limit * GIB)
+    assert (body_memory(HttpLimits()), decode_memory(Settings())) == (bodies, pixels)

@@ -64,12 +64,12 @@ def error_of(path: str, method: str) -> tuple[str, dict[str, Any]]:
     kinds = (
         ("/v1/caption", "Problem"),
         ("/v1/", "OpenAIError"),
-        ("/v2", "V2Error"),
-        ("/api/", "OllamaError"),
-        ("/models/", "HuggingFaceError"),
+        ("/v2", "SentenceError"),
+        ("/api/", "SentenceError"),
+        ("/models/", "SentenceError"),
     )
     found = next((schema for prefix, schema in kinds if path.startswith(prefix)), "Problem")
-    schema = "HuggingFaceError" if (path, method) == ("/", "post") else found
+    schema = "SentenceError" if (path, method) == ("/", "post") else found
     media_type = "application/problem+json" if schema == "Problem" else "application/json"
     return media_type, {"schema": {"$ref": f"#/components/schemas/{schema}"}}
 
@@ -109,7 +109,7 @@ def test_replies_of_other_apis_are_as_described(client: TestClient, image: Png, 
     parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}]
     chat = {"model": "fake", "messages": [{"role": "user", "content": parts}]}
     check(client.post("/", content=image()).json(), "HuggingFaceCaptions")
-    check(client.post("/", content=b"no").json(), "HuggingFaceError")
+    check(client.post("/", content=b"no").json(), "SentenceError")
     for path in ("/v1/models", "/v1/models/"):
         check(client.get(path).json(), "ModelList")
     check(client.get("/v1/models/fake").json(), "Model")
@@ -136,7 +136,7 @@ def test_replies_of_other_apis_are_as_described(client: TestClient, image: Png, 
         check(client.post(path, json={**document, "stream": False}).json(), schema)
         for line in client.post(path, json=document).text.splitlines():
             check(json.loads(line), schema)
-    check(client.post("/api/chat", json={"model": "other"}).json(), "OllamaError")
+    check(client.post("/api/chat", json={"model": "other"}).json(), "SentenceError")
     check(client.get("/api/tags").json(), "OllamaModels")
     check(client.get("/api/ps").json(), "OllamaModels")
     check(client.post("/api/show", json={"model": "fake"}).json(), "OllamaModel")
@@ -146,7 +146,7 @@ def test_replies_of_other_apis_are_as_described(client: TestClient, image: Png, 
     check(client.get("/v2").json(), "V2Server")
     check(client.get("/v2/models/fake").json(), "V2Model")
     check(client.get("/v2/models/fake/ready").json(), "V2ModelReady")
-    check(client.get("/v2/models/other").json(), "V2Error")
+    check(client.get("/v2/models/other").json(), "SentenceError")
     tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
     for options in ({}, {"id": "1", "parameters": {"max_new_tokens": 3}}):
         check(client.post("/v2/models/fake/infer", json={"inputs": [tensor], **options}).json(), "V2Captions")

@@ -82,18 +82,6 @@ def test_startup_has_no_member_that_is_not_described(
     assert set(body["buckets"][0]) == set(schemas["Bucket"]["properties"])
 
 
-def test_the_trace_of_the_start_is_described(services: Services, client: TestClient, document, check) -> None:
-    services.timeline.mark("live")
-    trace = client.get("/startup?format=trace").json()
-    check(trace, "Trace")
-    schemas = document["components"]["schemas"]
-    assert set(trace) == set(schemas["Trace"]["properties"])
-    assert set().union(*trace["traceEvents"]) == set(schemas["TraceEvent"]["properties"])
-    parameters = [p for p in document["paths"]["/startup"]["get"]["parameters"] if p["in"] == "query"]
-    assert [parameter["name"] for parameter in parameters] == ["format", "model"]
-    assert parameters[0]["schema"]["enum"] == ["json", "trace"]
-
-
 @pytest.mark.parametrize("progress", [{"state": "asleep"}, {"done": 1}, {"state": "building", "done": "1"}])
 def test_the_description_of_a_build_refuses_what_is_none(progress: dict[str, Any], check) -> None:
     with pytest.raises(jsonschema.ValidationError):

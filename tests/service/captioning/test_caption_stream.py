@@ -73,7 +73,7 @@ def test_tokens_that_were_not_handed_over_come_with_the_result(fed: int) -> None
         for token in (1, 2, 3)[:fed]:
             caption.feed(token)
         caption.future.set_result(completion(1, 2, 3))
-        assert await caption.rest() == "1 2 3 …"
+        assert "".join([piece async for piece in caption]) == "1 2 3 …"
         assert caption.completion_tokens == 3
 
     run(scenario())
@@ -88,7 +88,7 @@ def test_a_stop_sequence_ends_the_generation() -> None:
         assert not caption.future.cancelled()
         caption.feed(3)
         caption.feed(4)
-        assert await caption.rest() == ""
+        assert "".join([piece async for piece in caption]) == ""
         assert caption.future.cancelled()
         assert (caption.finish_reason, caption.completion_tokens) == ("stop", 3)
 
@@ -99,7 +99,7 @@ def test_a_stop_sequence_in_a_result_cuts_it() -> None:
     async def scenario() -> None:
         caption = stream("2")
         caption.future.set_result(completion(1, 2, 3, reason="length"))
-        assert await caption.rest() == "1"
+        assert "".join([piece async for piece in caption]) == "1"
         assert (caption.finish_reason, caption.completion_tokens) == ("stop", 2)
 
     run(scenario())

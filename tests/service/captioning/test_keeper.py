@@ -175,7 +175,7 @@ def test_a_stream_is_a_use_until_its_last_token_and_its_result_outlives_the_mode
             stream = await first.stream(image(), CaptionOptions(), "id", permit, live=True)
             assert first.uses.count == 1
             engine.gate.set()
-            text = await stream.rest()
+            text = "".join([piece async for piece in stream])
         assert first.uses.count == 0
         first.detach()
         assert first.result(stream).caption == text.strip()

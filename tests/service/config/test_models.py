@@ -62,7 +62,7 @@ def test_a_file_has_options_for_each_model(tmp_path: Path) -> None:
         ("a = 1\n", "must be a table such as"),
         ("[a\n", "is no TOML file"),
         ('["../a"]\nmodel = "demo"\n', "name '../a' must be a name of letters"),
-        ('[a]\nmodel = "demo"\nbucket = 1\n', "unknown option bucket; did you mean buckets"),
+        ('[a]\nmodel = "demo"\nbucket = 1\n', "unknown option bucket of the model 'a'; did you mean buckets"),
         ('[a]\nmodel = "demo"\nport = 1\n', "unknown option port"),
         ('[a]\nmodel = "demo"\nbuckets = "x"\n', "buckets of the model 'a' must"),
         ('[a]\nmodel = "demo"\ncache_dir = "x"\n', "unknown option cache_dir"),

@@ -10,7 +10,7 @@ import pytest
 from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.service.config.settings import HttpLimits
-from snapcap.service.http.connections import NO_ROOM, SPARE, ConnectionLimits, Connections, HeadTimeout, RefusalLog
+from snapcap.service.http.connections import NO_ROOM, SPARE, Connections, HeadTimeout, RefusalLog
 from snapcap.service.limits import TooManyConnections
 from snapcap.service.server.http_process import connection_limits
 
@@ -31,7 +31,7 @@ def open_now(server: BoundedServer) -> int:
 
 def test_the_one_that_waits_the_longest_makes_room(services, monkeypatch) -> None:
     monkeypatch.setattr(YOUNG, 0.2)
-    limits = ConnectionLimits(connections=3, head_timeout=60.0)  # which a busy machine does not reach before
+    limits = HttpLimits(max_connections=3, header_timeout=60.0)  # which a busy machine does not reach before
     with BoundedServer(services, limits) as server, ExitStack() as exits:
         half, idle, busy = (exits.enter_context(server.connect()) for _ in range(3))
         half.sendall(b"GET /livez HT")
@@ -58,7 +58,7 @@ def test_the_one_that_waits_the_longest_makes_room(services, monkeypatch) -> Non
 
 
 def test_probes_have_room_where_nobody_waits(services) -> None:
-    with BoundedServer(services, ConnectionLimits(connections=2)) as server, ExitStack() as exits:
+    with BoundedServer(services, HttpLimits(max_connections=2)) as server, ExitStack() as exits:
         for _ in range(2):
             exits.enter_context(server.connect()).sendall(UPLOAD)
         until(lambda: in_flight(server) == 2)
@@ -86,7 +86,7 @@ def test_probes_have_room_where_nobody_waits(services) -> None:
 
 
 def test_a_connection_beyond_the_limit_serves_all_once_there_is_room(services) -> None:
-    with BoundedServer(services, ConnectionLimits(connections=1)) as server, server.connect() as late:
+    with BoundedServer(services, HttpLimits(max_connections=1)) as server, server.connect() as late:
         with server.connect() as first:
             first.sendall(LIVEZ)
             assert reply(first)[0] == 200
@@ -103,7 +103,7 @@ DOCUMENT = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"  # larger than a sma
 def test_one_that_does_not_read_is_closed_when_another_needs_its_place(services, monkeypatch) -> None:
     """Not only counted as closed: nobody would watch it any more."""
     monkeypatch.setattr(YOUNG, 0.2)
-    limits = ConnectionLimits(connections=1, send_timeout=60)
+    limits = HttpLimits(max_connections=1, send_timeout=60)
     with BoundedServer(services, limits) as server, server.connect(receive_buffer=2048) as deaf:
         deaf.sendall(DOCUMENT)
         until(lambda: any(each.unsent() for each in server.connections.idle))
@@ -131,7 +131,7 @@ def test_one_that_was_to_leave_is_watched_until_it_has(services) -> None:
         def abort(self) -> None:
             self.aborted = True
 
-    watch, deaf = Connections(ConnectionLimits(connections=1, send_timeout=60)), Deaf()
+    watch, deaf = Connections(HttpLimits(max_connections=1, send_timeout=60)), Deaf()
     assert watch.admit(deaf, 0.0)
     assert watch.admit(Deaf(), 2.0), "it has its place"
     for now in (2.0, 5.0):
@@ -143,7 +143,7 @@ def test_one_that_was_to_leave_is_watched_until_it_has(services) -> None:
 
 def test_probes_have_room_where_those_beyond_the_limit_do_not_read(services, monkeypatch) -> None:
     monkeypatch.setattr("snapcap.service.http.connections.SPARE", 2)
-    limits = ConnectionLimits(connections=1, send_timeout=60)
+    limits = HttpLimits(max_connections=1, send_timeout=60)
     with BoundedServer(services, limits) as server, ExitStack() as exits:
         exits.enter_context(server.connect()).sendall(UPLOAD)
         until(lambda: in_flight(server) == 1)
@@ -157,7 +157,7 @@ def test_probes_have_room_where_those_beyond_the_limit_do_not_read(services, mon
 
 
 def test_what_is_sent_to_a_probe_is_not_taken_for_one(services) -> None:
-    with BoundedServer(services, ConnectionLimits(connections=1)) as server, ExitStack() as exits:
+    with BoundedServer(services, HttpLimits(max_connections=1)) as server, ExitStack() as exits:
         exits.enter_context(server.connect()).sendall(UPLOAD)
         until(lambda: in_flight(server) == 1)
         with server.connect() as client:
@@ -166,7 +166,7 @@ def test_what_is_sent_to_a_probe_is_not_taken_for_one(services) -> None:
 
 
 def test_open_connections_are_a_metric(services) -> None:
-    connections = Connections(ConnectionLimits())
+    connections = Connections(HttpLimits())
     services.metrics.connections.set_function(lambda: len(connections.all))
     assert services.registry.get_sample_value("snapcap_http_connections") == 0
 
@@ -177,16 +177,16 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch, caplog: pytest.
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
     monkeypatch.setattr("snapcap.service.server.http_process.memory_limit", lambda: 16 << 30)
     with caplog.at_level(logging.WARNING, "snapcap.server"):
-        assert connection_limits(HttpLimits()).connections == 2000 - SPARE - 256
+        assert connection_limits(HttpLimits()).max_connections == 2000 - SPARE - 256
         assert caplog.records == []
-        assert connection_limits(HttpLimits(max_connections=5000)).connections == 2000 - SPARE - 256
+        assert connection_limits(HttpLimits(max_connections=5000)).max_connections == 2000 - SPARE - 256
     assert asked == [(2000, 2000)] * 2
     assert caplog.records[0].fields["wanted"] == 5000
-    assert connection_limits(HttpLimits(max_connections=10)).connections == 10
+    assert connection_limits(HttpLimits(max_connections=10)).max_connections == 10
     assert len(asked) == 2
     monkeypatch.setattr("snapcap.service.server.http_process.memory_limit", lambda: 1 << 30)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert connection_limits(HttpLimits()).connections == 256
+    assert connection_limits(HttpLimits()).max_connections == 256
 
 
 # Clients that do not read
@@ -204,7 +204,7 @@ def unread(server: BoundedServer) -> int:
 
 
 def test_a_client_that_never_reads_is_closed(services) -> None:
-    with BoundedServer(services, ConnectionLimits(send_timeout=0.5)) as server, page(server):
+    with BoundedServer(services, HttpLimits(send_timeout=0.5)) as server, page(server):
         until(lambda: server.closed("send_timeout") == 1)
         until(lambda: open_now(server) == 0)
 
@@ -255,7 +255,7 @@ def test_a_page_that_may_ask_reads_why_it_is_refused_before_the_application(
     services, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine, other = b"https://app.example.com", b"https://other.example"
-    limits = ConnectionLimits(connections=2, head_bytes=2048, head_timeout=0.2)
+    limits = HttpLimits(max_connections=2, max_header_bytes=2048, header_timeout=0.2)
     caplog.set_level(logging.INFO, "snapcap.access")
     with BoundedServer(services, limits, origins=(mine.decode(),)) as server, ExitStack() as exits:
         begun = b"POST /v1/caption HTTP/1.1\r\nHost: x\r\nOrigin: "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.servers.bounded_server import BoundedServer, refused, reply, rest, until
 
-from snapcap.service.http.connections import ConnectionLimits
+from snapcap.service.config.settings import HttpLimits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -17,7 +17,7 @@ POST = b"POST /v1/caption HTTP/1.1\r\nHost: x\r\n"
 
 @pytest.fixture
 def server(services) -> Iterator[BoundedServer]:
-    with BoundedServer(services, ConnectionLimits(head_bytes=8192, headers=50)) as server:
+    with BoundedServer(services, HttpLimits(max_header_bytes=8192, max_headers=50)) as server:
         yield server
         assert server.ask(LAST).startswith(b"HTTP/1.1 200 ")  # whatever the test has sent
 
@@ -73,7 +73,7 @@ def test_line_breaks_without_a_request(server: BoundedServer) -> None:
     + [(True, b"\r\n")],
 )
 def test_half_a_head_does_not_stay(services, fresh: bool, part: bytes) -> None:
-    with BoundedServer(services, ConnectionLimits(head_timeout=0.5)) as server:
+    with BoundedServer(services, HttpLimits(header_timeout=0.5)) as server:
         with server.connect() as client:
             if not fresh:
                 client.sendall(LIVEZ)
@@ -85,7 +85,7 @@ def test_half_a_head_does_not_stay(services, fresh: bool, part: bytes) -> None:
 
 
 def test_a_head_that_drips_does_not_stay(services) -> None:
-    with BoundedServer(services, ConnectionLimits(head_timeout=0.5)) as server, server.connect() as client:
+    with BoundedServer(services, HttpLimits(header_timeout=0.5)) as server, server.connect() as client:
         client.sendall(b"GET /livez HTTP/1.1\r\n")
         end = time.monotonic() + 30
         while time.monotonic() < end and not server.closed("head_timeout"):
@@ -95,7 +95,7 @@ def test_a_head_that_drips_does_not_stay(services) -> None:
 
 
 def test_an_idle_connection_does_not_stay(services) -> None:
-    with BoundedServer(services, ConnectionLimits(idle_timeout=0.5)) as server:
+    with BoundedServer(services, HttpLimits(keep_alive_timeout=0.5)) as server:
         with server.connect() as silent, server.connect() as used:
             used.sendall(LIVEZ)
             assert reply(used)[0] == 200
@@ -248,7 +248,7 @@ def test_an_error_in_a_body_is_its_reply(server: BoundedServer) -> None:
 
 def test_empty_lines_behind_a_body_are_no_head(services, image) -> None:
     """Old clients send them; the connection is idle all the same."""
-    with BoundedServer(services, ConnectionLimits(head_timeout=0.3)) as server, server.connect() as client:
+    with BoundedServer(services, HttpLimits(header_timeout=0.3)) as server, server.connect() as client:
         client.sendall(POST + b"Content-Length: %d\r\n\r\n%b" % (len(image(5)), image(5)))
         assert reply(client)[0] == 200
         client.sendall(b"\r\n")

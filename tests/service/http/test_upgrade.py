@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from support.servers.bounded_server import BoundedServer, refused, reply
 
-from snapcap.service.http.connections import ConnectionLimits
+from snapcap.service.config.settings import HttpLimits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -16,7 +16,7 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
 
 @pytest.fixture
 def server(services) -> Iterator[BoundedServer]:
-    with BoundedServer(services, ConnectionLimits(head_bytes=8192, headers=50)) as server:
+    with BoundedServer(services, HttpLimits(max_header_bytes=8192, max_headers=50)) as server:
         yield server
         assert server.ask(LAST).startswith(b"HTTP/1.1 200 ")  # whatever the test has sent
 

@@ -8,13 +8,13 @@ from support.fakes.decode_world import MEMORY, SLOTS, World, killed_for, play, t
 from support.fakes.list_engine import PATIENCE
 from support.servers.server_process import is_gone
 
+from snapcap.models.errors import UserError
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import NotReady, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
 from snapcap.service.images import processes as decode_family
 from snapcap.service.images.messages import Answer, Broken, Ended, Needs, NoneBegan, Refused, pack_notice
 from snapcap.service.images.parent import picture
-from snapcap.service.images.pool import ImageProcessesEndedError
 
 
 def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
@@ -32,7 +32,7 @@ def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
         futures.append(await world.ask(4))
         assert all(isinstance(each.exception(), NotReady) for each in futures)
         (error,) = world.failures
-        assert isinstance(error, ImageProcessesEndedError)
+        assert isinstance(error, UserError)
         assert str(error).endswith("the process that starts those that decode has ended")
         assert len(world.slots) == SLOTS
         world.close()
@@ -106,7 +106,7 @@ def test_processes_that_never_come_end_the_start(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(decode_family, "START_S", 0.01)
         assert not await asyncio.to_thread(world.decoder.begin, ImageTransform((2, 2)))
         await turns()
-        assert isinstance(world.failures[0], ImageProcessesEndedError)
+        assert isinstance(world.failures[0], UserError)
         assert isinstance((await world.ask(1)).exception(), NotReady)
         world.close()
 

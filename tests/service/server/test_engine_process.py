@@ -87,7 +87,7 @@ def test_an_engine_process_that_is_killed_fails_what_waits_and_ends_the_server(
     assert server.process.wait(PATIENCE) == 4
     (line,) = [line for line in server.log().splitlines() if " error   failed " in line]
     assert "the engine process ended by signal SIGKILL" in line
-    assert "EngineEndedError" not in server.log()  # it is a sentence, without a trace
+    assert "UserError" not in server.log()  # it is a sentence, without a trace
 
 
 def test_an_engine_process_that_ends_during_the_start_ends_the_server(eager: ServerProcess) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from snapcap.service.api.app import Services, create_app
-from snapcap.service.config.settings import HttpSettings
+from snapcap.service.config.settings import HttpLimits, HttpSettings
 from snapcap.service.http.bodies import BodyLimits
-from snapcap.service.http.connections import ConnectionLimits, Connections
+from snapcap.service.http.connections import Connections
 from snapcap.service.readiness import State
 from snapcap.service.server.serve import BindError, bind
 from snapcap.service.server.uvicorn_server import Server, make_server
@@ -148,7 +148,7 @@ def test_a_second_signal_ends_the_process_at_once(services: Services) -> None:
     config: Any = make_server(
         create_app(services, BodyLimits(1, 1)), HttpSettings(), services.readiness, print
     ).config
-    connections = Connections(ConnectionLimits())
+    connections = Connections(HttpLimits())
     server = Server(config, services.readiness, connections, HttpSettings(), print, exit_now=statuses.append)
     server.handle_exit(signal.SIGTERM, None)
     assert statuses == []

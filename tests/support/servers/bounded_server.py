@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.config.settings import HttpSettings
+from snapcap.service.config.settings import HttpLimits, HttpSettings
 from snapcap.service.http.bodies import BodyLimits
-from snapcap.service.http.connections import ConnectionLimits, Connections
+from snapcap.service.http.connections import Connections
 from snapcap.service.server.serve import bind
 from snapcap.service.server.uvicorn_server import Server, make_server
 
@@ -23,7 +23,7 @@ class BoundedServer:
     def __init__(
         self,
         services: Services,
-        limits: ConnectionLimits | None = None,
+        limits: HttpLimits | None = None,
         bodies: BodyLimits | None = None,
         grace_period: float = 5.0,
         origins: tuple[str, ...] = (),
@@ -37,7 +37,7 @@ class BoundedServer:
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
         self.port = self.listener.getsockname()[1]
         closed = services.metrics.connection_closed
-        self.connections = Connections(limits or ConnectionLimits(), closed, frozenset(origins))
+        self.connections = Connections(limits or HttpLimits(), closed, frozenset(origins))
         settings = HttpSettings(grace_period=grace_period)
         self.server: Server = make_server(self.app, settings, services.readiness, live.set, self.connections)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})

@@ -31,7 +31,7 @@ for (const link of document.querySelectorAll("a[data-keyed]")) {
     if (!api.key) return;
     event.preventDefault();
     try {
-      save(await api.blob(link.getAttribute("href").slice(1)), link.download || link.pathname.split("/").at(-1));
+      save(await api.blob(link.getAttribute("href").slice(1)), link.pathname.split("/").at(-1));
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
       keyForm.update();

@@ -211,7 +211,7 @@ def test_with_a_key_the_links_show_it_too(guarded: str, open_page: OpenPage, tmp
     page = open_page(guarded, expected="status of 401")
     enter_key(page, "right")
     expect(page.locator("#state-word")).to_have_text("ready")
-    for name, file, begin in (("trace", "snapcap-start.json", '{"traceEvents"'), ("Metrics", "metrics", "# HELP")):
+    for name, file, begin in (("start as JSON", "startup", '{"state"'), ("Metrics", "metrics", "# HELP")):
         with page.expect_download() as download:
             page.get_by_role("link", name=name).first.click()
         assert download.value.suggested_filename.startswith(file)
