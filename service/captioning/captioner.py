@@ -409,9 +409,11 @@ class Captioner:
         limits = model.engine.limits
 
         async def read(text: str, most: int, around: Dialogue = Dialogue()) -> "PromptIds | None":  # noqa: B008 - frozen
-            if model.prompts is None or not (text or around.before or around.after):
+            if model.prompts is None or not (text or around):
                 return None
-            reading = model.prompts.read(text, most, encoded.request_id, encoded.deadline, around)
+            reading = model.prompts.read(
+                text, most, encoded.request_id, encoded.deadline, around, limits.most_ahead
+            )
             return await self._handoff().result(reading)
 
         text = model.defaults.text(options)
@@ -448,7 +450,7 @@ class Captioner:
         text = model.defaults.tokenizer(resolved.task).stream(prompt_ids)
         shown = model.defaults.pieces(resolved, stop)
         stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times, read)
-        stream.model = model
+        stream.model, stream.warning = model, resolved.warning
         stream.future.add_done_callback(partial(self._ended, times))
         return stream
 
