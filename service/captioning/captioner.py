@@ -34,8 +34,8 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.models.processing.tokenizer import Tokenizer
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.models.text import Region
-    from snapcap.service.captioning.prompts import PromptIds, PromptReader
+    from snapcap.models.text import PromptIds, Region
+    from snapcap.service.captioning.prompts import PromptReader
     from snapcap.service.engine.request import CaptionEngine, Completion
 
 # Greatest number of ids of a task's text that the process for prompts returns. An encoder reads fewer.
