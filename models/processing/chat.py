@@ -64,7 +64,7 @@ def _read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
     )
     whole = {probe: _ids(backend, f"{image}{markup.after}{between}{probe}{template.after}") for probe in _PROBES}
     framed, conversations = None, list[tuple[Dialogue, list[int]]]()
-    if markup.reads_ahead and template.frames:
+    if markup.reads_ahead and template.frames and chat.opening_ids:
         opened = f"{before.removeprefix(template.frames[_USER_FRAME])}{markup.before}{image}"
         # A text before the image is tokenized up to the first added token, so `opened` must begin with one.
         framed = None if _cut_first(backend, opened)[0] else _with_frames(chat, template, backend, opened)
