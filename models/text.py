@@ -27,12 +27,14 @@ class ImageMarkup:
     """The place of an image in a chat template's text.
 
     The placeholder is replaced by the text ``before``, the image's tokens and the text ``after``. ``placeholder``
-    is a text, or the id of the token with this text.
+    is a text, or the id of the token with this text. ``reads_ahead``: an encode reads texts that stand before the
+    image.
     """
 
     placeholder: str | int
     before: str = ""
     after: str = ""
+    reads_ahead: bool = False
 
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
@@ -40,15 +42,35 @@ SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class Dialogue:
-    """The messages around the message with the image, as (role, text), in their order."""
+    """The messages around the message with the image, as (role, text), in their order.
+
+    lead: the text in the image's message that stands before the image.
+    """
 
     before: tuple[tuple[str, str], ...] = ()
     after: tuple[tuple[str, str], ...] = ()
+    lead: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.before or self.after or self.lead)
 
     @property
     def asks(self) -> bool:
-        """True if a user says something in one of the messages."""
-        return any(role == USER and text.strip() for role, text in (*self.before, *self.after))
+        """True if a user says something in one of the texts."""
+        return any(role == USER and text.strip() for role, text in (*self.before, *self.after, (USER, self.lead)))
+
+
+class PromptIds(NamedTuple):
+    """The token ids of a prompt.
+
+    ahead: how many of them, the first, stand before the image.
+    moved: number of tokens that would stand before the image, had its message's text not been moved behind it. 0 if
+        all texts have their places.
+    """
+
+    ids: tuple[int, ...]
+    ahead: int = 0
+    moved: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,11 +93,13 @@ class ChatIds:
     A row's own tokens are ``opening_ids``, the tokens of the message, and ``closing_ids``. The reply follows. The
     message's text is tokenized together with the texts ``lead`` before it and ``trail`` behind it.
 
-    prefix: the ids before the image's tokens, which are the same for every row.
-    start_id: the first of a row's own ids, which is the same for every row.
+    prefix: the ids before the image's tokens, which are the same for every row. With ``frames``, the ids that the
+        user's frame puts before the message are a row's own, and not in the prefix.
+    start_id: the first of a row's own ids behind the image, which is the same for every row.
     strips: white space around the message's text is removed.
-    frames: the ids around the text of a message of each role in ``ROLES``. Empty if the template renders a
-        conversation in another way than message by message.
+    image_first: the template puts the image before all texts of its message.
+    frames: the ids around the text of a message of each role in ``ROLES``. Empty if the model reads no texts before
+        the image, or the template renders a conversation in another way than message by message.
     reply_ids: the ids behind the conversation's last message. They begin the reply, and end ``closing_ids``.
     """
 
@@ -86,6 +110,7 @@ class ChatIds:
     trail: str
     closing_ids: tuple[int, ...]
     strips: bool = False
+    image_first: bool = False
     frames: tuple[Frame, ...] = ()
     reply_ids: tuple[int, ...] = ()
 

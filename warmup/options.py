@@ -78,7 +78,7 @@ class ModelOptions:
         "text_tokens",
         0,
         "most tokens of text that are read together with the image: of a task and its text, or of an instruction "
-        "and the messages before the image; more take longer; 0: the model's number",
+        "and the texts before the image; more take longer; 0: the model's number",
         parse=parse_int(0, 65536),
         metavar="N",
     )

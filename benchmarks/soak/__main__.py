@@ -1,13 +1,14 @@
 """Runs a campaign of faults: two servers, good and bad traffic, and counts of lost requests.
 
     python -m snapcap.benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER]
-        [--json FILE]
+        [--models N] [--json FILE]
 
 Each fault is injected once, and then faults come at random. Faults that cannot be injected here are named, with
 the reason. Good clients retry as the API tells them to, and each caption is compared with the known one. A server
-that ends is started again. A server whose /livez does not answer is ended, as in Kubernetes. The exit status is 1
-if a request was lost, a caption was wrong, or a server answered 500 or did not recover. Traffic goes to 127.0.0.1
-only.
+that ends is started again. A server whose /livez does not answer is ended, as in Kubernetes. With --models each
+server has several models, which wake and leave; --serve "--host-memory 120MiB" makes them take turns. The exit
+status is 1 if a request was lost, a caption was wrong, or a server answered 500 or did not recover. Traffic goes to
+127.0.0.1 only.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -22,6 +24,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,7 +40,7 @@ from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.workload import SNAPCAP, build_store, scratch
 from snapcap.benchmarks.soak.clients import BadClients, GoodClients, captions_rightly, requests
 from snapcap.benchmarks.soak.faults import FAULTS, Fault, Healed, World
-from snapcap.benchmarks.soak.servers import LyingProxy, Replica
+from snapcap.benchmarks.soak.servers import LyingProxy, Replica, ask, lone_request
 
 NAMES = ("one", "two")
 COUNTS = ("requests", "retried", "lost", "wrong")  # fields of `Tally` that are counted for each fault
@@ -204,6 +207,18 @@ class Campaign:
         return None
 
 
+async def events_of_models(replicas: Sequence[Replica]) -> dict[str, int]:
+    """Returns how often models woke, by result, and left, by reason, since the last start of each server."""
+    found: Counter[str] = Counter()
+    for replica in replicas:
+        text = (await ask(replica.port, lone_request("/metrics"), 10.0)).body.decode()
+        for event, label, value in re.findall(
+            r'^snapcap_model_(\w+)_total\{.*"(\w+)"\} (\S+)$', text, re.MULTILINE
+        ):
+            found[f"{event} {label}"] += int(float(value))
+    return dict(found)
+
+
 def went_well(totals: dict[str, Any]) -> bool:
     """Returns whether no request was lost, no caption wrong, no server answered 500, and every server recovered."""
     failed = totals["lost"] or totals["wrong"] or totals["not_recovered"] or not totals["ended_well"]
@@ -240,6 +255,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=names, default="all", help=text)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clients", type=count, default=6, help="number of good clients")
+    text = "number of models of each server, which are all the demo model (default: %(default)s)"
+    parser.add_argument("--models", type=count, default=1, help=text)
     add_files(parser)
     add_serve(parser)
     return parser.parse_args()
@@ -255,9 +272,12 @@ async def run(
         place = setting.options.index(_ENDPOINT) + 1
         setting.options[place] = f"http://127.0.0.1:{setting.proxy.port}"
     command = [*SNAPCAP, "serve", "--host", "127.0.0.1", "--device", options.device]
+    models = ["demo", *(f"demo-{number}" for number in range(2, options.models + 1))]
+    if options.models > 1:
+        command += ["--idle-unload", "1", *(word for name in models for word in ("--model", f"{name}=demo"))]
     command += [*OPTIONS, *setting.options, *shlex.split(options.serve)]
     replicas = [Replica(name, command, setting.environment, setting.folder / name) for name in NAMES]
-    bad, clients = BadClients(replicas, chooser), GoodClients(replicas, options.clients, chooser)
+    bad, clients = BadClients(replicas, chooser), GoodClients(replicas, options.clients, chooser, models)
     campaign = Campaign(World(replicas, setting.proxy, bad, chooser), clients, Console(stderr=True))
     try:
         for replica in replicas:
@@ -272,7 +292,7 @@ async def run(
         await clients.stop()
         ended_well = await campaign.all_well()
         await asyncio.sleep(SETTLE_S)
-        seconds = time.monotonic() - began
+        seconds, model_events = time.monotonic() - began, await events_of_models(replicas)
     finally:
         await asyncio.gather(*(replica.stop() for replica in replicas))
         if setting.proxy is not None:
@@ -285,6 +305,7 @@ async def run(
         "faults": len(campaign.strikes),
         **{name: tally[name] for name in (*COUNTS, "slowest", "problems")},
         "bad_requests_by_status": {str(status): count for status, count in sorted(bad.answered.items())},
+        "model_events": model_events,
         "server_starts": {each.name: each.starts for each in replicas},
         "exit_statuses": {each.name: each.exits for each in replicas},
         "memory_mib_first_peak_last": {
@@ -305,6 +326,10 @@ def main() -> int:
     kinds = {fault.kind for fault in chosen}
     with scratch() as folder, contextlib.ExitStack() as exits:
         setting = Setting(folder)
+        if options.models == 1:
+            setting.unavailable["models"] = "it needs --models"
+        else:
+            setting.unavailable["parts"] = "a server of several models forks none of their processes"
         if options.device != "cuda":
             setting.unavailable["gpu"] = "it needs --device cuda"
         if kinds & {"s3", "disk", "gpu"} - setting.unavailable.keys():

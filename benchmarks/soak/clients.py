@@ -64,35 +64,43 @@ class Tally:
             self.problems.append(text)
 
 
-def requests() -> list[Request]:
-    """Returns requests of every sample picture through every API."""
+def requests(models: Sequence[str] = ("demo",)) -> list[Request]:
+    """Returns requests of every sample picture through every API to every model. All of them are the demo model; a
+    request without a name is the first one's."""
     found = []
-    for image, caption in samples().values():
+    for (image, caption), model in itertools.product(samples().values(), models):
+        named = "" if model == models[0] else f"?model={model}"
         text = base64.b64encode(image).decode()
         chat = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}]
         tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}
         documents: Mapping[str, tuple[Any, Callable[[Any], str]]] = {
-            "/v1/caption": ({"image": text}, lambda reply: str(reply["caption"])),
-            "/": ({"inputs": text}, lambda reply: str(reply[0]["generated_text"])),
+            f"/v1/caption{named}": ({"image": text}, lambda reply: str(reply["caption"])),
+            f"/models/{model}" if named else "/": (
+                {"inputs": text},
+                lambda reply: str(reply[0]["generated_text"]),
+            ),
             "/v1/chat/completions": (
-                {"model": "demo", "messages": [{"role": "user", "content": chat}]},
+                {"model": model, "messages": [{"role": "user", "content": chat}]},
                 lambda reply: str(reply["choices"][0]["message"]["content"]),
             ),
             "/v1/responses": (
-                {"model": "demo", "input": [{"role": "user", "content": chat}]},
+                {"model": model, "input": [{"role": "user", "content": chat}]},
                 lambda reply: str(reply["output"][0]["content"][0]["text"]),
             ),
             "/api/generate": (
-                {"model": "demo", "images": [text], "stream": False},
+                {"model": model, "images": [text], "stream": False},
                 lambda reply: str(reply["response"]),
             ),
-            "/v2/models/demo/infer": ({"inputs": [tensor]}, lambda reply: str(reply["outputs"][0]["data"][0])),
+            f"/v2/models/{model}/infer": (
+                {"inputs": [tensor]},
+                lambda reply: str(reply["outputs"][0]["data"][0]),
+            ),
         }
         for path, (document, read) in documents.items():
             found.append(Request(path, lone_request(path, json.dumps(document).encode(), JSON), caption, read))
         for kind, body in (("raw", (image, "image/png")), ("form", multipart(image))):
-            data = lone_request("/v1/caption", *body)
-            found.append(Request(f"/v1/caption {kind}", data, caption, lambda reply: str(reply["caption"])))
+            data = lone_request(f"/v1/caption{named}", *body)
+            found.append(Request(f"/v1/caption{named} {kind}", data, caption, lambda reply: str(reply["caption"])))
     return found
 
 
@@ -102,12 +110,14 @@ class GoodClients:
     Each of ``count`` clients waits a moment after a caption and then sends the next request.
     """
 
-    def __init__(self, replicas: Sequence[Replica], count: int, chooser: random.Random) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], count: int, chooser: random.Random, models: Sequence[str] = ("demo",)
+    ) -> None:
         self.tally = Tally()
         self._replicas = replicas
         self._count = count
         self._chooser = chooser
-        self._requests = requests()
+        self._requests = requests(models)
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
 

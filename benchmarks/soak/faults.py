@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from snapcap.benchmarks.harness.processes import is_gone
+from snapcap.benchmarks.harness.processes import descendants, is_gone
 from snapcap.benchmarks.harness.workload import samples
 from snapcap.benchmarks.soak.clients import BadClients, leave, status_of
 from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, lone_request
@@ -97,15 +97,27 @@ async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
     yield lambda: replica.starts > start
 
 
+@asynccontextmanager
+async def model_killed(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Kills a process of a model that wakes, is ready or leaves, or an engine process in reserve."""
+    born = [pid for pid, _ in descendants(replica.pid)]
+    pid = world.chooser.choice(born) if born else 0
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    yield lambda: not pid or is_gone(pid)
+
+
 PROCESS_FAULTS = (
-    Fault("engine-stopped", "processes", signalled(signal.SIGSTOP, ENGINE)),
-    Fault("engine-killed", "processes", signalled(signal.SIGKILL, ENGINE)),
-    Fault("decode-stopped", "processes", signalled(signal.SIGSTOP, FIRST_DECODE)),
-    Fault("decode-killed", "processes", signalled(signal.SIGKILL, FIRST_DECODE)),
-    Fault("decode-parent-killed", "processes", signalled(signal.SIGKILL, DECODE_PARENT)),
+    Fault("engine-stopped", "parts", signalled(signal.SIGSTOP, ENGINE)),
+    Fault("engine-killed", "parts", signalled(signal.SIGKILL, ENGINE)),
+    Fault("decode-stopped", "parts", signalled(signal.SIGSTOP, FIRST_DECODE)),
+    Fault("decode-killed", "parts", signalled(signal.SIGKILL, FIRST_DECODE)),
+    Fault("decode-parent-killed", "parts", signalled(signal.SIGKILL, DECODE_PARENT)),
     Fault("server-stopped", "processes", signalled(signal.SIGSTOP, None)),
     Fault("server-killed", "processes", signalled(signal.SIGKILL, None)),
     Fault("drained", "processes", drained),
+    Fault("model-killed", "models", model_killed),
 )
 
 

@@ -28,6 +28,8 @@ _TEXT_DEFAULTS = {
     "max_position_embeddings": 128000,
 }
 _THETA, _VISION_THETA = 500000.0, 10000.0  # transformers' defaults
+# Tokens of texts that an encode reads: 32 as in other families, and the template's three before a user's text.
+_TEXT_TOKENS = 35
 _VISION = r"(?:model\.)?visual"
 _TEXT = r"(?:model\.)?language_model"
 
@@ -74,7 +76,8 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     image = Fields({"image_token_id": _IMAGE_ID, **config.values}, config.prefix).token(
         "image_token_id", decoder.vocab_size
     )
-    return Parts(vision, decoder, replace(read, image_id=image), NAMES, projected=True, markup=ImageMarkup(image))
+    markup = ImageMarkup(image, reads_ahead=True)
+    return Parts(vision, decoder, replace(read, image_id=image), NAMES, projected=True, markup=markup)
 
 
 def _vision(fields: Fields) -> Qwen3VisionConfig:
@@ -145,4 +148,5 @@ def _decoder(config: Fields, text: Fields) -> Qwen3VlConfig:
     if len(sections) != 3 or sum(sections) != half:
         raise text.error("mrope_section", sections, f"three numbers with the sum {half} are expected")
     time, rows, columns = sections
-    return Qwen3VlConfig(**{**values, "family": "qwen3_vl_text"}, sections=(time, rows, columns))
+    own = {"family": "qwen3_vl_text", "text_tokens": _TEXT_TOKENS}
+    return Qwen3VlConfig(**{**values, **own}, sections=(time, rows, columns))

@@ -19,7 +19,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
 from snapcap.models.fields import ConfigError, is_there, json_or_empty, read_bytes
 from snapcap.models.processing.tokenizer import encoded, read_backend, special_tokens
-from snapcap.models.text import ASSISTANT, ROLES, SYSTEM, USER, ChatIds, Dialogue, Frame, ImageMarkup
+from snapcap.models.text import ASSISTANT, ROLES, SYSTEM, USER, ChatIds, Dialogue, Frame, ImageMarkup, PromptIds
 
 DEFAULT_INSTRUCTION = "Can you describe this image?"
 _PROBES = (DEFAULT_INSTRUCTION, "1", "x y\n\nz")
@@ -60,36 +60,44 @@ def _read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
         trail=trail,
         closing_ids=tuple(_ids(backend, closing)),
         strips=template.strips,
+        image_first=template.image_first,
     )
     whole = {probe: _ids(backend, f"{image}{markup.after}{between}{probe}{template.after}") for probe in _PROBES}
-    framed, conversation = _with_frames(chat, template, backend), list[int]()
-    if framed.frames:
-        text = template.conversation(_SPACED, _DIALOGUE).replace(image, f"{markup.before}{image}{markup.after}")
-        conversation = _with_bos(backend, text, bos)
-    encoder = ChatEncoder(backend, framed)
+    framed, conversations = None, list[tuple[Dialogue, list[int]]]()
+    if markup.reads_ahead and template.frames and chat.opening_ids:
+        opened = f"{before.removeprefix(template.frames[_USER_FRAME])}{markup.before}{image}"
+        # A text before the image is tokenized up to the first added token, so `opened` must begin with one.
+        framed = None if _cut_first(backend, opened)[0] else _with_frames(chat, template, backend, opened)
+        for around in _dialogues(template):
+            text = template.conversation(_SPACED, around).replace(image, f"{markup.before}{image}{markup.after}")
+            conversations.append((around, _with_bos(backend, text, bos)))
+    encoder = ChatEncoder(backend, chat)  # changes how the backend reads special tokens
     try:
-        separate = all([image_id, chat.start_id, *encoder.ids(probe)] == ids for probe, ids in whole.items())
+        separate = all([image_id, chat.start_id, *encoder.ids(probe).ids] == ids for probe, ids in whole.items())
     except PromptError:
         separate = False
     if not separate:
         raise _refused("the tokenizer joins the template's tokens with a message's text")
-    if framed.frames:
-        ids, ahead = encoder.conversation(_SPACED, _DIALOGUE)
-        if [*ids[:ahead], *prefix, image_id, chat.start_id, *ids[ahead:]] != conversation:
+    if framed is None:
+        return chat
+    encoder = ChatEncoder(backend, framed)
+    for around, whole_ids in conversations:
+        ids, ahead, _ = encoder.ids(_SPACED, around)
+        if [*ids[:ahead], *framed.prefix, image_id, chat.start_id, *ids[ahead:]] != whole_ids:
             return chat
     return framed
 
 
-def _with_frames(chat: ChatIds, template: "ChatTemplate", backend: tokenizers.Tokenizer) -> ChatIds:
-    """Returns the ids with those around the messages of a conversation, if the template has frames."""
-    if not template.frames or not chat.opening_ids:
-        return chat
+def _with_frames(chat: ChatIds, template: "ChatTemplate", backend: tokenizers.Tokenizer, opened: str) -> ChatIds:
+    """Returns the ids with those around the messages of a conversation. ``opened``: the text from the end of the
+    user's frame to the image. The template must have frames."""
     *texts, reply = template.frames
     frames = []
     for opening, closing in zip(texts[::2], texts[1::2], strict=True):
-        (opened, lead), (trail, closed) = _cut_last(backend, opening), _cut_first(backend, closing)
-        frames.append(Frame(tuple(_ids(backend, opened)), lead, trail, tuple(_ids(backend, closed))))
-    return replace(chat, frames=tuple(frames), reply_ids=tuple(_ids(backend, reply)))
+        (begins, lead), (trail, ends) = _cut_last(backend, opening), _cut_first(backend, closing)
+        frames.append(Frame(tuple(_ids(backend, begins)), lead, trail, tuple(_ids(backend, ends))))
+    *prefix, _ = _ids(backend, opened)
+    return replace(chat, prefix=tuple(prefix), frames=tuple(frames), reply_ids=tuple(_ids(backend, reply)))
 
 
 def _placeholder(backend: tokenizers.Tokenizer, markup: ImageMarkup) -> str:
@@ -120,28 +128,30 @@ class ChatEncoder:
             self._plain.add_special_tokens(list(added.values()))
         self._plain.encode_special_tokens = True
 
-    def ids(self, text: str) -> tuple[int, ...]:
-        """Returns the ids of a message between the start token and the reply. An empty text stands for the default
-        one.
+    def ids(self, text: str, around: Dialogue = Dialogue(), most_ahead: int | None = None) -> PromptIds:  # noqa: B008 - frozen
+        """Returns a row's own ids behind its start token: those of a message up to the reply, between other texts.
+
+        The text before the image is moved behind it if the template does this, if the template has no frames, or if
+        more than ``most_ahead`` tokens would stand before the image. An empty text stands for the default one,
+        unless another text asks for something.
 
         Raises:
-            PromptError: the tokenizer joins the text's beginning with the template's text, or the text holds a
-                special token; some kinds of tokenizer have special tokens as pieces of text too.
-        """
-        return self.conversation(text, Dialogue())[0]
-
-    def conversation(self, text: str, around: Dialogue) -> tuple[tuple[int, ...], int]:
-        """Returns the ids of a message between other messages. They begin with the ids of the messages before it,
-        whose number is returned too.
-
-        An empty text stands for the default one, unless another message asks for something.
-
-        Raises:
-            PromptError: as ``ids``; or the template has no frames for other messages.
+            PromptError: the tokenizer joins the text's beginning with the template's text; or a text holds a
+                special token, as some kinds of tokenizer have special tokens as pieces of text too; or the template
+                has no frames for other messages.
         """
         chat = self._chat
         if (around.before or around.after) and not chat.frames:
             raise PromptError("be a single message for this model")
+        ahead: list[int] = []
+        if chat.frames:
+            user, lead = self._frame(USER), "" if chat.image_first else around.lead
+            ahead = [*self._framed(around.before), *user.opening_ids, *self._plain_ids(user.lead, lead, "")]
+        fits = most_ahead is None or len(ahead) <= most_ahead
+        if around.lead and (chat.image_first or not chat.frames or not fits):
+            found = self.ids(f"{around.lead}{text}", replace(around, lead=""), most_ahead)
+            noticed = around.lead.strip() and not chat.image_first
+            return found._replace(moved=max(len(ahead), 1)) if noticed else found
         given = text.strip() if chat.strips else text
         given = given if given or around.asks else DEFAULT_INSTRUCTION
         ids = self._plain_ids(chat.lead, given, chat.trail)
@@ -151,8 +161,7 @@ class ChatEncoder:
         start, *others = (*chat.opening_ids, *ids, *closing)
         if start != chat.start_id:
             raise PromptError("not begin with a space or a new line")
-        ahead = self._framed(around.before)
-        return (*ahead, *others), len(ahead)
+        return PromptIds((*ahead, *others), len(ahead))
 
     def _framed(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         found: list[int] = []
@@ -225,6 +234,7 @@ _DIALOGUE = Dialogue(
     ((SYSTEM, _SPACED), (USER, "x"), (ASSISTANT, _SPACED)),
     ((ASSISTANT, "y"), (USER, _SPACED), (ASSISTANT, ""), (USER, "z")),
 )
+_USER_FRAME = 2 * ROLES.index(USER)  # the place of the text before a user's text in a template's frames
 _FIELD = "chat_template"
 
 
@@ -233,7 +243,7 @@ class ChatTemplate:
     """The rendered text of a message of one image and a text: ``before``, the message's text, ``after``.
 
     ``before`` contains the image's placeholder. ``strips`` tells that white space around the message's text is
-    removed.
+    removed. ``image_first``: the template puts the image before all texts of its message.
 
     frames: the texts before and behind the text of a message of each role in ``ROLES``, and the text that begins
         the reply. Empty if the template does not render a conversation message by message.
@@ -242,6 +252,7 @@ class ChatTemplate:
     before: str
     after: str
     strips: bool
+    image_first: bool = False
     frames: tuple[str, ...] = ()
 
     def conversation(self, text: str, around: Dialogue) -> str:
@@ -252,8 +263,9 @@ class ChatTemplate:
             places = [(2 * ROLES.index(role), said) for role, said in messages]
             return "".join(f"{frames[place]}{said}{frames[place + 1]}" for place, said in places)
 
-        closing = frames[2 * ROLES.index(USER) + 1]
-        return f"{rendered(around.before)}{self.before}{text}{closing}{rendered(around.after)}{reply}"
+        opening, closing = frames[_USER_FRAME : _USER_FRAME + 2]
+        shown = f"{opening}{around.lead}{self.before.removeprefix(opening)}{text}{closing}"
+        return f"{rendered(around.before)}{shown}{rendered(around.after)}{reply}"
 
 
 def read_template(folder: Path) -> ChatTemplate:
@@ -268,16 +280,21 @@ def read_template(folder: Path) -> ChatTemplate:
     except ConfigError as error:
         # A template without messages of several parts adds the image itself, as JoyCaption's does.
         try:
-            return _around(template, names, str)
+            return _around(template, names, _whole)
         except ConfigError:
             raise error from None
 
 
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "image"}, {"type": "text", "text": text}]
+def _parts(text: str, lead: str = "") -> list[dict[str, str]]:
+    before, behind = ([{"type": "text", "text": each}] if each else [] for each in (lead, text))
+    return [*before, {"type": "image"}, *behind]
 
 
-def _around(template: str, names: Mapping[str, str], content: Callable[[str], object]) -> ChatTemplate:
+def _whole(text: str, lead: str = "") -> str:
+    return f"{lead}{text}"
+
+
+def _around(template: str, names: Mapping[str, str], content: Callable[..., object]) -> ChatTemplate:
     """Returns the text that is rendered around a message's text. ``content`` makes the message's content of its
     text."""
     probes = [[{"role": USER, "content": content(text)}] for text in (_PROBE, _SPACED)]
@@ -287,12 +304,29 @@ def _around(template: str, names: Mapping[str, str], content: Callable[[str], ob
         raise _refused_template(f"a message's text is to be rendered once, and is {texts[0].count(_PROBE)} times")
     for strips, inner in ((False, _SPACED), (True, _PROBE)):
         if texts[1] == f"{before}{inner}{after}":
-            return _with_conversations(ChatTemplate(before, after, strips), template, names, content)
+            first = _image_first(before, after, template, names, content)
+            return _with_conversations(ChatTemplate(before, after, strips, first), template, names, content)
     raise _refused_template("a message's text is to be rendered as it is, or without the space around it")
 
 
+def _image_first(
+    before: str, after: str, template: str, names: Mapping[str, str], content: Callable[..., object]
+) -> bool:
+    """Returns whether the template puts an image that stands behind a text before this text."""
+    probe = [{"role": USER, "content": content("", _PROBE)}]
+    try:
+        return _rendered(template, [probe], names) == [f"{before}{_PROBE}{after}"]
+    except ConfigError:  # the template refuses such a message
+        return False
+
+
+def _dialogues(template: ChatTemplate) -> list[Dialogue]:
+    """Returns conversations by which frames are tried, with and without a text before the image, if that may be."""
+    return [replace(_DIALOGUE, lead=lead) for lead in (("",) if template.image_first else (_SPACED, ""))]
+
+
 def _with_conversations(
-    around: ChatTemplate, template: str, names: Mapping[str, str], content: Callable[[str], object]
+    around: ChatTemplate, template: str, names: Mapping[str, str], content: Callable[..., object]
 ) -> ChatTemplate:
     """Returns the template with its frames, if it renders a conversation message by message."""
     system, asked, reply, more = (f"snapcap says {number}" for number in range(1, 5))
@@ -306,10 +340,13 @@ def _with_conversations(
         ((SYSTEM, system), (USER, asked)),
         ((USER, asked), (ASSISTANT, reply), (USER, more)),
     )
-    image = {"role": USER, "content": content(_SPACED)}
-    whole = [*said(_DIALOGUE.before), image, *said(_DIALOGUE.after)]
+    dialogues = _dialogues(around)
+    whole = [
+        [*said(each.before), {"role": USER, "content": content(_SPACED, each.lead)}, *said(each.after)]
+        for each in dialogues
+    ]
     try:
-        *texts, conversation = _rendered(template, [*map(said, probes), whole], names)
+        texts = _rendered(template, [*map(said, probes), *whole], names)
         user, end = _cut(texts[0], asked)
         _, between, last = _cut(texts[1], asked, reply)
         opening, behind, _ = _cut(texts[2], system, asked)
@@ -321,8 +358,8 @@ def _with_conversations(
     closing = end.removesuffix(begins)
     frames = (opening, behind.removesuffix(user), user, closing, between.removeprefix(closing), replied, begins)
     framed = replace(around, frames=frames)
-    right = framed.conversation(_SPACED, _DIALOGUE) == conversation and around.after == closing + begins
-    return framed if right else around
+    right = texts[len(probes) :] == [framed.conversation(_SPACED, each) for each in dialogues]
+    return framed if right and around.before.startswith(user) and around.after == closing + begins else around
 
 
 def _cut(text: str, *words: str) -> list[str]:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from snapcap.models.errors import TokenizerFailed
 from snapcap.models.fields import ConfigError, FileError, is_there, json_or_empty, read_bytes
-from snapcap.models.text import ChatIds, Dialogue
+from snapcap.models.text import ChatIds, Dialogue, PromptIds
 
 if TYPE_CHECKING:
     from snapcap.models.processing.chat import ChatEncoder
@@ -158,29 +158,19 @@ class Tokenizer:
         """True if the chat template renders a conversation message by message."""
         return self._takes_conversations
 
-    def prompt_ids(self, text: str) -> tuple[int, ...]:
-        """Returns the ids of a prompt, which follow a row's start token.
+    def prompt_ids(self, text: str, around: Dialogue = Dialogue(), most_ahead: int | None = None) -> PromptIds:  # noqa: B008 - frozen
+        """Returns the ids of a prompt between other texts, which follow a row's start token.
 
-        A model that takes instructions gets a default one if ``text`` is empty.
-
-        Raises:
-            PromptError: the model cannot take the text.
-            TokenizerFailed: the tokenizer's library failed on the text.
-        """
-        if self._chat is not None:
-            return self._chat.ids(text)
-        return tuple(self.encode(text)) if text else ()
-
-    def conversation(self, text: str, around: Dialogue) -> tuple[tuple[int, ...], int]:
-        """Returns the ids of an instruction between other messages, and how many of them, the first, stand before
-        the image.
+        A model that takes instructions gets a default one if there is no text. The model reads a text before the
+        image behind it, if more than ``most_ahead`` tokens would stand before the image.
 
         Raises:
-            PromptError: as ``prompt_ids``; or the model reads single messages.
+            PromptError: the model cannot take the texts.
+            TokenizerFailed: the tokenizer's library failed on a text.
         """
         if self._chat is not None:
-            return self._chat.conversation(text, around)
-        return self.prompt_ids(text), 0
+            return self._chat.ids(text, around, most_ahead)
+        return PromptIds(tuple(self.encode(text)) if text else ())
 
     def token(self, number: int) -> str:
         """Returns the text of one token, as in the tokenizer's files; "" for an unknown id."""

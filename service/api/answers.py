@@ -173,14 +173,15 @@ class Answers:
             ignored_header(chat.ignored),
         )
 
-    def warnings(self, chat: ChatRequest) -> dict[str, list[str]]:
-        """Returns the member that tells the user of a chat what was ignored; {} if nothing was."""
-        if not chat.ignored:
-            return {}
-        said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
-        useless = said and not self.of(chat.model).known.takes_instructions
-        why = " This model takes no instructions or questions." if useless else ""
-        return {"warnings": [f"Ignored: {ignored_names(chat.ignored)}.{why}"]}
+    def warnings(self, chat: ChatRequest, stream: CaptionStream) -> dict[str, list[str]]:
+        """Returns the member that tells the user of a chat what was ignored or moved; {} if nothing was."""
+        sentences = [stream.warning] if stream.warning else []
+        if chat.ignored:
+            said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
+            useless = said and not self.of(chat.model).known.takes_instructions
+            why = " This model takes no instructions or questions." if useless else ""
+            sentences.insert(0, f"Ignored: {ignored_names(chat.ignored)}.{why}")
+        return {"warnings": sentences} if sentences else {}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
         image, live = chat.image, chat.stream
@@ -245,7 +246,8 @@ def caption_options(
             raise InvalidOption("prompt", "be absent if the message has a text, because that text is the prompt")
         options = _option("prompt", asked.text, where, options)
     others = "".join(text for _, text in (*asked.around.before, *asked.around.after))
-    _option("prompt", f"{others}{asked.text}", where, options)  # the bound holds for all texts together
+    # The bound holds for all texts together.
+    _option("prompt", f"{others}{asked.around.lead}{asked.text}", where, options)
     options = replace(options, around=asked.around)
     if member is None or member.max_chars is None:
         return options

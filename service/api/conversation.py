@@ -5,7 +5,7 @@ Most models take no instructions. For them the newest image of any role is capti
 rest is ignored, and the reply names it. With `--chat-text continue` there must be one message, and its text is the
 beginning of the caption. A model with a chat template takes instructions: the last text of a user is the
 instruction. If the model reads conversations, the other messages stand around the message with the image, as its
-template renders them.
+template renders them. A text before the image of its message keeps its place, if the model can read it there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ class TextUse(Enum):
 class Conversation:
     """Holds the parsed messages. `image`: the bytes of a data URI, or an http(s) URL. `text`: the beginning of the
     caption, or an instruction. `ignored`: names of the ignored parts: text, system, replies, images. `around`: the
-    other messages, for a model that reads them."""
+    text before the image, and the other messages for a model that reads them."""
 
     image: bytes | str
     text: str = ""
@@ -61,10 +61,21 @@ class Conversation:
 class Message:
     """Holds the content of one message. `images`: a function for each part that is or may be an image, which
     returns its bytes or its URL. `texts`: the texts of all other parts; for roles other than the user, parts
-    without a text give empty texts."""
+    without a text give empty texts. `leading`: number of texts before the last image."""
 
     texts: Sequence[str]
     images: Sequence[Callable[[], bytes | str]]
+    leading: int = 0
+
+    @property
+    def lead(self) -> str:
+        """The text before the last image."""
+        return "".join(self.texts[: self.leading])
+
+    @property
+    def text(self) -> str:
+        """The text behind the last image, or the whole text of a message without images."""
+        return "".join(self.texts[self.leading :])
 
 
 # Returns the texts and images of a message. Arguments: the message, and its place for errors.
@@ -78,6 +89,7 @@ def read_message(message: Mapping[str, Any], where: str) -> Message:
     Any part that may be an image counts as one. Otherwise an older image would be captioned in its place."""
     images: list[Callable[[], bytes | str]] = []
     texts: list[str] = []
+    leading = 0
     content, strict = message.get("content"), message.get("role") == USER
     if isinstance(content, str):
         texts.append(content)
@@ -88,6 +100,7 @@ def read_message(message: Mapping[str, Any], where: str) -> Message:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and ("image" in kind or "video" in kind):
             images.append(partial(_image_of, part, place))
+            leading = len(texts)
         elif not strict:
             text = part.get("text") if isinstance(part, dict) else None
             texts.append(text if isinstance(text, str) else "")
@@ -97,7 +110,7 @@ def read_message(message: Mapping[str, Any], where: str) -> Message:
             raise InvalidOption(place, _PARTS)
     if message.get("images"):  # some servers put the images of a reply here
         images.append(partial(_image_of, {"type": "images"}, f"{where}.images"))
-    return Message(texts, images)
+    return Message(texts, images, leading)
 
 
 def read_messages(
@@ -117,7 +130,7 @@ def _newest_image(messages: list[dict[str, Any]], use: TextUse, read: ReadMessag
     instruct = use is not TextUse.IGNORE
     ignored: set[str] = set()
     asked: Message | None = None
-    said, place_of_image = "", 0
+    said, spoken, place_of_image = "", Message((), ()), 0
     said_by: list[tuple[str, Message]] = []
     for index, message in enumerate(messages):
         role, place = message.get("role"), f"{where}[{index}]"
@@ -128,7 +141,7 @@ def _newest_image(messages: list[dict[str, Any]], use: TextUse, read: ReadMessag
         text = "".join(found.texts)
         if role == USER and text.strip():
             ignored |= {"text"} if said or not instruct else set()
-            said = text
+            said, spoken = text, found
         elif role != USER and (found.texts or not found.images):
             ignored.add(OTHER_ROLES[role])
         if found.images:
@@ -139,7 +152,11 @@ def _newest_image(messages: list[dict[str, Any]], use: TextUse, read: ReadMessag
     image = _last(asked.images)
     if use is TextUse.CONVERSE and messages[place_of_image]["role"] == USER:
         return _among_others(image, said_by, place_of_image, ignored & {"images"})
-    return Conversation(image, said if instruct else "", tuple(sorted(ignored)))
+    if not instruct:
+        return Conversation(image, "", tuple(sorted(ignored)))
+    if spoken is asked:
+        return Conversation(image, asked.text, tuple(sorted(ignored)), Dialogue(lead=asked.lead))
+    return Conversation(image, said, tuple(sorted(ignored)))
 
 
 def _among_others(
@@ -159,7 +176,8 @@ def _among_others(
         else:
             ignored = {*ignored, OTHER_ROLES[role]}
     before, after = (tuple(each) for each in parts)
-    return Conversation(image, texts[place], tuple(sorted(ignored)), Dialogue(before, after))
+    asked = messages[place][1]
+    return Conversation(image, asked.text, tuple(sorted(ignored)), Dialogue(before, after, asked.lead))
 
 
 def _only_message(messages: list[dict[str, Any]], read: ReadMessage, where: str) -> Conversation:

@@ -66,6 +66,7 @@ _NO_BOUND = (0, -1, -2)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = r"([0-9]{1,12}(?:\.[0-9]{0,9})?)(ns|us|µs|ms|s|m|h)"
 _DURATION = re.compile(rf"(-?)((?:{_PART}){{1,7}})")
+_MOST_KEEP_S = 1e12  # a longer keep_alive has no end; the event loop's clock counts no longer ones
 _LAST = 253402300799.0  # the last moment that RFC 3339 can name, at which a model leaves that stays
 _Shape = Callable[[str], dict[str, Any]]
 _EXAMPLE = '{"model": "…", "images": ["…base64…"]}'
@@ -173,7 +174,7 @@ class OllamaRoutes:
                 lines = partial(self._lines, request, name, shape, chat)
                 return await self._answers.streamed(request, chat, permit, lines, LineStream)
             stream, text = await self._answers.whole(request, chat, permit)
-        last = {**_line(name, shape(text)), **_end(stream), **self._answers.warnings(chat)}
+        last = {**_line(name, shape(text)), **_end(stream), **self._answers.warnings(chat, stream)}
         return JsonReply(last, ignored_header(chat.ignored))
 
     async def _lines(
@@ -191,7 +192,7 @@ class OllamaRoutes:
         except Exception as error:
             yield json.dumps({"error": self._answers.handler.note(request, error).detail})
             return
-        yield json.dumps({**_line(name, shape("")), **_end(stream), **self._answers.warnings(chat)})
+        yield json.dumps({**_line(name, shape("")), **_end(stream), **self._answers.warnings(chat, stream)})
 
     def _served(self, asked: str) -> tuple[str, float]:
         """Returns the name of the model, as the client spells it or with its tag if `asked` is "", and the Unix
@@ -229,7 +230,7 @@ def parse_keep_alive(value: Any) -> float | None:
         return None
     seconds: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value) if 0 <= value <= 1e12 else math.inf
+        seconds = float(value) if 0 <= value <= _MOST_KEEP_S else math.inf
     elif isinstance(value, str) and len(value) <= 100:
         if duration := _DURATION.fullmatch(value):
             parts = re.findall(_PART, duration[2])
@@ -238,7 +239,7 @@ def parse_keep_alive(value: Any) -> float | None:
             seconds = float(value)
     if seconds is None:
         raise InvalidOption("keep_alive", 'be a number of seconds, or a duration such as "5m"')
-    return math.inf if seconds < 0 else seconds
+    return seconds if 0 <= seconds <= _MOST_KEEP_S else math.inf
 
 
 def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:

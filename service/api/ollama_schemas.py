@@ -126,7 +126,7 @@ class OllamaLine(ClosedReply):
     eval_count: Omittable[int]
     eval_duration: Omittable[int]
     regions: OptionalRegions
-    warnings: OptionalTexts = Field(description="Names what the server ignored.")
+    warnings: OptionalTexts = Field(description="Says what the server ignored, or read in another place.")
 
 
 class OllamaText(OllamaLine):

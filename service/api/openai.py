@@ -90,7 +90,7 @@ class OpenAIRoutes:
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
         whole = {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(stream)}
-        whole |= {**regions_member(stream.answer.regions), **answers.warnings(chat)}
+        whole |= {**regions_member(stream.answer.regions), **answers.warnings(chat, stream)}
         return JsonReply(whole, ignored_header(chat.ignored))
 
     def _model(self, name: str | None) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class OpenAIRoutes:
         except Exception as error:
             yield json.dumps(openai_error(self._answers.handler.note(request, error)))
             return
-        more = {**regions_member(stream.answer.regions), **self._answers.warnings(chat)}
+        more = {**regions_member(stream.answer.regions), **self._answers.warnings(chat, stream)}
         yield delta({}, stream.finish_reason, **more)
         if chat.include_usage:
             yield chunk([], usage=_usage(stream), **_spent(stream))

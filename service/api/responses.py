@@ -5,7 +5,7 @@ No response is stored, so a request must hold its image itself.
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -64,17 +64,24 @@ class ResponsesRoutes:
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_response, read_response, permit)
             model, _ = answers.captioner.served_model(None if chat.model in ANY_MODEL else chat.model)
-            answer = _Answer(request_id(request.scope), model, chat, answers.warnings(chat))
+            answer_of = partial(self._answer, request_id(request.scope), model, chat)
             if chat.stream:
-                events = partial(self._events, request, answer)
+                events = partial(self._events, request, answer_of)
                 return await answers.streamed(request, chat, permit, events, NamedEventStream)
             stream, text = await answers.whole(request, chat, permit)
-        return JsonReply(answer.ended(stream, text), ignored_header(chat.ignored))
+        return JsonReply(answer_of(stream).ended(stream, text), ignored_header(chat.ignored))
+
+    def _answer(self, identity: str, model: str, chat: ChatRequest, stream: CaptionStream) -> "_Answer":
+        return _Answer(identity, model, chat, self._answers.warnings(chat, stream))
 
     async def _events(
-        self, request: Request, answer: "_Answer", stream: CaptionStream, pieces: AsyncIterator[str]
+        self,
+        request: Request,
+        answer_of: "Callable[[CaptionStream], _Answer]",
+        stream: CaptionStream,
+        pieces: AsyncIterator[str],
     ) -> AsyncGenerator[str, None]:
-        count = 0
+        answer, count = answer_of(stream), 0
 
         def event(name: str, **members: Any) -> str:
             nonlocal count
@@ -176,7 +183,7 @@ def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
         before = asked.around.before
         if use is TextUse.CONVERSE and SYSTEM not in [role for role, _ in before]:
             asked = replace(asked, around=replace(asked.around, before=((SYSTEM, instructions), *before)))
-        elif use in (TextUse.INSTRUCT, TextUse.CONVERSE) and not asked.text:
+        elif use in (TextUse.INSTRUCT, TextUse.CONVERSE) and not (asked.text or asked.around.asks):
             asked = replace(asked, text=instructions)
         else:
             ignored.append("instructions")

@@ -34,8 +34,8 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.models.processing.tokenizer import Tokenizer
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.models.text import Region
-    from snapcap.service.captioning.prompts import PromptIds, PromptReader
+    from snapcap.models.text import PromptIds, Region
+    from snapcap.service.captioning.prompts import PromptReader
     from snapcap.service.engine.request import CaptionEngine, Completion
 
 # Greatest number of ids of a task's text that the process for prompts returns. An encoder reads fewer.
@@ -401,9 +401,11 @@ class Captioner:
         limits = model.engine.limits
 
         async def read(text: str, most: int, around: Dialogue = Dialogue()) -> "PromptIds | None":  # noqa: B008 - frozen
-            if model.prompts is None or not (text or around.before or around.after):
+            if model.prompts is None or not (text or around):
                 return None
-            reading = model.prompts.read(text, most, encoded.request_id, encoded.deadline, around)
+            reading = model.prompts.read(
+                text, most, encoded.request_id, encoded.deadline, around, limits.most_ahead
+            )
             return await self._handoff().result(reading)
 
         text = model.defaults.text(options)
@@ -440,7 +442,7 @@ class Captioner:
         text = model.defaults.tokenizer(resolved.task).stream(prompt_ids)
         shown = model.defaults.pieces(resolved, stop)
         stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times, read)
-        stream.model = model
+        stream.model, stream.warning = model, resolved.warning
         stream.future.add_done_callback(partial(self._ended, times))
         return stream
 

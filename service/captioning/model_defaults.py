@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
-from snapcap.models.text import INPUT, GenerationConfig, Region, Task
+from snapcap.models.text import INPUT, GenerationConfig, PromptIds, Region, Task
 from snapcap.service.captioning.caption_text import CaptionText, Style, StyledText
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import InvalidOption, UnsupportedOption
@@ -18,7 +18,6 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
     from snapcap.models.processing.tokenizer import Tokenizer
-    from snapcap.service.captioning.prompts import PromptIds
     from snapcap.service.engine.request import Limits
 
 _logger = logging.getLogger("snapcap.captioning")
@@ -30,7 +29,7 @@ _DEFAULTED = SamplingParams.__dataclass_fields__.keys() & GenerationConfig.__dat
 class Resolved:
     """Holds a request as the engine takes it. The caption begins with `prompt_ids`, the first `ahead` of which
     stand before the image; the encoder reads `text_ids` beside the image. `task` is None for a model without tasks.
-    `style`: how the caption is shortened."""
+    `style`: how the caption is shortened. `warning`: a sentence for the user, or ""."""
 
     prompt_ids: tuple[int, ...]
     text_ids: tuple[int, ...]
@@ -38,6 +37,7 @@ class Resolved:
     task: Task | None = None
     style: Style = Style()
     ahead: int = 0
+    warning: str = ""
 
 
 class Answer(NamedTuple):
@@ -141,7 +141,7 @@ class ModelDefaults:
         limits: "Limits",
         *,
         live: bool = False,
-        read: "PromptIds | None" = None,
+        read: PromptIds | None = None,
         text_read: Sequence[int] | None = None,
     ) -> Resolved:
         """Resolves the options of a request. `live`: each token is wanted when it is generated. `read`,
@@ -152,16 +152,28 @@ class ModelDefaults:
         """
         task = self._task_of(options)
         text_ids = self._text_ids(task, options, text_read)
-        prompt_ids, ahead = self._prompt_ids(options, read)
+        prompt_ids, ahead, moved = self._prompt_ids(options, limits, read)
         params = options.sampling if self._plain else self._params(options, limits, live)
         if params.min_length:
             least = max(params.min_length - self._before - 1 - len(prompt_ids), 0)
             given = params.min_new_tokens
             params = replace(params, min_length=0, min_new_tokens=least if given is None else given)
-        limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams, ahead)
-        return Resolved(prompt_ids, text_ids, params, task, Style(options.max_chars, options.trim_lead), ahead)
+        wanted = None if options.clamp else params.max_new_tokens
+        limits.check(len(prompt_ids), wanted, params.num_beams, ahead)
+        style, warning = Style(options.max_chars, options.trim_lead), self._warning(moved)
+        return Resolved(prompt_ids, text_ids, params, task, style, ahead, warning)
 
-    def _instruction(self) -> tuple[int, ...]:
+    def _warning(self, moved: int) -> str:
+        """Returns the sentence for a request whose text was moved behind the image; "" if none was. `moved`: see
+        `PromptIds`."""
+        if not moved:
+            return ""
+        why = "this model reads no text before the image"
+        if self._tokenizer.takes_conversations:
+            why = f"a server with --text-tokens {moved + 1} reads the text in its place"
+        return f"The text before the image was read behind the image: {why}."
+
+    def _instruction(self) -> PromptIds:
         """Returns the token ids of a request without a prompt: the default instruction's, if the model takes
         instructions.
 
@@ -169,37 +181,31 @@ class ModelDefaults:
             ConfigError: the tokenizer fails at the default instruction, or the model lacks one of its tokens.
         """
         try:
-            ids = self._tokenizer.prompt_ids("")
-            wrong = _beyond(self._tokenizer, ids, self._rows)
+            unasked = self._tokenizer.prompt_ids("")
+            wrong = _beyond(self._tokenizer, unasked.ids, self._rows)
         except TokenizerFailed as error:
             wrong = error.cause
         if wrong:
             from snapcap.models.fields import ConfigError  # noqa: PLC0415  with a checkpoint only
 
             raise ConfigError("tokenizer", "", f"the default instruction cannot be read: {wrong}")
-        return ids
+        return unasked
 
-    def _prompt_ids(self, options: CaptionOptions, read: "PromptIds | None") -> tuple[tuple[int, ...], int]:
-        """Returns the ids of a prompt, and how many stand before the image. A prompt is the caption's beginning, or
-        an instruction. Raises InvalidOption."""
-        around = options.around
-        if not (options.prompt or around.before or around.after):
-            return self._unasked, 0
+    def _prompt_ids(self, options: CaptionOptions, limits: "Limits", read: PromptIds | None) -> PromptIds:
+        """Returns the ids of a prompt, which is the caption's beginning, or an instruction. Raises
+        InvalidOption."""
+        if not (options.prompt or options.around):
+            return self._unasked
         try:
-            if read is not None:
-                ids, ahead = read
-            elif around.before or around.after:
-                ids, ahead = self._tokenizer.conversation(options.prompt, around)
-            else:
-                ids, ahead = self._tokenizer.prompt_ids(options.prompt), 0
+            found = read or self._tokenizer.prompt_ids(options.prompt, options.around, limits.most_ahead)
         except PromptError as error:
             if isinstance(error, TokenizerFailed):
                 _logger.warning("the tokenizer failed at a prompt", extra={"fields": {"error": error.cause}})
             raise InvalidOption("prompt", str(error)) from None
-        beyond = _beyond(self._tokenizer, ids, self._rows)
+        beyond = _beyond(self._tokenizer, found.ids, self._rows)
         if beyond:
             raise InvalidOption("prompt", f"hold only tokens that the model has: {beyond}")
-        return (*self._bos, *ids), ahead
+        return found._replace(ids=(*self._bos, *found.ids))
 
     def _params(self, options: CaptionOptions, limits: "Limits", live: bool) -> SamplingParams:
         defaults = {name: getattr(self._defaults, name) for name in _DEFAULTED if name not in options.named}

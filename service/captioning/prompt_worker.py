@@ -4,9 +4,10 @@ A tokenizer is a program that the checkpoint supplies. Its normaliser may make a
 of its patterns may take years to match, and its library may panic. A thread could not be stopped in any of these
 cases.
 
-    job   {"folder": …, "chat": …}, then {"prompt": …, "before": […], "after": […], "most": …} for each prompt
-    reply {"ids": […], "ahead": …}, {"count": …} for more ids than `most`, or {"must": …, "cause": …} for a refused
-          text
+    job   {"folder": …, "chat": …}, then for each prompt
+          {"prompt": …, "before": […], "after": […], "lead": …, "most": …, "most_ahead": …}
+    reply {"ids": […], "ahead": …, "moved": …}, {"count": …} for more ids than `most`, or {"must": …, "cause": …}
+          for a refused text
 
 Run as ``python -m snapcap.service.captioning.prompt_worker``.
 """
@@ -60,11 +61,12 @@ def _start(job: PromptJob) -> Task:
     def answer(task: dict[str, Any]) -> dict[str, Any]:
         _bound(resource.RLIMIT_CPU, _used() + CPU_SECONDS + 1)
         try:
-            around = Dialogue(*(tuple((role, text) for role, text in task[name]) for name in ("before", "after")))
-            ids, ahead = tokenizer.conversation(task["prompt"], around)
+            before, after = (tuple((role, text) for role, text in task[name]) for name in ("before", "after"))
+            around = Dialogue(before, after, task["lead"])
+            found = tokenizer.prompt_ids(task["prompt"], around, task["most_ahead"])
         except PromptError as error:
             return {"must": str(error), "cause": error.cause if isinstance(error, TokenizerFailed) else ""}
-        return {"ids": ids, "ahead": ahead} if len(ids) <= task["most"] else {"count": len(ids)}
+        return found._asdict() if len(found.ids) <= task["most"] else {"count": len(found.ids)}
 
     return answer
 

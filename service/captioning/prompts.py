@@ -12,10 +12,10 @@ import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from snapcap.models.json_object import to_json
-from snapcap.models.text import Dialogue
+from snapcap.models.text import Dialogue, PromptIds
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
 
 if TYPE_CHECKING:
@@ -28,13 +28,6 @@ MOST_S = 10.0
 _IDS = 1 << 31  # more than any vocabulary has
 _MODULE = "snapcap.service.captioning.prompt_worker"
 _logger = logging.getLogger("snapcap.captioning")
-
-
-class PromptIds(NamedTuple):
-    """Holds the token ids of a prompt. `ahead`: how many of them, the first, stand before the image."""
-
-    ids: tuple[int, ...]
-    ahead: int = 0
 
 
 class PromptReader:
@@ -55,13 +48,15 @@ class PromptReader:
         request_id: str,
         deadline: float,
         around: Dialogue = Dialogue(),  # noqa: B008 - frozen
+        most_ahead: int = 0,
     ) -> "Future[PromptIds]":
         """Returns a future of a prompt's token ids, of which at most `most` are allowed. `deadline` is a moment of
-        `time.monotonic`. `around`: other messages of the conversation.
+        `time.monotonic`. `around`: other texts of the conversation. `most_ahead`: see `Tokenizer.prompt_ids`.
 
         The future raises InvalidOption, PromptTooLong, DeadlineExceeded or EngineFailed.
         """
-        asked = {"prompt": prompt, "before": around.before, "after": around.after, "most": most}
+        texts = {"before": around.before, "after": around.after, "lead": around.lead}
+        asked = {"prompt": prompt, **texts, "most": most, "most_ahead": most_ahead}
         return self._thread.submit(self._read, asked, request_id, deadline)
 
     def close(self) -> None:
@@ -118,10 +113,12 @@ def _ids(reply: dict[str, Any], most: int, request_id: str) -> PromptIds:
         EngineFailed: the reply is none that the process should send.
     """
     match reply:
-        case {"ids": [*ids], "ahead": int(ahead)} if 0 <= ahead <= len(ids) <= most and all(
-            type(each) is int and 0 <= each < _IDS for each in ids
+        case {"ids": [*ids], "ahead": int(ahead), "moved": int(moved)} if (
+            0 <= ahead <= len(ids) <= most
+            and 0 <= moved < _IDS
+            and all(type(each) is int and 0 <= each < _IDS for each in ids)
         ):
-            return PromptIds(tuple(ids), ahead)
+            return PromptIds(tuple(ids), ahead, moved)
         case {"count": int(count)}:
             raise PromptTooLong(f"The prompt has {count} tokens; send at most {most} tokens.")
         case {"must": str(must), "cause": str(cause)}:

@@ -91,6 +91,7 @@ class CaptionStream:
         self.future: Future[Completion] = Future()
         self._read = read
         self.model: Any = None  # the captioner's model, which it needs for the whole result
+        self.warning = ""  # a sentence for the user
         self._push = push
         self._end = end
         self._text = text

@@ -46,6 +46,11 @@ class Limits:
         """Number of tokens that a prompt may have, so that at least one position is left to generate into."""
         return self.cache_length - 2
 
+    @property
+    def most_ahead(self) -> int:
+        """Number of tokens that may stand before the image. An encode reads them all, and the start token."""
+        return max(self.prompt_read - 1, 0)
+
     def check(self, prompt_tokens: int, wanted: int | None, num_beams: int = 1, ahead: int = 0) -> None:
         """Refuses a request that the caches cannot hold, before it costs anything.
 
@@ -63,10 +68,10 @@ class Limits:
             raise PromptTooLong(
                 f"The prompt has {prompt_tokens} tokens; send at most {self.max_prompt_tokens} tokens."
             )
-        if ahead >= max(self.prompt_read, 1):
+        if ahead > self.most_ahead:
             raise PromptTooLong(
-                f"The messages before the image have {ahead} tokens; send at most {self.prompt_read - 1} tokens, "
-                "or start the server with a larger --text-tokens."
+                f"The texts before the image have {ahead} tokens with the template's; send at most "
+                f"{self.most_ahead} tokens, or start the server with --text-tokens {ahead + 1}."
             )
         room = self._room(prompt_tokens)
         if wanted is not None and wanted > room:

@@ -64,7 +64,7 @@ def rehearse(
 class AnswersAtOnce:
     """An engine without a model, with which everything else is rehearsed while the model is loaded."""
 
-    limits = Limits(cache_length=1 << 16, default_new_tokens=2, eos_ids=frozenset())
+    limits = Limits(cache_length=1 << 16, default_new_tokens=2, eos_ids=frozenset(), prompt_read=1 << 16)
 
     def __init__(self, slots: Slots) -> None:
         """`slots` are the slots of shared pixels into which images are decoded."""

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 # Seconds after a failed wake in which requests are refused at once: doubled with each failure in a row.
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_DOUBLINGS = 6  # more would exceed the longest pause, and a float after a day of failures
 # Seconds that a model waits for another one to be idle, before one that is in use leaves for it.
 _TURN_S = 2.0
 _MOMENT_S = 0.02  # between two looks for an end of requests
@@ -170,6 +171,7 @@ class Resident:
         self._client: EngineClient | None = None
         self._woken: asyncio.Future[str] = self._loop.create_future()  # the reason why it cannot wake, or ""
         self._left: asyncio.Future[None] = self._loop.create_future()
+        self._waiting: asyncio.Task[None] | None = None  # waits for room
         self._leaving: asyncio.Task[None] | None = None
         self._reason = ""  # why the last wake failed
         self.memory = Memory()  # memory of now or of when the model was last awake, or what it is expected to take
@@ -185,18 +187,26 @@ class Resident:
     async def wake(self) -> None:
         """Returns once the model is ready, which wakes if it is absent. Raises ModelNotAwake."""
         while self.state is not ModelState.READY:
-            if self.state is ModelState.LEAVING:
-                await asyncio.shield(self._left)
-            elif self.state is ModelState.WAKING:
+            if self.state is ModelState.WAKING:
                 if reason := await asyncio.shield(self._woken):
                     raise ModelNotAwake(self.name, reason, self._pause)
             elif self._pause > 0:
                 raise ModelNotAwake(self.name, self._reason, self._pause)
+            elif self.state is ModelState.LEAVING:
+                await asyncio.shield(self._left)
             else:
-                async with self._owner.turn:
-                    if self.state is ModelState.ABSENT:  # no other request has begun the wake
-                        await self._owner.room_for(self)
-                        self.begin()
+                # A task of its own, so that the model keeps its turn if the request's client leaves.
+                self._waiting = self._waiting or self._loop.create_task(self._begin_in_turn())
+                await asyncio.shield(self._waiting)
+
+    async def _begin_in_turn(self) -> None:
+        """Begins to wake once the other models leave room."""
+        try:
+            async with self._owner.turn:
+                await self._owner.room_for(self)
+                self.begin()
+        finally:
+            self._waiting = None
 
     def begin(self, parts: ServerProcesses | None = None, start: Start | None = None) -> None:
         """Begins to wake, with processes that are forked already or are started now. `start` has the records of the
@@ -226,8 +236,8 @@ class Resident:
         )
 
     def ready(self, engine: "RemoteEngine", checkpoint: "Checkpoint", image_decoder: "ProcessImageDecoder") -> None:
-        """Serves captions from now on."""
-        if self.state is not ModelState.WAKING:  # the start has failed, and its processes are ending
+        """Serves captions from now on, unless the start has failed meanwhile."""
+        if self.state is not ModelState.WAKING:
             return
         attach(self._settings, self._services, engine, checkpoint, image_decoder)
         self.memory = self._measured()
@@ -341,7 +351,7 @@ class Resident:
         self.start.status.fail(sentence)
         self.start.readiness.fail(sentence)
         if before is ModelState.WAKING:
-            pause = pause or min(_PAUSE_S * 2**self._failures, _LONGEST_PAUSE_S)
+            pause = pause or min(_PAUSE_S * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE_S)
             self._failures, self._reason, self._may_wake = self._failures + 1, sentence, time.monotonic() + pause
             self._owner.wakes.labels(self.name, "failed").inc()
         self.leave("failed")
@@ -413,6 +423,10 @@ class Residency:
         captioners = {name: each.captioner for name, each in self.residents.items()}
         for name, resident in self.residents.items():
             resident.captioner.join(name, resident, captioners)
+            for result in ("ready", "failed"):  # Prometheus needs a value before the first event
+                self.wakes.labels(name, result)
+            for why in ("idle", "memory", "failed"):
+                self.leaves.labels(name, why)
         self._expected = {name: self.residents[name] for name in preloaded(settings, models)}
         self._observe(registry)
         registry.register(ModelsCollector(self._registries))

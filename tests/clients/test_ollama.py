@@ -15,13 +15,17 @@ Which fields each tool sends, from its source:
 - Open WebUI (backend/open_webui/routers/ollama.py, utils/payload.py) asks /api/version, /api/tags and /api/ps, and
   posts to /api/chat `messages` with base64 in `images`, `options` with what its user set, and `stream` true. It
   compares `version` as numbers, and reads `expires_at` as a time of ISO 8601.
+- The npm package `ollama` 0.6.4 in Node.js 20 sends the bytes of JAVASCRIPT, recorded on the socket, on one
+  connection. It takes a line of a stream by "\\n", and ends at the first with `done`.
 """
 
 import asyncio
 import base64
 import json
+import socket
 from collections.abc import Iterator
 from datetime import datetime
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,42 @@ from support.servers.server_process import ServerProcess
 
 JSON = {"Content-Type": "application/json"}
 PROMPT = "Create a caption with exactly one sentence in the active voice that describes the main visual content."
+
+
+# Each request of the JavaScript client: its method and path, its body, and the status of the reply.
+JAVASCRIPT = (
+    ("GET /api/version", "", 200),
+    ("GET /api/tags", "", 200),
+    ("GET /api/ps", "", 200),
+    ("POST /api/show", '{"model":"demo"}', 200),
+    ("POST /api/generate", '{"model":"demo","prompt":"What is it?","images":["IMAGE"],"stream":false}', 200),
+    ("POST /api/generate", '{"model":"demo","prompt":"","images":["IMAGE"],"stream":true,"think":false}', 200),
+    (
+        "POST /api/chat",
+        '{"model":"demo","messages":[{"role":"system","content":"Be brief."},'
+        '{"role":"user","content":"What is it?","images":["IMAGE"]}],'
+        '"format":"json","keep_alive":-1,"stream":false}',
+        200,
+    ),
+    (
+        "POST /api/chat",
+        '{"model":"demo:latest","messages":[{"role":"user","content":"What is it?","images":["IMAGE"]}],'
+        '"stream":true,"format":{"type":"object","properties":{"caption":{"type":"string"}},'
+        '"required":["caption"]},"think":false,"options":{"num_ctx":4096,"stop":["\\n"]}}',
+        200,
+    ),
+    ("POST /api/generate", '{"model":"demo","prompt":"","stream":false}', 200),
+    ("POST /api/chat", '{"model":"demo","messages":[],"keep_alive":0,"stream":false}', 200),
+    ("POST /api/show", '{"model":"llava"}', 404),
+    ("POST /api/generate", '{"model":"demo","prompt":"hi","stream":true}', 422),
+    ("DELETE /api/delete", '{"name":"demo"}', 404),
+)
+JAVASCRIPT_HEAD = (
+    "host: 127.0.0.1:8732\r\nconnection: keep-alive\r\nContent-Type: application/json\r\n"
+    "Accept: application/json\r\nUser-Agent: ollama-js/0.6.4 (x64 linux Node.js/v20.20.2)\r\n"
+    "accept-language: *\r\nsec-fetch-mode: cors\r\n"
+    "accept-encoding: gzip, deflate\r\n"
+)
 
 
 @pytest.fixture
@@ -140,6 +180,29 @@ def test_failures(client: ollama.Client, model: str, sample: tuple[Path, str]) -
     with pytest.raises(ollama.ResponseError) as elsewhere:
         client.embed(model, "x")
     assert elsewhere.value.status_code == 404
+
+
+def test_what_the_javascript_client_sends(server: ServerProcess, model: str, sample: tuple[Path, str]) -> None:
+    image, caption = sample
+    said = []
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        for asked, text, status in JAVASCRIPT:
+            body = text.replace("demo", model).replace("IMAGE", encoded(image))
+            length = f"content-length: {len(body)}\r\n" if body else ""
+            connection.sendall(f"{asked} HTTP/1.1\r\n{JAVASCRIPT_HEAD}{length}\r\n{body}".encode())
+            reply = HTTPResponse(connection, method=asked.partition(" ")[0])
+            reply.begin()
+            lines = [json.loads(line) for line in reply.read().split(b"\n") if line]
+            kind = str(reply.getheader("content-type"))
+            assert (reply.status, reply.will_close) == (status, False), (asked, lines)
+            if status != 200:  # the client reads a message of JSON alone
+                assert (kind, type(lines[0]["error"])) == ("application/json", str)
+            elif '"images"' in text:
+                assert [each["done"] for each in lines] == [False] * (len(lines) - 1) + [True]
+                assert (len(lines) > 1) is ('"stream":true' in text)
+                pieces = [each["message"]["content"] if "chat" in asked else each["response"] for each in lines]
+                said.append("".join(pieces))
+    assert said == [caption, caption, *[json.dumps({"caption": caption})] * 2]
 
 
 def test_what_photoprism_sends(server: ServerProcess, model: str, sample: tuple[Path, str]) -> None:

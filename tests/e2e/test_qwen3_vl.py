@@ -63,8 +63,9 @@ def reference(folder: Path) -> Callable[..., str]:
     processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
     template, image = (folder / "chat_template.jinja").read_text(), "<|image_pad|>"
 
-    def answer(path: Path, instruction: str, **settings: Any) -> str:
+    def answer(path: Path, instruction: str, text_first: bool = False, **settings: Any) -> str:
         content = [{"type": "image"}, {"type": "text", "text": instruction}]
+        content = content[::-1] if text_first else content
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": content}],
             chat_template=template,
@@ -93,6 +94,7 @@ def test_a_compiled_server_without_torch_answers_as_transformers_does(
     run = snapcap("build", *options, "--prepared-weights", "--build-workers", "2", timeout=600)
     assert run.returncode == 0, run.stderr
     expected = {(path, text): reference(path, text) for path in images for text in INSTRUCTIONS}
+    assert reference(images[1], INSTRUCTIONS[1], text_first=True) != expected[images[1], INSTRUCTIONS[1]]
     assert len(set(expected.values())) > len(images), "the answers of a random model must vary"
     with ServerProcess(*options, "--backend", "aot", "--strict") as server:
         startup = server.wait_ready().startup()
@@ -122,6 +124,9 @@ def test_a_compiled_server_without_torch_answers_as_transformers_does(
         text = {"type": "text", "text": INSTRUCTIONS[1]}
         status, body, _ = server.call("/v1/chat/completions", chat(folder, image, text), JSON)
         assert (status, body["choices"][0]["message"]["content"]) == (200, expected[images[1], INSTRUCTIONS[1]])
+        status, body, _ = server.call("/v1/chat/completions", chat(folder, text, image), JSON)
+        assert body["choices"][0]["message"]["content"] == reference(images[1], INSTRUCTIONS[1], text_first=True)
+        assert "warnings" not in body
         status, body, _ = server.call("/v1/chat/completions", chat(folder, image, image, text), JSON)
         assert (status, body["choices"][0]["message"]["content"]) == (200, expected[images[1], INSTRUCTIONS[1]])
         assert "images" in body["warnings"][0], "the last of a message's images is captioned"

@@ -16,6 +16,7 @@ NEW_TOKENS = 12
 Messages = list[dict[str, Any]]
 SYSTEM = {"role": "system", "content": "Be brief."}
 SHOWN: dict[str, Any] = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}
+TEXT_FIRST: dict[str, Any] = {"role": "user", "content": SHOWN["content"][::-1]}
 REPLY = {"role": "assistant", "content": "A dog in a field."}
 ASKED = {"role": "user", "content": "What colour is it?"}
 CONVERSATIONS: dict[str, Messages] = {
@@ -24,6 +25,9 @@ CONVERSATIONS: dict[str, Messages] = {
     "question behind": [SHOWN, REPLY, ASKED],
     "all": [SYSTEM, SHOWN, REPLY, ASKED],
     "turns before": [ASKED, {"role": "assistant", "content": "Show me."}, SHOWN],
+    "text first": [TEXT_FIRST],
+    "text first, all": [SYSTEM, TEXT_FIRST, REPLY, ASKED],
+    "text on both sides": [{"role": "user", "content": [*TEXT_FIRST["content"], *SHOWN["content"][1:]]}],
 }
 
 
@@ -39,10 +43,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def sent(messages: Messages, url: str) -> Messages:
     """Returns messages with the image as OpenAI's API takes it."""
     image = {"type": "image_url", "image_url": {"url": url}}
-    return [
-        each if isinstance(each["content"], str) else {**each, "content": [image, *each["content"][1:]]}
-        for each in messages
-    ]
+
+    def parts(content: Any) -> Any:
+        return content if isinstance(content, str) else [image if "text" not in each else each for each in content]
+
+    return [{**each, "content": parts(each["content"])} for each in messages]
 
 
 @torch.no_grad()
@@ -54,8 +59,10 @@ def test_answers_are_transformers_with_system_text_and_several_turns(model: tupl
     image, data = picture(4, 3), io.BytesIO()
     image.save(data, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    described = [{"type": "text", "text": "Describe what is there to see. " * 5}, {"type": "image"}]
+    behind = "text read behind"
     answers = {}
-    for name, messages in CONVERSATIONS.items():
+    for name, messages in {**CONVERSATIONS, behind: [{"role": "user", "content": described[::-1]}]}.items():
         text = tokenizer.apply_chat_template(
             messages, chat_template=TEMPLATE, tokenize=False, add_generation_prompt=True
         )
@@ -75,6 +82,11 @@ def test_answers_are_transformers_with_system_text_and_several_turns(model: tupl
             assert status == 200, reply
             assert reply["choices"][0]["message"]["content"] == answers[name], name
             assert "warnings" not in reply, name
+        body = json.dumps({"messages": sent([{"role": "user", "content": described}], url)}).encode()
+        _, reply, _ = server.call("/v1/chat/completions", body, {"Content-Type": "application/json"})
+        assert reply["choices"][0]["message"]["content"] == answers[behind]
+        (warning,) = reply["warnings"]
+        assert "was read behind the image: a server with --text-tokens 1" in warning
         long = [{**SYSTEM, "content": "Be very brief, and name nothing but what is there to see. " * 3}, SHOWN]
         body = json.dumps({"messages": sent(long, url)}).encode()
         status, reply, _ = server.call("/v1/chat/completions", body, {"Content-Type": "application/json"})

@@ -20,7 +20,7 @@ from support.fakes.scheduling import LIMITS, TABLE, Clock
 from support.servers.live_app import on_a_port
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.text import Dialogue
+from snapcap.models.text import Dialogue, PromptIds
 from snapcap.service.api.app import Services, create_app
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
@@ -84,13 +84,16 @@ class FakeTokenizer:
 
     takes_instructions = takes_conversations = False
 
-    def prompt_ids(self, text: str) -> tuple[int, ...]:
-        return tuple(1000 + len(word) for word in text.split())
-
-    def conversation(self, text: str, around: Dialogue) -> tuple[tuple[int, ...], int]:
+    def prompt_ids(self, text: str, around: Dialogue = Dialogue(), most_ahead: int | None = None) -> PromptIds:  # noqa: B008 - frozen
         before, after = (" ".join(said for _, said in part) for part in (around.before, around.after))
-        ahead = self.prompt_ids(before)
-        return (*ahead, *self.prompt_ids(f"{text} {after}")), len(ahead)
+        ahead, own = (
+            tuple(1000 + len(word) for word in part.split())
+            for part in (f"{before} {around.lead}", f"{text} {after}")
+        )
+        if around.lead and (not self.takes_conversations or len(ahead) > (most_ahead or 0)):
+            found = self.prompt_ids(f"{around.lead} {text}", replace(around, lead=""), most_ahead)
+            return found._replace(moved=len(ahead))
+        return PromptIds((*ahead, *own), len(ahead))
 
     def caption(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
         return " ".join(str(each) for each in (*prompt_ids, *tokens))
@@ -160,6 +163,7 @@ def instructed(services: Services) -> None:
 def conversing(instructed: None, services: Services, engine: FakeEngine) -> None:
     """The served model reads conversations, and up to seven tokens before an image."""
     captioner: Any = services.captioner
+    captioner._model.tokenizer.takes_conversations = True
     captioner.facts = captioner.facts._replace(takes_conversations=True)
     engine.limits = replace(engine.limits, prompt_read=8)
 

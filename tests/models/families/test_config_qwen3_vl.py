@@ -98,11 +98,7 @@ def test_qwen3_vl_2b_as_on_the_hub(folder: Path) -> None:
     assert (decoder.num_heads, decoder.kv_heads, decoder.head_dim, decoder.num_layers) == (16, 8, 128, 28)
     assert (decoder.rope, decoder.sections) == (RopeConfig(theta=5e6), (24, 20, 20))
     assert (decoder.tied_head, decoder.activation, decoder.layer_norm_eps) == (True, "silu", 1e-6)
-    assert (config.prefix[0], config.prefix[-1], config.prefix_length) == (
-        1,
-        VISION_START,
-        len(config.prefix) + 256,
-    )
+    assert (config.prefix, config.prefix_length, config.encoded_length) == ((VISION_START,), 257, 257 + 35)
     assert (generation.start_id, generation.image_id) == (VISION_END, IMAGE)
     assert (generation.eos_ids, generation.pad_id, generation.max_length) == ((151645, 151643), 151643, 257)
     assert generation.not_done == ("do_sample = true", "temperature = 0.7", "top_k = 20", "top_p = 0.8")
@@ -120,7 +116,7 @@ def test_an_encode_runs_the_regions_of_one_number_of_tokens(folder: Path) -> Non
     ]
     assert names == [f"{name}_t{tokens}" for tokens in (64, 128, 256) for name in first]
     assert [region.tokens for region in regions.encoder] == [64] * 7 + [128] * 7 + [256] * 7
-    assert regions["prefix_block_t128"].hidden == (len(read(folder).prefix) + 128 + 32, 2048)
+    assert regions["prefix_block_t128"].hidden == (1 + 128 + 35, 2048)
     order = [(first[place], layer) for place, layer in layer_order(regions.encoder[:7])]
     assert len(order) == sum(region.layers for region in regions.encoder[:7])
     assert order[6:9] == [("encoder_block", 5), ("encoder_tap", 0), ("encoder_block", 6)]

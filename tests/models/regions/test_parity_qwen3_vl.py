@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
-    model = qwen3_vl(**CASES[request.param])
+    model = qwen3_vl(seed=1, **CASES[request.param])
     return model, written(model, tmp_path)
 
 

@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 from support.servers.good_requests import APIS, PATHS, good_request, options_of
 
+from snapcap.models.text import PromptIds
 from snapcap.service.api.app import Services
 
 Png = Callable[..., bytes]
@@ -22,8 +23,8 @@ class Writer:
 
     takes_instructions = takes_conversations = False
 
-    def prompt_ids(self, text: str) -> tuple[int, ...]:
-        return tuple(range(len(text)))
+    def prompt_ids(self, text: str, *_: object) -> PromptIds:
+        return PromptIds(tuple(range(len(text))))
 
     def caption(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
         return TEXT if tokens else TEXT[: len(prompt_ids)]

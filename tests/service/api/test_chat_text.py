@@ -1,6 +1,7 @@
 """The text of a chat, ignored or continued, as `--chat-text` says."""
 
 import base64
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -131,15 +132,69 @@ def test_other_messages_reach_a_model_that_reads_conversations(
     assert sent(shown, tool, system, asked) == ("replies, system", (*first, 1003, 1007), 0)
     refused = ask("", messages=[{**system, "content": "a " * 8}, shown])
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "prompt_too_long")
-    assert "before the image have 8 tokens; send at most 7" in refused.json()["error"]["message"]
+    message = refused.json()["error"]["message"]
+    assert "before the image have 8 tokens with the template's; send at most 7" in message
+    assert message.endswith("--text-tokens 9.")
     assert ask("", messages=[{**system, "content": "a " * 7}, shown]).status_code == 200
     long = {"role": "assistant", "content": "a" * 6000}
     refused = ask("", messages=[shown, long, {**asked, "content": "a" * 6000}])
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "prompt_too_long")
 
 
+def sentences(reply: Any) -> list[str]:
+    """Returns the warnings of a chat's reply, whole or streamed."""
+    if not reply.headers["content-type"].startswith("text/event-stream"):
+        return reply.json().get("warnings", [])
+    chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    return [sentence for chunk in chunks for sentence in chunk.get("warnings", [])]
+
+
+@pytest.mark.usefixtures("conversing")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_before_the_image_keeps_its_place_or_the_reply_says_that_it_does_not(
+    ask: Callable[..., Any], engine, image: Callable[..., bytes], stream: bool
+) -> None:
+    def text(said: str) -> dict[str, str]:
+        return {"type": "text", "text": said}
+
+    picture, older = ({"type": "image_url", "image_url": {"url": data_uri(image(red))}} for red in (5, 6))
+    system = {"role": "system", "content": "Be terse."}
+
+    def sent(*parts: dict[str, Any], before: tuple[dict[str, Any], ...] = ()) -> tuple[list[str], Any, int]:
+        reply = ask("", stream=stream, messages=[*before, {"role": "user", "content": parts}])
+        assert reply.status_code == 200, reply.text
+        request = engine.requests[-1]
+        return sentences(reply), request.prompt_ids, request.ahead
+
+    assert sent(text("Describe"), picture) == ([], (1008,), 1)
+    assert sent(text("Describe"), picture, text("it now")) == ([], (1008, 1002, 1003), 1)
+    assert sent(picture, text("it now")) == ([], (1002, 1003), 0)
+    assert sent(text("Describe"), picture, before=(system,)) == ([], (1002, 1006, 1008), 3)
+    ignored = "Ignored: images."
+    assert sent(text("a"), older, text(" bb"), picture, text("ccc")) == ([ignored], (1001, 1002, 1003), 2)
+    moved, ids, ahead = sent(text("a " * 6), picture, text("bb"), before=(system,))
+    assert (ids, ahead) == ((1002, 1006, *[1001] * 6, 1002), 2)
+    assert moved == [
+        "The text before the image was read behind the image: a server with --text-tokens 9 reads the text in its "
+        "place."
+    ]
+    long = ask("", stream=stream, messages=[{"role": "user", "content": [text("a" * 10_001), picture]}])
+    assert long.json()["error"]["code"] == "prompt_too_long"
+
+
+@pytest.mark.usefixtures("instructed")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_reads_no_text_before_the_image_says_so(ask: Callable[..., Any], engine, stream: bool) -> None:
+    reply = ask("What is it?", stream=stream)
+    assert engine.requests[-1].prompt_ids == (1004, 1002, 1003)
+    assert sentences(reply) == [
+        "The text before the image was read behind the image: this model reads no text before the image."
+    ]
+    assert "x-snapcap-ignored" not in reply.headers
+
+
 def test_a_text_that_the_model_cannot_take_is_refused(ask: Callable[..., Any], tokenizer: Any) -> None:
-    def refuse(_text: str) -> tuple[int, ...]:
+    def refuse(*_: object) -> None:
         raise PromptError("not begin with a space or a new line")
 
     tokenizer.prompt_ids = refuse

@@ -18,6 +18,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import MAX_PHRASES
 from snapcap.models.fields import ConfigError
 from snapcap.models.processing.tokenizer import Tokenizer
+from snapcap.models.text import PromptIds
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
 from snapcap.service.engine.request import Limits
@@ -51,8 +52,8 @@ class Ids(Tokenizer):
     def __init__(self) -> None:
         pass
 
-    def prompt_ids(self, prompt: str) -> tuple[int, ...]:
-        return tuple(map(int, prompt.split()))
+    def prompt_ids(self, prompt: str, *_: object) -> PromptIds:  # type: ignore[override]
+        return PromptIds(tuple(map(int, prompt.split())))
 
     def encode(self, text: str) -> tuple[int, ...]:
         return (7, 9)

@@ -201,7 +201,7 @@ def test_an_instruction_with_a_token_that_the_model_has_not_is_refused_at_the_st
     random_captioners.smolvlm().save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
     tokenizer = Tokenizer.from_folder(tmp_path, config.chat)
-    most = max(tokenizer.prompt_ids(""))
+    most = max(tokenizer.prompt_ids("").ids)
     smaller = replace(config, decoder=replace(config.decoder, vocab_size=most))
     with pytest.raises(
         ConfigError, match=rf"the default instruction cannot be read: .* is token {most}, and the mod"

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Iter
 
 
 def test_a_prompt_has_the_ids_of_the_tokenizer(hostile: Reading, demo_folder: Path) -> None:
-    assert hostile.ids(GOOD) == Tokenizer.from_folder(demo_folder).prompt_ids(GOOD)
+    assert hostile.ids(GOOD) == Tokenizer.from_folder(demo_folder).prompt_ids(GOOD).ids
 
 
 def test_a_message_has_the_ids_of_the_chat_template(tmp_path: Path) -> None:
@@ -50,21 +51,22 @@ def test_a_message_has_the_ids_of_the_chat_template(tmp_path: Path) -> None:
     here, reader = Tokenizer.from_folder(tmp_path, chat), PromptReader(tmp_path, chat)
     try:
         for text in ("What is it? <image> é", "x"):
-            assert Reading(reader).ids(text, 60) == here.prompt_ids(text)
+            assert Reading(reader).ids(text, 60) == here.prompt_ids(text).ids
     finally:
         reader.close()
 
 
 def test_a_conversation_has_the_ids_of_the_chat_template(tmp_path: Path) -> None:
     qwen3_vl_files.write_files(tmp_path)
-    chat = read_chat(tmp_path, ImageMarkup(qwen3_vl_files.IMAGE))
+    chat = read_chat(tmp_path, ImageMarkup(qwen3_vl_files.IMAGE, reads_ahead=True))
     here, reader = Tokenizer.from_folder(tmp_path, chat), PromptReader(tmp_path, chat)
-    around = Dialogue((("system", "Be brief."),), (("assistant", "A dog."), ("user", "What colour?")))
+    around = Dialogue((("system", "Be brief."),), (("assistant", "A dog."), ("user", "What colour?")), "Look:")
     try:
-        for text in ("", "What is it?"):
-            read = reader.read(text, 300, "the-id", time.monotonic() + PATIENCE, around).result(PATIENCE)
-            assert read == here.conversation(text, around)
+        for text, most in product(("", "What is it?"), (300, 20)):
+            read = reader.read(text, 300, "the-id", time.monotonic() + PATIENCE, around, most).result(PATIENCE)
+            assert read == here.prompt_ids(text, around, most)
             assert 0 < read.ahead < len(read.ids)
+            assert (read.moved > most) is (most == 20)
     finally:
         reader.close()
 

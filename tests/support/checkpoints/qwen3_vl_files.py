@@ -96,8 +96,8 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 @cache
 def prefix() -> tuple[int, ...]:
-    """Returns the ids that the template puts before a picture's tokens."""
-    return tuple(tokenizer().encode("<|im_start|>user\n<|vision_start|>").ids)
+    """Returns the ids that the template puts right before a picture's tokens."""
+    return tuple(tokenizer().encode("<|vision_start|>").ids)
 
 
 def write_files(folder: Path, most: int = MOST) -> int:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from support.fakes.list_engine import LIMITS, Observer
 
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.text import PromptIds
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits, CaptionResult
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.engine.admission import Admission, Permit
@@ -110,7 +111,7 @@ class World:
         limits, readiness = CaptionLimits(1e9, QUEUE, 1), Readiness(lambda: "serving")
         self.captioner = Captioner(limits, readiness, self.metrics, Timeline(0.0))
         tokenizer: Any = SimpleNamespace(
-            prompt_ids=lambda _: (),
+            prompt_ids=lambda _: PromptIds(()),
             caption=lambda _, tokens: str(tokens),
             takes_instructions=False,
             takes_conversations=False,

@@ -1,0 +1,215 @@
+"""When a model wakes, is refused and leaves, with processes that are played."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.service.api.app import Services
+from snapcap.service.config.settings import ResidencySettings, Settings
+from snapcap.service.errors import DeadlineExceeded, ModelNotAwake
+from snapcap.service.server import residency
+from snapcap.service.server.residency import ModelState, Residency, Resident
+from tests.service.conftest import FakeTokenizer
+
+ONE = 100 << 20  # bytes of memory that a model takes
+PATIENCE = 10.0
+
+
+class Client:
+    """The processes of one model, which end when `gone` is set. `made` has all of them."""
+
+    made: list["Client"]
+    device_bytes = 0
+    pids = (1,)
+
+    def __init__(
+        self, _parts: Any, _settings: Settings, _services: Services, resident: Resident, _loop: Any
+    ) -> None:
+        self.resident, self.gone = resident, asyncio.Event()
+        self.gone.set()
+        self.made.append(self)
+
+    def start(self) -> None:
+        pass
+
+    def ready(self) -> None:
+        part: Any = SimpleNamespace()
+        self.resident.ready(part, part, part)
+
+    async def leave(self) -> None:
+        await self.gone.wait()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
+    Client.made = []
+    tokenizer: Any = FakeTokenizer()
+
+    def attach(_settings: Settings, services: Services, engine: Any, *_: Any) -> None:
+        services.captioner.attach(engine, ImageTransform(size=(8, 8)), tokenizer, "fake")
+
+    monkeypatch.setattr(residency, "spawn_processes", lambda *_: None)
+    monkeypatch.setattr(residency, "EngineClient", Client)
+    monkeypatch.setattr(residency, "attach", attach)
+    monkeypatch.setattr(residency, "own_bytes", lambda _pid: ONE)
+    return Client.made
+
+
+@pytest.fixture
+def residents(clients: list[Client], make_services: Callable[..., Services]) -> Callable[[], dict[str, Resident]]:
+    """Returns a function that returns two absent models, `a` and `b`, which do not fit together. Called on an event
+    loop."""
+    settings = replace(Settings(), residency=ResidencySettings(host_memory=ONE * 3 // 2, preload=("none",)))
+    services = make_services()
+
+    def make() -> dict[str, Resident]:
+        loop, models = asyncio.get_running_loop(), dict.fromkeys("ab", settings)
+        owner = Residency(models, None, settings, services, lambda: None, loop)
+        for each in owner.residents.values():
+            each.memory = residency.Memory(host=ONE)
+        return owner.residents
+
+    return make
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def test_a_model_that_never_wakes_is_refused_for_a_minute_at_most(
+    residents: Callable[[], dict[str, Resident]], clients: list[Client]
+) -> None:
+    """However often it has failed: a day has thousands of failures."""
+
+    async def run() -> None:
+        model = residents()["a"]
+        pauses = []
+        for failures in (0, 1, 5, 6, 2000):
+            model._failures, model._may_wake = failures, 0.0
+            waking = asyncio.create_task(model.wake())
+            await until(lambda: model.state is ModelState.WAKING)
+            model.told_failed("broken")
+            with pytest.raises(ModelNotAwake) as refused:
+                await waking
+            assert "'a' cannot wake: broken" in refused.value.detail
+            pauses.append(math.ceil(model._pause))
+            await until(lambda: model.state is ModelState.ABSENT)
+            with pytest.raises(ModelNotAwake):
+                await model.wake()
+        assert pauses == [1, 2, 32, 60, 60]
+        assert len(clients) == 5, "a refused request starts no process"
+
+    asyncio.run(run())
+
+
+def test_a_model_that_has_failed_refuses_at_once_while_its_processes_end(
+    residents: Callable[[], dict[str, Resident]], clients: list[Client]
+) -> None:
+    async def run() -> None:
+        model = residents()["a"]
+        waking = asyncio.create_task(model.wake())
+        await until(lambda: clients)
+        clients[0].gone.clear()
+        model.told_failed("broken")
+        with pytest.raises(ModelNotAwake):
+            await waking
+        assert model.state is ModelState.LEAVING
+        with pytest.raises(ModelNotAwake):
+            await asyncio.wait_for(model.wake(), 0.5)
+        clients[0].gone.set()
+        await until(lambda: model.state is ModelState.ABSENT)
+
+    asyncio.run(run())
+
+
+def test_a_start_that_has_failed_is_not_ready_afterwards(
+    residents: Callable[[], dict[str, Resident]], clients: list[Client]
+) -> None:
+    """The message of the engine process may be on its way when the decode processes fail."""
+
+    async def run() -> None:
+        model = residents()["a"]
+        waking = asyncio.create_task(model.wake())
+        await until(lambda: clients)
+        model.told_failed("no image can be decoded")
+        clients[0].ready()
+        with pytest.raises(ModelNotAwake):
+            await waking
+        await until(lambda: model.state is ModelState.ABSENT)
+        assert model._pause > 0
+
+    asyncio.run(run())
+
+
+def test_requests_with_short_time_limits_get_their_model_a_turn(
+    residents: Callable[[], dict[str, Resident]], clients: list[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ends before a busy model must leave; together they wait long enough."""
+    monkeypatch.setattr(residency, "_TURN_S", 0.3)
+
+    async def run() -> None:
+        models = residents()
+        waking = asyncio.create_task(models["a"].wake())
+        await until(lambda: clients)
+        clients[0].ready()
+        await waking
+        busy = models["a"].captioner.uses
+        with busy:
+            for _ in range(20):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(models["b"].wake(), 0.05)
+                if models["a"].state is ModelState.LEAVING:
+                    break
+            assert models["a"].state is ModelState.LEAVING
+            assert len(clients) == 1, "it still has a request"
+        await until(lambda: len(clients) == 2)
+        clients[1].ready()
+        await models["b"].wake()
+        assert models["a"].state is ModelState.ABSENT
+
+    asyncio.run(run())
+
+
+def test_two_models_that_are_asked_for_in_turn_wake_once_a_request(
+    residents: Callable[[], dict[str, Resident]], clients: list[Client]
+) -> None:
+    """An idle model leaves at once, so a client that alternates waits for wakes alone."""
+
+    async def run() -> None:
+        models = residents()
+        for turn, name in enumerate("ababab"):
+            waking = asyncio.create_task(models[name].wake())
+            await until(lambda turn=turn: len(clients) > turn)
+            assert [each.state for each in models.values()].count(ModelState.READY) == 0, "there was room before"
+            clients[turn].ready()
+            await asyncio.wait_for(waking, 1.0)
+        assert len(clients) == 6
+
+    asyncio.run(run())
+
+
+def test_a_request_whose_time_is_over_ends_no_wake(
+    residents: Callable[[], dict[str, Resident]], clients: list[Client], services: Services
+) -> None:
+    async def run() -> None:
+        model = residents()["a"]
+        model.captioner._limits = replace(model.captioner._limits, timeout=0.05)
+        with pytest.raises(DeadlineExceeded):
+            await model.captioner.awake()
+        assert model.state is ModelState.WAKING
+        clients[0].ready()
+        await model.captioner.awake()
+        assert len(clients) == 1
+
+    asyncio.run(run())
