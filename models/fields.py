@@ -44,11 +44,15 @@ def is_there(path: Path) -> bool:
     Some versions of Python return False from ``Path.is_file`` if the folder may not be searched.
 
     Raises:
-        FileError: the system does not allow the look-up.
+        FileError: the system does not allow the look-up, or the name is a link to a file that does not exist, as in
+            a copy of a folder of the hub's cache.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            reason = f"it is a link to {path.readlink()}, which does not exist; copy what it links to"
+            raise FileError(path, reason) from None
         return False
     except OSError as error:
         raise FileError(path, error) from error

@@ -32,6 +32,7 @@ class Header:
     frame: (left, top, right, bottom) of the first frame, if it does not cover the whole picture.
     inverted: 0 is white, where Pillow takes it for black.
     unsigned: numbers of 32 bits are never negative, where Pillow takes them for signed ones.
+    masks: the bits of red, green, blue and alpha in a pixel of a BMP, if the file names them.
     variant: describes the pixels in the error of a file that Pillow does not read.
     """
 
@@ -45,6 +46,7 @@ class Header:
     frame: tuple[int, int, int, int] | None = None
     inverted: bool = False
     unsigned: bool = False
+    masks: tuple[int, int, int, int] | None = None
     variant: str = "of this kind"
 
 
@@ -377,16 +379,26 @@ _WEBP_CHUNK = struct.Struct("<4sI")
 def read_webp(data: bytes) -> Header:
     """Returns the header of a WEBP. Its decoder skips chunks that it does not need, so none is removed.
 
+    A file may announce more bytes than it has: it lacks a chunk that describes the picture, or the byte that pads
+    its last chunk. The decoder refuses such a file, so it gets the chunks that are whole.
+
     Raises:
         ImageError: ``too_complex``.
     """
-    at, parts = 12, 0
-    while at + 8 <= len(data):
+    at, parts, whole = 12, 0, 12
+    while at + _WEBP_CHUNK.size <= len(data):
         _, length = _WEBP_CHUNK.unpack_from(data, at)
         parts += 1
         if parts > MOST_PARTS:
             raise too_complex("WEBP", f"more than {MOST_PARTS} chunks")
-        at += 8 + length + (length & 1)
+        at += _WEBP_CHUNK.size + length
+        if at <= len(data):
+            whole = at
+        at += length & 1
+    if int.from_bytes(data[4:8], "little") + 8 > len(data) and whole > 12:
+        padding = b"\0" * (whole & 1)
+        size = struct.pack("<I", whole + len(padding) - 8)
+        data = b"".join([data[:4], size, data[8:whole], padding])
     return Header("webp", data, webp_size(data))
 
 
@@ -470,6 +482,10 @@ def _gif_palette(flags: int) -> int:
 
 _OLD_BMP = 12  # header size of OS/2 and Windows 2, in bytes
 _BMP_RAW, _BMP_RLE8, _BMP_RLE4, _BMP_MASKS = range(4)
+_BMP_ALPHA_MASKS = 6
+_BMP_V3, _BMP_OS2, _BMP_V4 = 56, 64, 108  # header sizes in bytes; V3 and later have a mask of alpha
+_BMP_COMPRESSION, _BMP_COLOURS, _BMP_FIRST_MASK = 30, 46, 54  # offsets in the file
+_PLAIN_MASKS = {16: (0x7C00, 0x3E0, 0x1F, 0), 32: (0xFF0000, 0xFF00, 0xFF, 0xFF000000)}
 _BMP_DEPTHS = (1, 4, 8, 16, 24, 32)
 # Pillow unpacks runs in Python: a second for this many pixels, or for this many bytes of the file.
 MOST_RUN_PIXELS = 8_000_000
@@ -478,6 +494,8 @@ MOST_RUN_BYTES = 4_000_000
 
 def read_bmp(data: bytes) -> Header:
     """Returns the header of a BMP.
+
+    Pillow reads few masks of bits, so it gets the file as one without masks.
 
     Raises:
         ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
@@ -494,15 +512,54 @@ def read_bmp(data: bytes) -> Header:
         width &= 0xFFFFFFFF
     if 0 in (width, height):
         raise zero_size()
-    if compression > _BMP_MASKS:
+    if compression > _BMP_MASKS and compression != _BMP_ALPHA_MASKS:
         raise unsupported(f"BMP images of compression {compression}")
     if depth not in _BMP_DEPTHS:
         raise unsupported(f"BMP images of {depth} bits")
+    masks = _bmp_masks(data, head, depth, compression)
+    if masks is not None:
+        return Header("bmp", _with_number(data, _BMP_COMPRESSION, _BMP_RAW), (width, height), masks=masks)
+    if depth <= 8 and head > _OLD_BMP and int.from_bytes(data[_BMP_COLOURS : _BMP_COLOURS + 4], "little") > 256:
+        data = _with_number(data, _BMP_COLOURS, 0)
     if compression not in (_BMP_RLE8, _BMP_RLE4):
         return Header("bmp", data, (width, height), variant=f"of {depth} bits with these masks")
     if width * height > MOST_RUN_PIXELS or len(data) > MOST_RUN_BYTES:
         raise too_complex("BMP", "its pixels in runs and is large", "save it without compression")
-    return Header("bmp", data, (width, height), memory=4 * width * height)
+    return Header("bmp", _with_all_rows(data, height), (width, height), memory=4 * width * height)
+
+
+def _bmp_masks(data: bytes, head: int, depth: int, compression: int) -> tuple[int, int, int, int] | None:
+    """Returns the bits of red, green, blue and alpha in a pixel. None for the layouts that Pillow reads by itself.
+
+    Raises:
+        ImageError: ``unsupported_format``, ``truncated``.
+    """
+    if depth not in _PLAIN_MASKS:
+        return None
+    if compression == _BMP_RAW:
+        return _PLAIN_MASKS[depth] if depth == 32 and head >= _BMP_V4 else None
+    count = 4 if compression == _BMP_ALPHA_MASKS or (head >= _BMP_V3 and head != _BMP_OS2) else 3
+    if len(data) < _BMP_FIRST_MASK + 4 * count:
+        raise damaged("bmp")
+    found = [mask & (1 << depth) - 1 for mask in struct.unpack_from(f"<{count}I", data, _BMP_FIRST_MASK)]
+    if not any(found[:3]):
+        return _PLAIN_MASKS[depth]
+    if any("0" in f"{mask:b}".rstrip("0") for mask in found if mask):  # the bits of a colour lie apart
+        raise unsupported(f"BMP images of {depth} bits with these masks")
+    red, green, blue, alpha = [*found, 0][:4]
+    return red, green, blue, alpha
+
+
+def _with_all_rows(data: bytes, height: int) -> bytes:
+    """Returns a BMP in runs that jumps to its last pixel where it ends, as Pillow refuses one that ends before."""
+    end = data.rfind(b"\0\1")
+    if end < 0 or data[end + 2 :].strip(b"\0"):
+        return data
+    return data[:end] + b"\0\2\xff\xff" * (height // 255 + 1)  # a jump of 255 rows and 255 columns
+
+
+def _with_number(data: bytes, at: int, number: int) -> bytes:
+    return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
 
 
 # TIFF
@@ -565,7 +622,7 @@ def read_tiff(data: bytes) -> Header:
     pieces = _TiffPieces(directory, size, samples, max(bits))
     pieces.check(compression)
     inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
-    memory = 0 if compression == _TIFF_RAW else pieces.memory
+    memory = 0 if compression == _TIFF_RAW and pieces.planes == 1 else pieces.memory  # libtiff reads all others
     # libtiff gets a copy of the file.
     unsigned, written, memory = directory.number(_NUMBERS, 1) == 1, directory.written(pieces), memory + len(data)
     variant = f"with {samples} × {max(bits)} bits a pixel, of this kind,"
@@ -648,7 +705,7 @@ class _TiffPieces:
     def __init__(self, directory: _TiffDirectory, size: tuple[int, int], samples: int, bits: int) -> None:
         self._directory = directory
         width, height = size
-        planes = samples if directory.number(_PLANES, 1) == 2 else 1
+        self.planes = planes = samples if directory.number(_PLANES, 1) == 2 else 1
         if _TILES in directory.entries and _STRIPS not in directory.entries:
             self.tags = (_TILES, _TILE_BYTES)
             across, down = directory.number(_TILE_WIDTH, 0), directory.number(_TILE_HEIGHT, 0)

@@ -234,9 +234,11 @@ def _open(header: Header, max_pixels: int) -> Image.Image:
 
 def _load_rgb(image: Image.Image, header: Header) -> Image.Image:
     try:
+        if header.masks:
+            _load_as_stored(image)
         image.load()
         low = lower_halves(header) if header.key and len(header.key) > 1 else None
-        return to_rgb(image, header.key, low, header.frame, header.inverted, header.unsigned)
+        return to_rgb(image, header.key, low, header.frame, header.inverted, header.unsigned, header.masks)
     except DAMAGED:
         raise damaged(header.format) from None
 
@@ -425,11 +427,57 @@ def opened(data: bytes, name: str) -> Image.Image:
         return opened
     if name in _RARE:
         _plugin(name)
-    return Image.open(io.BytesIO(data), formats=(name.upper(),))
+    image = Image.open(io.BytesIO(data), formats=(name.upper(),))
+    if name == "tiff":
+        _mend_tiles(image)
+    return image
 
 
 def _plugin(name: str) -> Any:
-    return import_module(_RARE[name])
+    plugin: Any = import_module(_RARE[name])
+    if name == "tiff" and _LAYOUTS.keys() - plugin.OPEN_INFO.keys():
+        plugin.OPEN_INFO.update(_LAYOUTS)
+    return plugin
+
+
+# Tags of a TIFF.
+_WIDTH, _HEIGHT, _BITS, _PLANES, _EXTRA = 256, 257, 258, 284, 338
+# Kinds of greys of a TIFF that Pillow reads in one byte order only, or whose 0 is white, with the image's mode and
+# the mode of the data. A key has the byte order, the kind of grey, the kind of numbers, the order of bits, and the
+# bits of each sample.
+_LAYOUTS = {
+    (order, zero, (numbers,), 1, (bits,), ()): (mode, stored)
+    for zero in (0, 1)
+    for order, numbers, bits, mode, stored in (
+        (b"MM", 1, 12, "I;16", "I;12"),
+        (b"II", 1, 12, "I;16", "I;12"),
+        (b"MM", 1, 16, "I;16B", "I;16B"),
+        (b"MM", 1, 32, "I", "I;32B"),
+        (b"II", 1, 32, "I", "I;32N"),
+        (b"MM", 3, 64, "F", "F;64BF"),
+        (b"II", 3, 64, "F", "F;64F"),
+    )
+}
+
+
+def _mend_tiles(image: Any) -> None:
+    """Corrects how Pillow unpacks the numbers of a TIFF.
+
+    libtiff returns numbers in the machine's byte order. Pillow knows this only for unsigned numbers of 16 bits.
+    libtiff also reads separate planes that Pillow's own decoder cannot read: of 16 bits, and of colours that are
+    multiplied with the alpha.
+    """
+    tags, tile = image.tag_v2, image.tile[0]
+    stored, *others = tile.args
+    mode = "RGBa" if image.mode == "RGBA" and 1 in tags.get(_EXTRA, ()) else image.mode
+    numbers = ";16N" if max(tags.get(_BITS, (1,))) == 16 else ""
+    if tile.codec_name == "libtiff":
+        if stored.startswith(("I;", "F;")):
+            image.tile = [tile._replace(args=(stored.replace("B", "N"), *others))]
+    elif tags.get(_PLANES, 1) == 2 and (numbers or mode == "RGBa"):
+        image.use_load_libtiff = True
+        box, args = (0, 0, tags[_WIDTH], tags[_HEIGHT]), (mode + numbers, False, tags.offset)
+        image.tile = [tile._replace(codec_name="libtiff", extents=box, offset=0, args=args)]
 
 
 def unended(data: bytes) -> bytes:
@@ -509,6 +557,7 @@ def to_rgb(
     frame: tuple[int, int, int, int] | None = None,
     inverted: bool = False,
     unsigned: bool = False,
+    masks: tuple[int, int, int, int] | None = None,
 ) -> Image.Image:
     """Returns the image in RGB, or the same object if it is opaque RGB already.
 
@@ -519,23 +568,30 @@ def to_rgb(
         frame: (left, top, right, bottom) outside of which the picture is transparent.
         inverted: 0 is white in a grey image of more than 8 bits.
         unsigned: numbers of 32 bits that are negative in the image stand for large ones.
+        masks: the bits of red, green, blue and alpha in the stored pixels of a BMP (``_load_as_stored``).
 
     Raises:
         ValueError: Pillow does not convert this mode.
     """
     if image.mode == "RGB" and not (image.has_transparency_data or key or frame):
         return image
-    # Programs without an alpha channel leave its bytes at 0.
-    opaque = image.format in ("BMP", "TIFF") and image.mode == "RGBA" and image.getextrema()[3:] == ((0, 0),)
     whole = Image.new("RGB", image.size, "white")
     left, top, right, bottom = frame or (0, 0, *image.size)
     rows = max(_STRIP // image.width, 1)
     boxes = [(left, start, right, min(start + rows, bottom)) for start in range(top, bottom, rows)]
+    # Programs without an alpha channel leave its bytes at 0.
+    if masks:
+        opaque = all(_channel(_planes(image.crop(box)), masks[3]).getextrema() == (0, 0) for box in boxes)
+    else:
+        opaque = image.format in ("BMP", "TIFF") and image.mode == "RGBA" and image.getextrema()[3:] == ((0, 0),)
     scale = _scale(image, map(image.crop, boxes))
     extremes: Any = image.getextrema() if unsigned and image.mode == "I" else (0, 0)
     wrapped = extremes[0] < 0
     for box in boxes:
-        strip = image.crop(box).convert("RGBX") if opaque else image.crop(box)
+        strip = image.crop(box)
+        if masks:
+            strip = Image.merge("RGBA", [_channel(_planes(strip), mask) for mask in masks])
+        strip = strip.convert("RGBX") if opaque else strip
         rgb = _rgb(_highest_bytes(strip) if wrapped else strip, *scale)
         if inverted:
             rgb = ImageChops.invert(rgb)
@@ -543,6 +599,31 @@ def to_rgb(
             rgb.paste("white", mask=_equal(strip, key, low.crop(box) if low else None))
         whole.paste(rgb, box)
     return whole
+
+
+def _load_as_stored(image: Any) -> None:
+    """Lets Pillow load the bytes of a BMP's pixels of 16 or 32 bits as they lie in the file."""
+    mode = "I;16" if image.tile[0].args[0] == "BGR;15" else "RGBA"
+    image.tile = [tile._replace(args=(mode, *tile.args[1:])) for tile in image.tile]
+    image._mode = mode
+
+
+def _planes(stored: Image.Image) -> Sequence[Image.Image]:
+    """Returns an image for each byte of the stored pixels, the lowest byte first."""
+    return stored.split() if stored.mode == "RGBA" else _halves(stored)[::-1]
+
+
+def _channel(planes: Sequence[Image.Image], mask: int) -> Image.Image:
+    """Returns the colour that a mask cuts out of pixels, scaled to 8 bits. A mask of no bits is black."""
+    bits = min(mask.bit_count(), 8)
+    shift = mask.bit_length() - bits
+    channel, most = Image.new("L", planes[0].size), max((1 << bits) - 1, 1)
+    for number, plane in enumerate(planes):
+        part = mask & most << shift & 255 << 8 * number
+        if part:  # parts of different bytes have no bits in common
+            table = [(byte << 8 * number & part) >> shift for byte in range(256)]
+            channel = ImageChops.add(channel, plane.point(table))
+    return channel.point([(min(value, most) * 255 + most // 2) // most for value in range(256)])
 
 
 def _rgb(image: Image.Image, factor: float, offset: float) -> Image.Image:

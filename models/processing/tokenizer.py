@@ -4,6 +4,7 @@ The files are `tokenizer.json`, or the slow tokenizers' files of three families.
 its tokens are generated, in pieces that are never taken back.
 """
 
+import codecs
 import io
 import json
 import re
@@ -322,7 +323,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     special_map = json_or_empty(folder / "special_tokens_map.json")
     fast = folder / "tokenizer.json"
     if is_there(fast):
-        content = read_bytes(fast)
+        content = read_bytes(fast).removeprefix(codecs.BOM_UTF8)
         backend = _read(fast.name, lambda: tokenizers.Tokenizer.from_buffer(content))
         # Truncation or padding that training left in the file must not cut or pad a prompt.
         backend.no_truncation()

@@ -1,5 +1,6 @@
 """Lists the files of a checkpoint that hold its weights: one file, or the files of an index. Imports no torch."""
 
+import codecs
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -87,7 +88,7 @@ def index_places(content: bytes, index: str) -> dict[str, str]:
     if len(content) > MOST_INDEX_BYTES:
         raise WeightsError(f"{index} has more than {MOST_INDEX_BYTES} bytes")
     try:
-        places = load_object(content).get("weight_map")
+        places = load_object(content.removeprefix(codecs.BOM_UTF8)).get("weight_map")
     except ValueError as error:
         raise WeightsError(f"{index} is not a weight index: it {error}") from None
     if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):

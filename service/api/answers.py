@@ -17,7 +17,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.service.api.caption import open_stream
 from snapcap.service.api.conversation import OTHER_ROLES, Conversation, TextUse, text_of
 from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.captioning.captioner import Captioner, ModelFacts
+from snapcap.service.captioning.captioner import Captioner, ModelFacts, meant
 from snapcap.service.captioning.options import EMPTY, NEUTRAL, CaptionOptions, options_from_json, sort_fields
 from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
@@ -36,7 +36,6 @@ from snapcap.service.http.middleware import ProblemHandler
 from snapcap.service.http.replies import EventStream, ignored_header, ignored_names, unless_disconnected
 
 T = TypeVar("T")
-LATEST = ":latest"  # Ollama's clients may add it to the name of a model
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
 # Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
@@ -106,10 +105,10 @@ class Answers:
         self._fetcher = fetcher
 
     def of(self, name: str) -> Captioner:
-        """Returns the captioner of a model, whose name may have Ollama's tag. A name that no model has gets the
-        first one; the API refuses it, or takes it for no name."""
+        """Returns the captioner of a model. A name that no model has gets the first one; the API refuses it, or
+        takes it for no name."""
         models = self.captioner.models
-        return models.get(name) or models.get(name.removesuffix(LATEST)) or self.captioner
+        return models.get(meant(name, models)) or self.captioner
 
     async def read(
         self,

@@ -96,6 +96,9 @@ def read_message(message: Mapping[str, Any], where: str) -> Message:
     elif strict and not isinstance(content, list):
         raise InvalidOption(f"{where}.content", "be text or a list of content parts")
     for index, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
         place = f"{where}.content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and ("image" in kind or "video" in kind):

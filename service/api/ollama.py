@@ -21,7 +21,6 @@ from starlette.routing import Route
 from snapcap.models.dataclass import dataclass
 from snapcap.models.text import USER
 from snapcap.service.api.answers import (
-    LATEST,
     Answers,
     ChatFields,
     ChatRequest,
@@ -36,6 +35,7 @@ from snapcap.service.api.answers import (
 )
 from snapcap.service.api.conversation import Conversation, Message, TextUse, read_messages, text_of
 from snapcap.service.captioning import options
+from snapcap.service.captioning.captioner import LATEST
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import EMPTY, NEUTRAL, integer, sort_fields
 from snapcap.service.captioning.stream import CaptionStream
@@ -197,9 +197,7 @@ class OllamaRoutes:
     def _served(self, asked: str) -> tuple[str, float]:
         """Returns the name of the model, as the client spells it or with its tag if `asked` is "", and the Unix
         time since which the model is served. Raises NotReady, ModelNotFound."""
-        plain = asked.removesuffix(LATEST)
-        known = self._captioner.models or (self._captioner.model_name,)
-        found, created = self._captioner.served_model((plain if plain in known else asked) or None)
+        found, created = self._captioner.served_model(asked or None)
         return asked or self._tagged(found), created
 
     def _tagged(self, name: str) -> str:

@@ -27,7 +27,7 @@ from snapcap.service.api.answers import (
     switch,
     usage_of,
 )
-from snapcap.service.api.conversation import TextUse, read_messages, text_of
+from snapcap.service.api.conversation import IMAGES, TextUse, read_messages, text_of
 from snapcap.service.api.openai import ANY_MODEL, OPTIONS
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import NEUTRAL, sort_fields
@@ -200,14 +200,23 @@ def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
 
 def _items(given: Any) -> Any:
     """Returns the items of an input as messages: a text is a user's message, and an item that is no message, such
-    as the output of a tool, is a tool's."""
+    as the output of a tool, is a tool's. Any item that may be an image counts as one."""
     if isinstance(given, str):
         return [{"role": USER, "content": given}]
     if not isinstance(given, list):
         return given
     return [
-        {"role": "tool", "content": item.get("output")}
+        {"role": "tool", "content": _content(item)}
         if isinstance(item, dict) and item.get("type", "message") != "message"
         else item
         for item in given
     ]
+
+
+def _content(item: Mapping[str, Any]) -> Any:
+    """Returns the content of an item that is no message. The output of a computer is one screenshot, not a list of
+    parts."""
+    output = item.get("output")
+    if isinstance(output, dict):
+        return [{**output, "type": IMAGES[-1]}] if IMAGES[0] in output else [output]
+    return [item] if output is None and "image" in str(item["type"]) else output

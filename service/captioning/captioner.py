@@ -5,7 +5,7 @@ This module imports no torch, and it imports numpy only when the first caption i
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -173,6 +173,22 @@ class Uses:
         self.end()
 
 
+LATEST = ":latest"  # Ollama's clients may add this tag to the name of a model
+
+
+def meant(name: str, known: Collection[str]) -> str:
+    """Returns the known name that a client means, or the client's own: letter case, space around a name and
+    Ollama's tag `:latest` may differ, unless known names differ in these alone."""
+    if name in known:
+        return name
+    found = [each for each in known if _plain(each) == _plain(name)]
+    return found[0] if len(found) == 1 else name
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().removesuffix(LATEST)
+
+
 class Captioner:
     """Captions images with one model. `attach` may be called from any thread; images are captioned on the event
     loop.
@@ -227,7 +243,10 @@ class Captioner:
             NotReady: no model is attached, or the server has failed.
             ModelNotFound: there is no such model.
         """
-        if not name or name == self.model_name:
+        if not name:
+            return self
+        name = meant(name, self.models or (self.model_name or "",))
+        if name == self.model_name:
             return self
         if name not in self.models:
             raise ModelNotFound(name, *(self.models or (self._servable().name,)))
@@ -270,7 +289,7 @@ class Captioner:
         """
         if self.keeper is None:
             model = self._servable()
-            if name not in (None, model.name):
+            if name is not None and meant(name, (model.name,)) != model.name:
                 raise ModelNotFound(str(name), model.name)
             return model.name, model.created
         named = self.named(name)

@@ -28,7 +28,11 @@ from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption, 
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
 _UNSET = -1
-_SWITCH: Mapping[str, bool] = {"true": True, "false": False}
+# Words of a form or query for true and false. Browsers send `on` for a box that is ticked.
+_SWITCH: Mapping[str, bool] = {
+    **dict.fromkeys(("true", "on", "yes", "1"), True),
+    **dict.fromkeys(("false", "off", "no", "0"), False),
+}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,10 @@ JSON = "application/json"
 _TEXT = "text/plain"
 # Media types that clients send for any body: some send none, and `curl --data` or `fetch` with a text set their
 # own.
-UNTYPED = ("", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded", _TEXT)
+UNTYPED = (
+    *("", "*/*", "application/octet-stream", "application/x-octet-stream", "binary/octet-stream"),
+    *("application/binary", "application/unknown", "application/x-www-form-urlencoded", _TEXT),
+)
 # The begin of a JSON object, after an optional UTF-8 byte order mark. No image format begins like this.
 _JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]{0,1000}\{")
 # A body that keeps coming at this rate is slow, not stalled. 256 kbit/s.
@@ -53,6 +56,8 @@ MIN_BYTES_PER_S = 32 << 10
 SMALL = 4 << 10
 _GZIP, _DEFLATE = "gzip", "deflate"
 _NAMES = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
+# Encodings of characters and of mails, which some clients name here, change nothing.
+_NO_CODINGS = ("", "identity", "none", "utf-8", "utf8", "binary", "8bit")
 _MOST_CODINGS = 2  # codings of one body, applied one after the other
 _MOST_MEMBERS = 1000  # members of a gzip file; starting each takes time
 _PIECE = 64 << 10
@@ -102,7 +107,9 @@ def media_type(request: Request) -> str:
 
 def is_json(kind: str) -> bool:
     """Tells whether a media type stands for JSON."""
-    return kind in (JSON, "text/json") or (kind.startswith("application/") and kind.endswith("+json"))
+    return kind in (JSON, "text/json", "application/x-json", "text/x-json") or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
 
 
 async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> bytes:
@@ -279,14 +286,14 @@ def _unsupported(kind: str, others: str) -> UnsupportedMediaType:
 
 
 def codings_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
-    """Returns the codings of a body in the order in which they were applied, without `identity`.
+    """Returns the codings of a body in the order in which they were applied, without names that change nothing.
 
     Raises UnsupportedEncoding."""
     named = [value for name, value in headers if name == b"content-encoding"]
     if not named:
         return ()
     given = [each.strip().lower() for each in b",".join(named).decode("latin-1").split(",")]
-    codings = [each for each in given if each not in ("", "identity")]
+    codings = [each for each in given if each not in _NO_CODINGS]
     for coding in codings:
         if coding not in _NAMES:
             raise UnsupportedEncoding(f"The content coding {coding[:40]!r} is not read")

@@ -35,6 +35,9 @@ _MAX_PARAMETERS = 8192
 _DATA_URI = re.compile(
     rb"data:(?:.{0,%d}?;)?base64(?:;[^,]{0,1000})?," % _MAX_PARAMETERS, re.IGNORECASE | re.DOTALL
 )
+_NO_BASE64 = re.compile(
+    rf"\s{{0,1000}}data:(?!.{{0,{_MAX_PARAMETERS}}}base64\s*[;,])[^,]{{0,1000}},", re.IGNORECASE | re.DOTALL
+)
 _WHITESPACE = b" \t\n\r\v\f"
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _MOST_PADDING = 3  # some clients append three characters to any text
@@ -64,7 +67,10 @@ def parse_json(body: bytes) -> Any:
         document = _loads(spliced.rest)
         return _with_texts(document, spliced.texts) if spliced.texts else document
     except json.JSONDecodeError as error:
-        raise InvalidJson(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
+        if b"\0" in body[:4] or body.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise InvalidJson("The body is no text in UTF-8, but perhaps in UTF-16; send JSON in UTF-8.") from None
+        message = error.msg.removesuffix(" at")
+        raise InvalidJson(f"The body is not JSON: {message} at character {error.pos}.") from None
     except (ValueError, RecursionError):  # not UTF-8, NaN, a number of thousands of digits, too deep
         kind = kind_of(body)
         if kind is not None and kind.picture:
@@ -180,12 +186,16 @@ def is_url(text: str) -> bool:
 
 
 def decode_base64(text: str | bytes) -> bytes:
-    """Returns the bytes of base64 or of a base64 data URI, or b"" if the text is neither."""
+    """Returns the bytes of base64 or of a data URI, or b"" if the text is neither."""
     try:
         if isinstance(text, LongText):
-            return _decode_pieces(_pieces_of(text.literal))
-        data = text if isinstance(text, bytes) else text.encode("ascii")
-        return _decode_pieces(data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+            pieces = _pieces_of(text.literal)
+        else:
+            data = text if isinstance(text, bytes) else text.encode("ascii")
+            pieces = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+        if isinstance(text, str) and (head := _NO_BASE64.match(text)):  # bytes are percent-encoded, or letters
+            return b"".join(_plain(pieces, b""))[len(unquote_to_bytes(head[0])) :]
+        return _decode_pieces(pieces)
     except ValueError:  # the base class of binascii.Error, JSONDecodeError and UnicodeError
         return b""
 
@@ -220,8 +230,8 @@ def _without_head(pieces: Iterator[bytes]) -> Iterator[bytes]:
     return chain([head[prefix.end() :] if prefix else head], pieces)
 
 
-def _plain(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the pieces without whitespace, and with percent-encoded characters decoded."""
+def _plain(pieces: Iterable[bytes], dropped: bytes = _WHITESPACE) -> Iterator[bytes]:
+    """Yields the pieces without the dropped characters, and with percent-encoded characters decoded."""
     left = b""
     for piece in pieces:
         text = left + piece if left else piece
@@ -230,7 +240,7 @@ def _plain(pieces: Iterable[bytes]) -> Iterator[bytes]:
         text = text[: len(text) - len(left)]
         if b"%" in text:
             text = unquote_to_bytes(text)
-        yield text.translate(None, _WHITESPACE)
+        yield text.translate(None, dropped)
     yield left  # an incomplete escape, which fails as base64
 
 

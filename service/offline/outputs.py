@@ -6,6 +6,7 @@ lines have the format that ImageFolder of `datasets` reads: {"file_name": "a.jpg
 sidecar of `image.jpg` is `image.txt` beside it, as training tools for image models expect.
 """
 
+import codecs
 import contextlib
 import csv
 import errno
@@ -70,13 +71,25 @@ class Output:
         """Closes the output, whether it was finished or not."""
 
 
+_PRINTED = "snapcap.printed"
+
+
+def _printed(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Returns bytes of a file name that are not valid text unchanged, and characters that the terminal's encoding
+    lacks as escapes."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.backslashreplace_errors(error)
+
+
 class PrintedLines(Output):
     """Prints ``path<TAB>caption`` lines on standard output."""
 
     def begin(self, images: Collection[str]) -> None:
-        # Bytes of a file name that are not valid text are printed unchanged.
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="surrogateescape", line_buffering=True)
+            codecs.register_error(_PRINTED, _printed)
+            sys.stdout.reconfigure(errors=_PRINTED, line_buffering=True)
 
     def write(self, image: str, answer: Answer) -> None:
         try:

@@ -33,9 +33,13 @@ def import_only_what_is_installed() -> None:
     Modules that are imported already stay. The folder of our own packages stays in the path too, wherever it is.
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
-    unwanted = {os.path.abspath(entry) for entry in given if not os.path.isabs(entry)}
-    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.path.abspath("")):
-        unwanted.add(os.path.abspath(""))
+    try:
+        here = os.getcwd()
+    except OSError:  # the folder is deleted, or may not be looked at
+        here = ""
+    unwanted = {os.path.normpath(os.path.join(here, entry)) for entry in given if not os.path.isabs(entry)}
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", here):
+        unwanted.add(here)
     unwanted -= {str(_ROOT), *filter(os.path.isabs, given)}
     sys.path[:] = [entry for entry in sys.path if os.path.isabs(entry) and entry not in unwanted]
     cleaned = child_environment()

@@ -139,9 +139,9 @@ def flushed_identity(folder: Path) -> Identity:
 
 def is_at_rest(files: Identity, moment: int) -> bool:
     """Returns whether any change of the files after ``moment`` (nanoseconds of the clock) gives them another
-    identity: no change was so shortly before that the next could have the same time. The system sets the time of
-    change; nobody else can."""
-    return all(max(file.changed, file.modified) <= moment - CLOCK_NS for file in files)
+    identity: no time of theirs is so near that the next change could have the same. The system sets the time of
+    change; nobody else can. Times in the future are of a clock that was wrong, or of an archive's time zone."""
+    return all(abs(moment - each) >= CLOCK_NS for file in files for each in (file.changed, file.modified))
 
 
 def content_digest(folder: Path) -> str:

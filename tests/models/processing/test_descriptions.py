@@ -8,6 +8,7 @@ from PIL import Image, PngImagePlugin
 from support.attacks.attack_pictures import chunk, packed_text, segment, with_chunks, with_segments
 from support.parity.pictures import encoded, scene
 
+from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
 MIB = 1 << 20
@@ -100,6 +101,19 @@ def test_a_webp_is_read_as_without() -> None:
     plain = TRANSFORM.decode(encoded(PICTURE, "WEBP")).pixels
     for more in ({"exif": b"Exif\0\0II*\0\xff"}, {"xmp": b"\xff" * 2 * MIB}, {"icc_profile": bytes(3 * MIB)}):
         assert (TRANSFORM.decode(encoded(PICTURE, "WEBP", **more)).pixels == plain).all()
+
+
+def test_a_webp_that_lacks_only_its_end_is_read() -> None:
+    """A description behind the picture, or the byte that pads the picture. The picture itself is whole."""
+    data = encoded(PICTURE, "WEBP", xmp=b"<x>" * 999)
+    wanted = TRANSFORM.decode(data).pixels
+    for left in (len(data) - 1, len(data) - 2000, data.index(b"XMP ") + 9, data.index(b"XMP ") + 3):
+        assert (TRANSFORM.decode(data[:left]).pixels == wanted).all(), left
+    with pytest.raises(ImageError, match="incomplete or damaged"):
+        TRANSFORM.decode(data[: data.index(b"XMP ") - 20])
+    files = (encoded(scene(90, 70, seed), "WEBP", lossless=True) for seed in range(99))
+    odd = next(each for each in files if each[16] & 1)
+    assert (TRANSFORM.decode(odd[:-1]).pixels == TRANSFORM.decode(odd).pixels).all()
 
 
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "AVIF", "BMP"])

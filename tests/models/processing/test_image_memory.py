@@ -2,17 +2,19 @@
 
 import io
 import json
+import struct
 import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 from support.attacks.attack_pictures import bmp_in_runs, flat_png, flat_webp, with_key
 from support.attacks.hostile_images import png
-from support.parity.pictures import encoded, scene
+from support.parity.pictures import encoded, masked, scene
 from support.servers.server_process import python
 
 from snapcap.models.processing.image_formats import ImageError, NeedsMemory
@@ -107,6 +109,9 @@ def rarer(picture: Image.Image, see_through: Image.Image) -> Iterator[tuple[str,
     for each in (picture.convert("1"), grey, picture.convert("P"), picture, see_through):
         yield f"bmp {each.mode}", encoded(each, "BMP")
     yield "bmp runs", bmp_in_runs(width, height, b"\xff\x07\x01\x09" * 3)
+    yield "bmp masks 16", masked(see_through, (0xF00, 0xF0, 0xF, 0xF000), 16)
+    yield "bmp masks 32", masked(see_through, (0x3FF, 0xFFC00, 0x3FF00000, 0xC0000000))
+    yield "tiff planes", planes_of_16_bits(picture)
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F"):
         for compression in ("raw", "tiff_lzw"):
             yield f"tiff {mode} {compression}", encoded(see_through.convert(mode), "TIFF", compression=compression)
@@ -124,6 +129,18 @@ def rarer(picture: Image.Image, see_through: Image.Image) -> Iterator[tuple[str,
         fast = {"preset": "ultrafast"}  # a slower encoder writes fewer bytes, and a decoder takes the same memory
         for each in (picture, see_through):
             yield f"heic {each.mode}", encoded(each, "HEIF", chroma=444, enc_params=fast)
+
+
+def planes_of_16_bits(picture: Image.Image) -> bytes:
+    """A TIFF without compression."""
+    pixels = b"".join(np.asarray(band).astype("<u2").tobytes() for band in picture.split())
+    size = len(pixels) // 3
+    tags = {256: picture.width, 257: picture.height, 258: (16, 16, 16), 262: 2, 277: 3, 278: picture.height}
+    directory = TiffImagePlugin.ImageFileDirectory_v2()
+    # The offsets of strips begin behind the directory.
+    for tag, value in {**tags, 273: (0, size, 2 * size), 279: (size, size, size), 284: 2}.items():
+        directory[tag] = value
+    return b"II*\0" + struct.pack("<I", 8) + directory.tobytes(8) + pixels
 
 
 def options_of_jpeg() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -3,6 +3,8 @@
 import io
 import struct
 import warnings
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from support.attacks.attack_pictures import bmp_in_runs
-from support.parity.pictures import encoded, scene
+from support.parity.pictures import encoded, masked, scene
 
 from snapcap.models.processing.headers import read_tiff
 from snapcap.models.processing.image_formats import ImageError, NeedsMemory, is_readable
@@ -149,6 +151,41 @@ def test_a_number_far_below_0_is_no_pixel() -> None:
     assert np.abs(decoded(strip(grey.tobytes(), 32, (339, 3, [3])))[..., 0].astype(int) - SHADES).max() <= 1
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("compression", [1, 8])
+@pytest.mark.parametrize("zero_is_white", [False, True])
+@pytest.mark.parametrize(("bits", "numbers"), [(12, 1), (16, 1), (32, 1), (32, 3), (64, 3)])
+def test_greys_of_each_size_order_and_direction(
+    bits: int, numbers: int, zero_is_white: bool, compression: int, order: str
+) -> None:
+    shown = 1 - GREY / 4095 if zero_is_white else GREY / 4095
+    whole = np.round(shown * ((1 << bits) - 1)) if numbers == 1 else shown
+    data = in_12_bits(whole.astype(int)) if bits == 12 else b""
+    data = data or whole.astype(f"{order}{'f' if numbers == 3 else 'u'}{bits // 8}").tobytes()
+    tags = (259, 3, [compression]), (262, 3, [0 if zero_is_white else 1]), (339, 3, [numbers])
+    tiff = strip(zlib.compress(data) if compression == 8 else data, bits, *tags, order=order)
+    assert np.abs(decoded(tiff)[..., 0].astype(int) - SHADES).max() <= 1
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("kind", ["RGB", "multiplied alpha", "alpha", "CMYK"])
+def test_colours_in_separate_planes(kind: str, bits: int, order: str) -> None:
+    """Each plane is a strip."""
+    image = PICTURE.convert("CMYK") if kind == "CMYK" else see_through() if "alpha" in kind else PICTURE
+    samples = np.asarray(image).astype(int)
+    if kind == "multiplied alpha":
+        samples[samples[..., 3] == 0] = 0
+    planes = (samples * (257 if bits == 16 else 1)).transpose(2, 0, 1).astype(f"{order}u{bits // 8}").tobytes()
+    count = len(image.mode)
+    starts, lengths = [8 + len(planes) // count * each for each in range(count)], [len(planes) // count] * count
+    extra = [(338, 3, [1 if kind == "multiplied alpha" else 2])] if "alpha" in kind else []
+    colours = (262, 3, [5 if kind == "CMYK" else 2])
+    places = (273, 4, starts), (279, 4, lengths), (284, 3, [2])
+    wanted = decoded(encoded(see_through() if "alpha" in kind else PICTURE))
+    assert (decoded(strip(planes, bits, colours, *places, *extra, order=order, samples=count)) == wanted).all()
+
+
 @pytest.mark.parametrize("step", [1, 257])
 def test_a_palette_in_8_or_16_bits_a_number(step: int) -> None:
     palette = [step * shade for shade in (*range(256), *range(255, -1, -1), *[0] * 256)]
@@ -238,21 +275,66 @@ def test_what_a_box_says_of_the_turn_is_done_once(turn: int, kind: str) -> None:
     assert np.abs(transform.decode(data).pixels.astype(int) - wanted).max() <= 8
 
 
-def with_alpha(image: Image.Image) -> bytes:
-    """A BMP of Windows 95, which says where its alpha is."""
-    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
-    head = struct.pack("<IiiHHI20x", 108, image.width, image.height, 1, 32, 3) + masks + bytes(52)
-    rows = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM).tobytes("raw", "BGRA")
-    return struct.pack("<2sIII", b"BM", 122 + len(rows), 0, 122) + head + rows
+def with_alpha(image: Image.Image, compression: int = 3) -> bytes:
+    return masked(image, (0xFF0000, 0xFF00, 0xFF, 0xFF000000), compression=compression)
 
 
 def test_bitmaps_with_alpha() -> None:
     data = with_alpha(see_through())
     assert (decoded(data)[:, : WIDTH // 2] == 255).all()
     assert (decoded(data)[:, WIDTH // 2 :] == np.asarray(PICTURE)[:, WIDTH // 2 :]).all()
+    assert (decoded(with_alpha(see_through(), compression=0)) == decoded(data)).all(), "as browsers show it"
     image = PICTURE.convert("RGBA")
     image.putalpha(0)
     assert (decoded(with_alpha(image)) == np.asarray(PICTURE)).all(), "no program has filled it in"
+
+
+MASKS: dict[str, tuple[int, int, int, Sequence[int]]] = {
+    "4 bits": (16, 40, 3, (0xF00, 0xF0, 0xF)),
+    "4 bits and alpha": (16, 108, 3, (0xF00, 0xF0, 0xF, 0xF000)),
+    "5 bits and alpha of 1": (16, 56, 3, (0x7C00, 0x3E0, 0x1F, 0x8000)),
+    "5 and 6 bits": (16, 40, 3, (0xF800, 0x7E0, 0x1F)),
+    "blue first": (16, 52, 3, (0x1F, 0x7E0, 0xF800)),
+    "red in the lowest byte": (32, 40, 3, (0xFF, 0xFF00, 0xFF0000)),
+    "10 bits": (32, 40, 3, (0x3FF00000, 0xFFC00, 0x3FF)),
+    "10 bits and alpha of 2": (32, 124, 3, (0x3FF, 0xFFC00, 0x3FF00000, 0xC0000000)),
+    "4 masks behind an old header": (32, 40, 6, (0xFF0000, 0xFF00, 0xFF, 0xFF000000)),
+    "alpha in the lowest byte": (32, 124, 3, (0xFF000000, 0xFF0000, 0xFF00, 0xFF)),
+}
+
+
+@pytest.mark.parametrize(("bits", "head", "compression", "masks"), MASKS.values(), ids=MASKS.keys())
+def test_bitmaps_with_any_masks(bits: int, head: int, compression: int, masks: Sequence[int]) -> None:
+    image = see_through() if len(masks) == 4 else PICTURE
+    pixels = decoded(masked(image, masks, bits, head, compression)).astype(int)
+    steps = [(1 << min(mask.bit_count(), 8)) - 1 for mask in masks[:3]]
+    assert (np.abs(pixels - decoded(encoded(image))) <= [128 // step + 1 for step in steps]).all()
+    white = decoded(encoded(image)).min(-1) == 255
+    assert (pixels[white] == 255).all()
+
+
+def test_masks_that_no_program_writes_are_refused() -> None:
+    data = bytearray(masked(PICTURE, (0xF00, 0xF0, 0xF), 16, 40))
+    struct.pack_into("<I", data, 54, 0b101)
+    with pytest.raises(ImageError, match="BMP images of 16 bits with these masks are not read"):
+        decoded(bytes(data))
+
+
+def test_a_bitmap_with_more_colours_than_its_pixels_can_name() -> None:
+    data = bytearray(encoded(PICTURE.convert("P"), "BMP"))
+    struct.pack_into("<I", data, 46, 300)
+    assert (decoded(bytes(data)) == np.asarray(PICTURE.convert("P").convert("RGB"))).all()
+
+
+def test_runs_may_end_before_the_last_row_but_not_the_file() -> None:
+    data = bmp_in_runs(WIDTH, HEIGHT, b"")
+    start = int.from_bytes(data[10:14], "little")
+    pixels = decoded(data[:start] + b"\x0a\x07\0\2\5\3\x04\x09\0\1\0\0")
+    assert (pixels[-1, :10] == 7).all()
+    assert (pixels[-4, 15:19] == 9).all()
+    assert (pixels != 0).any(axis=2).sum() == 14
+    with pytest.raises(ImageError, match="incomplete or damaged"):
+        decoded(data[:start] + b"\x0a\x07\0\2\5\3\x04\x09")
 
 
 def test_a_bitmap_from_above_and_one_in_runs() -> None:

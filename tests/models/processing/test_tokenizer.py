@@ -1,5 +1,6 @@
 """The tokenizer against transformers' AutoTokenizer, from the files that checkpoints have."""
 
+import codecs
 import json
 import shutil
 from pathlib import Path
@@ -47,6 +48,13 @@ def test_a_fast_tokenizer_is_equal(tmp_path: Path) -> None:
     assert_equal_to_transformers(fast_folder(tmp_path), TEXTS)
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.decode([0, *tokenizer.encode(" a red circle "), 0]) == "a red circle"
+
+
+def test_a_byte_order_mark_before_a_fast_tokenizer(tmp_path: Path) -> None:
+    file = fast_folder(tmp_path) / "tokenizer.json"
+    wanted = Tokenizer.from_folder(tmp_path).encode("a red circle")
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert Tokenizer.from_folder(tmp_path).encode("a red circle") == wanted
 
 
 def test_what_transformers_saves_is_equal(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The files of a checkpoint: damaged, truncated, dangerous or absent, each refused by name."""
 
+import codecs
 import json
 import os
 import re
@@ -242,6 +243,26 @@ def test_a_pointer_of_git_lfs_is_called_so(folder: Path, name: str) -> None:
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n")
     with pytest.raises(WeightsError, match=rf"{re.escape(name)} .*Git LFS pointer to the file; run git lfs pull"):
         read_tensors(folder)
+
+
+@pytest.mark.parametrize("name", [SAFE, BIN, "left.safetensors"])
+def test_a_link_to_nowhere_is_named_with_what_it_links_to(
+    folder: Path, tensors: dict[str, Tensor], name: str
+) -> None:
+    """Folders of the hub's cache hold links, which a copy of one folder leaves behind."""
+    if name == "left.safetensors":
+        write_shards(folder, tensors, SAFE, (name, "right.safetensors"))
+        (folder / name).unlink()
+    (folder / name).symlink_to("../blobs/abc")
+    with pytest.raises(UserError, match=rf"{re.escape(name)} cannot be read: it is a link to ../blobs/abc, which"):
+        read_tensors(folder)
+
+
+def test_a_byte_order_mark_before_an_index(folder: Path, tensors: dict[str, Tensor]) -> None:
+    write_shards(folder, tensors, SAFE, ("left.safetensors", "right.safetensors"))
+    index = folder / f"{SAFE}.index.json"
+    index.write_bytes(codecs.BOM_UTF8 + index.read_bytes())
+    assert read_tensors(folder).keys() == tensors.keys()
 
 
 @pytest.mark.parametrize("name", [SAFE, BIN, f"{SAFE}.index.json", "left.safetensors"])

@@ -124,6 +124,11 @@ def test_other_spellings_of_parts(ask, picture) -> None:
     assert (ambiguous.status_code, ambiguous.json()["error"]["param"]) == (422, "messages[0].content[1]")
 
 
+def test_a_text_among_parts(ask, picture) -> None:
+    """LangChain sends it so."""
+    assert caption(ask({"role": "user", "content": ["What is it?", picture(9)]})) == "9 7"
+
+
 def test_empty_contents(ask, picture) -> None:
     user = {"role": "user", "content": [picture(9)]}
     for content in ("", [], None):

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.ollama import OPTIONS, parse_keep_alive
-from snapcap.service.captioning.captioner import WeightFiles
+from snapcap.service.captioning.captioner import WeightFiles, meant
 from snapcap.service.errors import EngineFailed, InvalidOption
 from snapcap.service.http.bodies import BodyLimits
 
@@ -152,6 +153,26 @@ def test_a_model_is_named_with_and_without_its_tag(client: TestClient, picture, 
     asked = {"model": name, "images": [picture(5)], "stream": False}
     assert client.post("/api/generate", json=asked).json()["model"] == (name or "fake:latest")
     assert client.post("/api/show", json={"model": name or "fake"}).status_code == 200
+
+
+def test_letter_case_and_space_around_a_name_may_differ_in_every_api(client: TestClient, picture) -> None:
+    url = "data:image/png;base64," + picture(5)
+    said = [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]
+    for name in ("Fake", " FAKE:Latest "):
+        for path, asked in {
+            "/v1/caption": {"image": url},
+            f"/models/{quote(name)}": {"inputs": url},
+            "/v1/chat/completions": {"messages": said},
+            "/v1/responses": {"input": said},
+            "/api/generate": {"images": [url], "stream": False},
+            f"/v2/models/{quote(name)}/infer": {
+                "inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": [url]}]
+            },
+        }.items():
+            reply = client.post(path, json={"model": name, **asked})
+            assert (reply.status_code, "5 7" in reply.text) == (200, True), (path, reply.text)
+        assert client.get(f"/v1/models/{quote(name)}").json()["id"] == "fake"
+    assert [meant("A", ("a", "A:latest")), meant("a", ("A", "b")), meant("c", ("A", "b"))] == ["A", "A", "c"]
 
 
 def test_another_model_is_not_found(client: TestClient, picture) -> None:

@@ -140,6 +140,11 @@ def test_what_a_tool_returned_may_hold_the_newest_image(ask, picture) -> None:
     output = {"type": "function_call_output", "call_id": "1", "output": [picture(9)]}
     assert text(ask(asked, output)) == "9 7"
     assert text(ask(output, asked)) == "5 7"
+    screen = {"type": "computer_screenshot", "image_url": picture(9)["image_url"]}
+    assert text(ask(asked, {"type": "computer_call_output", "call_id": "1", "output": screen})) == "9 7"
+    assert text(ask(asked, picture(9))) == "9 7", "a part beside the messages"
+    made = ask(asked, {"type": "image_generation_call", "id": "1", "result": "aaaa"})
+    assert (made.status_code, made.json()["error"]["param"]) == (422, "input[1].content[0]")
     unread = {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image", "file_id": "x"}]}
     refused = ask(asked, unread)
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, "input[1].content[0].image_url")

@@ -28,6 +28,8 @@ WAYS: dict[str, Callable[[bytes], bytes]] = {
     "deflate": zlib.compress,
     "deflate ": raw_deflate,
     "identity": bytes,
+    "utf-8": bytes,
+    "none, gzip": gzip.compress,
     "identity, gzip": gzip.compress,
     " gzip ,identity,": gzip.compress,
     "gzip, gzip": lambda data: gzip.compress(gzip.compress(data)),

@@ -2,8 +2,10 @@
 
 import csv
 import errno
+import io
 import json
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -359,6 +361,15 @@ class TestSidecars:
         monkeypatch.setattr(os, "replace", full)
         with pytest.raises(OutputError, match="No space left on device"):
             Sidecars(resume=False).write("a.png", Answer("x"))
+
+
+def test_printed_lines_lose_nothing_in_the_encoding_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of a name that are not text, and letters that the encoding lacks."""
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="latin-1"))
+    image = os.fsdecode(b"\xff \xc3\xa9 \xe6\x97\xa5.png")
+    write(outputs(image), image)
+    assert printed.getvalue().startswith(b"\xff \xe9 \\u65e5.png\tcaption of ")
 
 
 def test_with_both_an_image_is_done_when_both_have_it() -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,23 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
+
+
+def masked(
+    image: Image.Image, masks: Sequence[int], bits: int = 32, head: int = 108, compression: int = 3
+) -> bytes:
+    """A BMP that says which bits of a pixel are red, green, blue and alpha."""
+    pixels = np.zeros((image.height, image.width), np.uint64)
+    for mask, colour in zip(masks, np.asarray(image.convert("RGBA")).transpose(2, 0, 1)[:, ::-1], strict=False):
+        if mask:
+            low = mask & -mask
+            pixels |= np.round(colour / 255 * (mask // low)).astype(np.uint64) * np.uint64(low)
+    rows = np.zeros((image.height, -(-image.width * bits // 32) * 32 // bits), f"<u{bits // 8}")
+    rows[:, : image.width] = pixels
+    after = struct.pack(f"<{len(masks)}I", *masks)
+    header = struct.pack("<IiiHHI20x", head, image.width, image.height, 1, bits, compression) + after
+    header = header.ljust(head, b"\0")
+    return struct.pack("<2sIII", b"BM", 0, 0, 14 + len(header)) + header + rows.tobytes()
 
 
 def write_config(folder: Path, **fields: Any) -> Path:

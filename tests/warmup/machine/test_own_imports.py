@@ -86,6 +86,12 @@ def test_a_process_forgets_its_working_directory(path: str | None, elsewhere: Pa
     assert ("/opt/more" in run.stdout) == (path == ":/opt/more")
 
 
+def test_a_process_may_start_where_the_folder_is_deleted(elsewhere: Path) -> None:
+    run = python("-c", f"import os; os.rmdir(os.getcwd())\n{SHOWS.format(root=str(ROOT))}")
+    assert run.returncode == 0, run.stderr
+    assert str(elsewhere) not in run.stdout
+
+
 def test_a_process_that_ignores_the_environment_has_children_that_do(elsewhere: Path) -> None:
     code = SHOWS.format(root=str(ROOT)).replace(
         "print(", "from snapcap.warmup.machine.own_imports import child_environment; print("
