@@ -21,11 +21,7 @@ _GPT2_NAMES = Names(
 
 
 def _read_gpt2(fields: Fields) -> Gpt2Config:
-    """Reads a GPT-2 decoder (`GPT2LMHeadModel` with cross-attention).
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads a GPT-2 decoder (`GPT2LMHeadModel` with cross-attention)."""
     fields.require("model_type", "gpt2")
     fields.require(
         "add_cross_attention", True, "a decoder without cross-attention cannot see the image", default=True
