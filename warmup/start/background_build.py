@@ -222,10 +222,8 @@ class BackgroundBuild:
         if not built.complete:
             entry, reason = next(iter(built.failures.items()))
             raise BuildError(f"{len(built.failures)} packages failed, the first is {entry}: {reason}")
-        if built.no_library:
-            _logger.warning("no CPU library", extra={"fields": {"reason": built.no_library}})
-        if built.no_image_library:
-            _logger.warning("no image library", extra={"fields": {"reason": built.no_image_library}})
+        for entry, why in built.no_libraries.items():
+            _logger.warning("a library is missing", extra={"fields": {"entry": entry, "reason": why}})
         self._publish(built, publishing)
 
     def _memory_beside(self) -> int | None:
