@@ -10,7 +10,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
@@ -161,7 +160,6 @@ def _identify(folder: Path, name: str) -> FileIdentity:
     return FileIdentity(name, str(real), status.st_size, *times, status.st_ino)
 
 
-RECORD_NAME = re.compile(r"[0-9a-f]{64}\.json")
 _MOST_BYTES = 1024 * 1024
 
 
@@ -182,21 +180,13 @@ def record_name(folder: Path) -> str:
 def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | None:
     """The digest of a checkpoint whose files are these, if it was recorded and they cannot have changed since.
     Raises StoreError if the record cannot be read, or others may write to it."""
-    record = read_record(store, record_name(folder))
-    known = record is not None and record.files == files and is_at_rest(files, record.began)
-    return record.digest if record is not None and known else None
-
-
-def read_record(store: FolderStore, name: str) -> Record | None:
-    """Returns a record of the store; None if there is none, or if its content is no record.
-
-    Raises StoreError if the store cannot be read."""
     try:
-        stored = store.read(name, _MOST_BYTES)
+        stored = store.read(record_name(folder), _MOST_BYTES)
         record = None if stored is None else from_json(Record, stored.data)
     except (DamagedError, ValueError):
         return None
-    return record if record is not None and is_digest(record.digest) else None
+    known = record is not None and record.files == files and is_at_rest(files, record.began)
+    return record.digest if record is not None and known and is_digest(record.digest) else None
 
 
 def write_record(store: FolderStore, folder: Path, record: Record) -> None:

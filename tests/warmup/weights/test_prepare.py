@@ -114,7 +114,7 @@ def test_a_changed_checkpoint_is_a_miss_of_the_weights_alone(case: Case, folder:
     assert case.find().result == "miss"
     assert artifact_key(case.plan.factors(ModelConfig.from_folder(folder), "aot")) == key
     assert case.prepare().result == "written"
-    assert case.file() != before, "the old ones are gone"
+    assert len(prepared_files(case) - {before}) == 1
     assert case.find().result == "hit"
 
 
@@ -191,11 +191,8 @@ def test_a_copy_of_a_checkpoint_shares_its_weights(case: Case, folder: Path, tmp
     time.sleep(0.02)
     rewrite(folder)
     assert case.prepare().result == "written"
-    assert other.find().result == "hit", "what another checkpoint has is not superseded"
-    shutil.rmtree(other.checkpoint.folder)
-    (folder / "model.safetensors").touch()
-    assert case.prepare().result == "kept"
-    assert len(prepared_files(case)) == 2, "what is not to be seen here may be there for others"
+    assert other.find().result == "hit"
+    assert len(prepared_files(case)) == 2
 
 
 def test_the_configuration_and_the_sources_are_part_of_the_layout(case: Case, tmp_path: Path) -> None:
@@ -235,8 +232,7 @@ def test_two_checkpoints_at_one_place_are_kept_beside_each_other(case: Case, fol
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(folder, second)
     rewrite(second)
-    for _ in range(2):  # the first time each may take the other for its predecessor
-        exchange(folder, first, second, case.prepare)
+    exchange(folder, first, second, case.prepare)
     files = prepared_files(case)
     assert len(files) == 2
     results = [each.result for each in exchange(folder, first, second, case.prepare)]
@@ -294,9 +290,8 @@ def test_no_record_of_others_changes_what_comes_of_it(case: Case, folder: Path, 
     (record,) = case.weights.glob("*.json")
     stray.write_text(record.read_text() if text is None else text)
     stray.chmod(0o666 if text is None else 0o600)
-    before = case.file()
     time.sleep(0.02)
     rewrite(folder)
     assert case.prepare().result == "written"
-    assert (stray.exists(), before.exists()) == (True, False)
+    assert stray.exists()
     assert case.find().result == "hit"
