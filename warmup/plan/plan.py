@@ -206,11 +206,7 @@ def _check_task(config: ModelConfig, task: str) -> None:
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
     """Returns the device and dtype that the options mean, without reading the model. The dtype stays ``auto`` on a
     CPU with bfloat16 instructions: there a checkpoint stored in bfloat16 runs in bfloat16, and any other in
-    float32.
-
-    Raises:
-        StartError: the device does not run the dtype.
-    """
+    float32. Raises StartError if the device does not run the dtype."""
     device, dtype = resolve_device(compute.device), compute.dtype
     if dtype == "int8" and device.startswith("cuda"):
         raise StartError("dtype int8: only a CPU runs it; leave --dtype out, or take --device cpu")

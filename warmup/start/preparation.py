@@ -156,7 +156,9 @@ class _Work:
         checkpoint = Checkpoint.of(options, folder, config)
         if isinstance(published, FoundWeights):
             self.callbacks.checkpoint(checkpoint)
-            weights = _find_weights(checkpoint, plan, options)
+            weights = FoundWeights("off", "--no-prepared-weights")
+            if options.model.prepared_weights:
+                weights = find_weights(checkpoint, plan, options.store_folder)
             if weights.result == "miss" and published.result != "off":
                 weights = published  # they would have spared the checkpoint
         else:
@@ -183,9 +185,3 @@ class _Work:
 def _report_weights(found: FoundWeights) -> None:
     level = logging.INFO if found.result in ("hit", "miss", "off") else logging.WARNING
     _logger.log(level, "prepared weights", extra={"fields": {"result": found.result, "reason": found.reason}})
-
-
-def _find_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> FoundWeights:
-    if not options.model.prepared_weights:
-        return FoundWeights("off", "--no-prepared-weights")
-    return find_weights(checkpoint, plan, options.store_folder)
