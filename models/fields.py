@@ -41,11 +41,8 @@ class FileError(ConfigError):
 def is_there(path: Path) -> bool:
     """Returns whether a regular file has this name.
 
-    Some versions of Python return False from ``Path.is_file`` if the folder may not be searched.
-
-    Raises:
-        FileError: the system does not allow the look-up.
-    """
+    Some versions of Python return False from ``Path.is_file`` if the folder may not be searched. Raises FileError
+    if the system does not allow the look-up."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -59,11 +59,8 @@ _PROJECTION = Names(rules=((r"enc_to_dec_proj\.(\w+)", r"projection.\1"),))
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Reads the dimensions of both parts, and generation settings.
-
-    Raises:
-        ConfigError: a part, or a field of it, is not supported.
-    """
+    """Reads the dimensions of both parts, and generation settings. Raises ConfigError if a part, or a field of it,
+    is not supported."""
     encoder, decoder = config.section("encoder"), config.section("decoder")
     read_encoder, encoder_names = _ENCODERS[_known(encoder, _ENCODERS)]
     read_decoder, decoder_names = _DECODERS[_known(decoder, _DECODERS)]

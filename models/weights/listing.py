@@ -79,11 +79,8 @@ def choose_weights(has: Callable[[str], bool], read: Callable[[str], bytes]) -> 
 
 
 def index_places(content: bytes, index: str) -> dict[str, str]:
-    """Returns the file of each tensor, by name, from the content of an index.
-
-    Raises:
-        WeightsError: the index is invalid, or holds a name that cannot be a file of the checkpoint.
-    """
+    """Returns the file of each tensor, by name, from the content of an index. Raises WeightsError if the index is
+    invalid, or holds a name that cannot be a file of the checkpoint."""
     if len(content) > MOST_INDEX_BYTES:
         raise WeightsError(f"{index} has more than {MOST_INDEX_BYTES} bytes")
     try:

@@ -56,7 +56,7 @@ class Captioner:
 class Answer(NamedTuple):
     """The caption of a scene, and the model's caption."""
 
-    index: int
+    number: int
     kind: str
     expected: str
     said: str
@@ -82,7 +82,7 @@ def report(results: Sequence[Answer]) -> str:
     seen, missed = Counter(a.kind for a in results), Counter(a.kind for a in wrong)
     lines = [f"{kind:8} {seen[kind] - missed[kind]:5} of {seen[kind]:5}" for kind in sorted(seen)]
     lines.append(f"exact match {exact_match(results):.4f} on {len(results)} held-out scenes")
-    return "\n".join([*lines, *(f"  {a.index}: {a.expected}\n  said: {a.said}" for a in wrong[:20])])
+    return "\n".join([*lines, *(f"  {a.number}: {a.expected}\n  said: {a.said}" for a in wrong[:20])])
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ class Scene:
 
 
 def scene_of(split: str, index: int) -> Scene:
-    """Returns scene number `index` of a split, "train" or "held_out". It is the same scene every time.
+    """Returns scene number `index` of a split, "train" or "held_out", which is the same every time.
 
     Raises:
         IndexError: `index` is outside the split's range of seeds.
@@ -195,7 +195,7 @@ def _row(lots: np.random.Generator) -> tuple[Placed, ...] | None:
     return None
 
 
-# The odds of each kind of scene, and the function that places its things. It returns None if they do not fit.
+# The odds of each kind of scene, and the function that places its things, or returns None if they do not fit.
 _KINDS = {
     "one": (0.17, _one),
     "group": (0.15, _group),
