@@ -36,7 +36,7 @@ def weight_places(folder: Path) -> Mapping[str, str]:
     """Returns the file of each tensor, by name, from an index. Empty if one file holds all tensors. Raises like
     ``weight_files``."""
     names = weight_names(folder)
-    return _places(folder, names[0]) if names[0] in _INDEXES else {}
+    return index_places(_index_bytes(folder / names[0]), names[0]) if names[0] in _INDEXES else {}
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -112,10 +112,6 @@ def is_safe_name(name: str) -> bool:
 
 
 _INDEXES = tuple(index for _, index in FORMATS)
-
-
-def _places(folder: Path, index: str) -> Mapping[str, str]:
-    return index_places(_index_bytes(folder / index), index)
 
 
 def _index_bytes(path: Path) -> bytes:

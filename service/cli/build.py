@@ -67,7 +67,7 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
     if options.compute.backend == "jit":
         return _build_jit(options, artifacts, console)
     if artifacts.hit:  # the set is on this machine, and perhaps not in the remote store
-        built = Built(artifacts.fetched.entries, artifacts.input_specs, {}, complete=True)
+        built = Built(dict(artifacts.fetched.entries), dict(artifacts.input_specs), complete=True)
     else:
         built = _compile(checkpoint, plan, artifacts, options, console)
     for entry, reason in built.failures.items():

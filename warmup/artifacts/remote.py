@@ -202,15 +202,9 @@ class S3Store:
             with translated(where):
                 yield
         except S3Error as error:
-            raise _translated(error) from error
-
-
-def _translated(error: S3Error) -> StoreError:
-    if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
-        return DamagedError(f"{error.where} is missing, or not of the size that it should be")
-    if error.code in _DENIED:
-        return StoreDeniedError(str(error))
-    return StoreError(str(error))
+            if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
+                raise DamagedError(f"{error.where} is missing, or not of the size that it should be") from error
+            raise (StoreDeniedError if error.code in _DENIED else StoreError)(str(error)) from error
 
 
 def _code(error: StoreError) -> str:

@@ -27,7 +27,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, VerifiedFile
-from snapcap.warmup.build.environment import checker_environment, compiler_environment
+from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.capacity import available_cpus, free_memory
 from snapcap.warmup.machine.files import commit, make_folder, new_file, open_regular, scratch_folder
@@ -402,9 +402,8 @@ class Builder:
             compile_workers = [
                 self._worker(_COMPILER, environment=compiler_environment(*more)) for _ in range(compilers)
             ]
-            check_workers = [
-                self._worker(_CHECKER, environment=checker_environment(scratch)) for _ in range(checkers)
-            ]
+            checked = {"AOTI_RUNTIME_CHECK_INPUTS": "1", "TMPDIR": str(scratch)}
+            check_workers = [self._worker(_CHECKER, environment=checked) for _ in range(checkers)]
             library_worker = self._worker(_LIBRARY_COMPILER, environment={"TMPDIR": str(scratch)})
             # Every worker is listed before the first task is sent, so that none escapes `stop`.
             self._workers = [*compile_workers, *check_workers, library_worker]

@@ -174,8 +174,10 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
 
 def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
     """Decide what the options leave open. Raises StartError if an option does not fit the model or the machine."""
-    _check_task(config, options.model.task)
-    compute = options.compute
+    task, compute = options.model.task, options.compute
+    if task and Task.find(task, config.tasks) is None:
+        known = ", ".join(each.name for each in config.tasks)
+        raise StartError(f"task {task}: this model has {known or 'one task alone, so leave it out'}")
     device, dtype = device_and_dtype(compute)
     if dtype == AUTO:
         dtype = config.dtype_on_cpu
@@ -195,12 +197,6 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         text_tokens=options.model.text_tokens,
         image_tokens=options.images.max_image_tokens,
     )
-
-
-def _check_task(config: ModelConfig, task: str) -> None:
-    if task and Task.find(task, config.tasks) is None:
-        known = ", ".join(each.name for each in config.tasks)
-        raise StartError(f"task {task}: this model has {known or 'one task alone, so leave it out'}")
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:

@@ -23,9 +23,8 @@ from snapcap.warmup.artifacts.fetch import Result
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import FORMAT, Factors, canonical_json, source_digest
 from snapcap.warmup.artifacts.manifest import is_digest
-from snapcap.warmup.artifacts.store import WEIGHTS, DamagedError, StoreError
+from snapcap.warmup.artifacts.store import WEIGHTS, DamagedError, StoreError, record_name
 from snapcap.warmup.checkpoints.source import published_name
-from snapcap.warmup.machine.files import sync
 from snapcap.warmup.machine.installation import package_folder, torch_version
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -127,15 +126,6 @@ def identify(folder: Path) -> Identity:
     return tuple(_identify(folder, name) for name in weight_names(folder))
 
 
-def flushed_identity(folder: Path) -> Identity:
-    """The identity after which any write gives another: one through a map changes a file's times only when it is
-    the first since the page was written to the disk. Raises as ``identify``."""
-    for name in weight_names(folder):
-        with contextlib.suppress(OSError):  # where nothing can be written
-            sync(folder / name)
-    return identify(folder)
-
-
 def is_at_rest(files: Identity, moment: int) -> bool:
     """Returns whether any change of the files after ``moment`` (nanoseconds of the clock) gives them another
     identity: no change was so shortly before that the next could have the same time. The system sets the time of
@@ -172,16 +162,11 @@ class Record:
     began: int
 
 
-def record_name(folder: Path) -> str:
-    """Where the record of a checkpoint folder is: of its place, so that a new one takes the place of an old one."""
-    return f"{WEIGHTS}/{hashlib.sha256(str(folder.resolve()).encode(errors='surrogateescape')).hexdigest()}.json"
-
-
 def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | None:
     """The digest of a checkpoint whose files are these, if it was recorded and they cannot have changed since.
     Raises StoreError if the record cannot be read, or others may write to it."""
     try:
-        stored = store.read(record_name(folder), _MOST_BYTES)
+        stored = store.read(record_name(WEIGHTS, folder), _MOST_BYTES)
         record = None if stored is None else from_json(Record, stored.data)
     except (DamagedError, ValueError):
         return None
@@ -191,7 +176,7 @@ def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | 
 
 def write_record(store: FolderStore, folder: Path, record: Record) -> None:
     """Raises StoreError if it cannot be written."""
-    store.write(record_name(folder), to_json(record).encode())
+    store.write(record_name(WEIGHTS, folder), to_json(record).encode())
 
 
 WeightsResult = Result | Literal["off"]
@@ -244,13 +229,13 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
     if not any((store.root / WEIGHTS).glob(prepared_name("*", checkpoint, plan))):
         return None
     folder = checkpoint.folder
-    files, began = flushed_identity(folder), time.time_ns()
+    files, began = identify(folder), time.time_ns()
     record = Record(files, content_digest(folder), began)
     mapped = open_prepared(store, record.digest, checkpoint, plan)
     if identify(folder) != files:
         return None
     # A record of what was here before names weights that the next preparation removes.
-    if is_at_rest(files, began) and (mapped is not None or not store.path(record_name(folder)).exists()):
+    if is_at_rest(files, began) and (mapped is not None or not store.path(record_name(WEIGHTS, folder)).exists()):
         with contextlib.suppress(StoreError):  # the folder may be read-only
             write_record(store, folder, record)
     return mapped

@@ -35,12 +35,10 @@ from snapcap.warmup.weights.find import (
     Identity,
     Record,
     content_digest,
-    flushed_identity,
     identify,
     is_at_rest,
     open_prepared,
     prepared_name,
-    record_name,
     recorded_digest,
     write_record,
 )
@@ -84,10 +82,6 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
         transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
         checkpoint = Checkpoint(folder.name, folder, config, transform)
         name = prepared_name(record.digest, checkpoint, plan)
-        for each in (f"{WEIGHTS}/{name}", record_name(folder)):
-            path = store.path(each)
-            if path.is_dir() and not path.is_symlink():
-                return Prepared("skipped", f"{path} is a folder; remove it")
         path = store.path(f"{WEIGHTS}/{name}")
         if _is_there(store, record.digest, checkpoint, plan, thorough):
             prepared = Prepared("kept", f"in {path.parent}")
@@ -104,10 +98,10 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
 def _record(store: FolderStore, folder: Path) -> Record | None:
     """The digest of a checkpoint: as it is recorded, or else taken, once its files have been at rest for as long as
     the clock may stand still."""
-    files, began = flushed_identity(folder), time.time_ns()
+    files, began = identify(folder), time.time_ns()
     if not is_at_rest(files, began):
         time.sleep(CLOCK_NS / 1e9)
-        files, began = flushed_identity(folder), time.time_ns()
+        files, began = identify(folder), time.time_ns()
         if not is_at_rest(files, began):
             return None
     digest = None

@@ -1,6 +1,5 @@
 """Prepared weights in the artifact folder: written once, found by a start, replaced when they are damaged."""
 
-import mmap
 import os
 import shutil
 import time
@@ -15,17 +14,11 @@ from support.checkpoints.prepared_case import Case, case_of, prepared_files, rew
 from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.runtime.torch_model import load_model
-from snapcap.warmup.weights import find, prepare
+from snapcap.warmup.weights import find
 from snapcap.warmup.weights.find import content_digest, layout_digest
 from snapcap.warmup.weights.prepare import Prepared
 
 CPU = torch.device("cpu")
-
-
-def file_system(path: Path) -> str:
-    """The type of the one that a path is in."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    return max((len(mount), kind) for mount, kind in mounts if path.is_relative_to(mount))[1]
 
 
 def exchange(folder: Path, first: Path, second: Path, prepare: Callable[[], Prepared]) -> list[Prepared]:
@@ -170,18 +163,6 @@ def test_a_checkpoint_that_changes_while_it_is_looked_for_is_a_miss(
     assert other.find().result == "miss"
 
 
-def test_a_write_through_a_map_is_a_change(case: Case, folder: Path) -> None:
-    if file_system(folder) in ("tmpfs", "ramfs"):
-        pytest.skip("ITS TIMES DO NOT FOLLOW MAPS")
-    with (folder / "model.safetensors").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        memory[-1] ^= 1
-        case.prepare()
-        assert case.find().result == "hit"
-        time.sleep(0.02)
-        memory[-1] ^= 1
-        assert case.find().result == "miss"
-
-
 def test_a_copy_of_a_checkpoint_shares_its_weights(case: Case, folder: Path, tmp_path: Path) -> None:
     case.prepare()
     other = case_of(shutil.copytree(folder, tmp_path / "copy"), case.options.model.cache_dir)
@@ -267,19 +248,6 @@ def test_what_has_another_name_than_ours_stays(case: Case, tmp_path: Path) -> No
     assert case.prepare().result == "written"
     assert all((case.weights / name).read_bytes() == b"mine" for name in strays)
     assert target.read_bytes() == b"mine"
-
-
-@pytest.mark.parametrize("kind", ["safetensors", "json"])
-def test_a_folder_that_has_the_name_is_said_before_anything_is_converted(
-    case: Case, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case.prepare()
-    (path,) = case.weights.glob(f"*.{kind}")
-    path.unlink()
-    path.mkdir()
-    monkeypatch.setattr(prepare, "_write", None)
-    prepared = case.prepare()
-    assert (prepared.result, prepared.reason) == ("skipped", f"{path} is a folder; remove it")
 
 
 @pytest.mark.parametrize("text", ["[]", '{"files": [{"path": 3}]}', "[" * 9999, None])
