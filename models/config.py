@@ -44,11 +44,8 @@ class Family(Protocol):
     SIZED_BY_PROCESSOR: bool
 
     def read(self, config: Fields, generation: Mapping[str, Any]) -> Parts:
-        """Reads a checkpoint's dimensions and generation settings.
-
-        Raises:
-            ConfigError: a field has a value that is not supported.
-        """
+        """Reads a checkpoint's dimensions and generation settings. Raises ConfigError if a field has a value that
+        is not supported."""
         ...
 
 
@@ -107,10 +104,7 @@ class ModelConfig:
 
     def with_text_tokens(self, tokens: int) -> "ModelConfig":
         """Returns the configuration of an encode that reads so many tokens of text beside the image; 0: its own.
-
-        Raises:
-            ConfigError: an encode reads no text, or the model has no positions for such texts.
-        """
+        Raises ConfigError if an encode reads no text, or the model has no positions for such texts."""
         if not tokens:
             return self
         decoder, own = self.decoder, self.decoder.text_tokens
@@ -164,7 +158,10 @@ class ModelConfig:
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
         module = cast(Family, import_module(f"snapcap.models.families.{_FAMILIES[family]}"))
         if module.SIZED_BY_PROCESSOR:
-            config = _with_answers(_sized(config, folder, family, image_tokens), folder)
+            config = _sized(config, folder, family, image_tokens)
+            answers = json_or_empty(folder / NESTED_FILE).get(ANSWERS)  # how the processor reads answers
+            if answers is not None:
+                config = Fields({**config.values, ANSWERS: answers}, config.prefix)
         parts = module.read(config, json_or_empty(folder / "generation_config.json"))
         dtype = config.values.get("dtype") or config.values.get("torch_dtype")
         read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
@@ -180,18 +177,9 @@ def _sized(config: Fields, folder: Path, family: str, image_tokens: int) -> Fiel
     return Fields({**config.values, "vision_config": vision}, config.prefix)
 
 
-def _with_answers(config: Fields, folder: Path) -> Fields:
-    """Returns the configuration with the processor's settings of how answers are read, if its file has some."""
-    answers = json_or_empty(folder / NESTED_FILE).get(ANSWERS)
-    return config if answers is None else Fields({**config.values, ANSWERS: answers}, config.prefix)
-
-
 def _with_template(config: ModelConfig, markup: ImageMarkup, folder: Path, chat_of: ChatOf | None) -> ModelConfig:
     """Returns the configuration with the chat template's ids, and with the positions that they leave for text.
-
-    Raises:
-        ConfigError: there is no template, or it cannot be used.
-    """
+    Raises ConfigError if there is no template, or it cannot be used."""
     if chat_of is None:
         from snapcap.models.processing.chat import read_chat  # noqa: PLC0415 - imports a tokenizer's library, which other families do not need
 

@@ -15,6 +15,7 @@ else:
     import dataclasses
     import reprlib
     from collections.abc import Callable
+    from copy import copy
     from operator import attrgetter
 
     def dataclass(
@@ -75,10 +76,10 @@ else:
         layout = self.__dataclass_layout__
         values = dict(zip(layout.positional, given, strict=False))
         if len(given) > len(values) or not layout.accepted >= named.keys() or values.keys() & named.keys():
-            raise TypeError(_refusal(type(self), given, named))
+            _refuse(type(self), given, named)
         values |= named
         if not layout.required <= values.keys():
-            raise TypeError(_refusal(type(self), given, named))
+            _refuse(type(self), given, named)
         for name, factory in layout.factories.items():
             if name not in values:
                 values[name] = factory()
@@ -86,19 +87,10 @@ else:
         if hasattr(self, "__post_init__"):
             self.__post_init__()
 
-    def _refusal(cls: type, given: tuple[Any, ...], named: dict[str, Any]) -> str:
-        """Returns an error message about arguments, in Python's own words."""
-        layout, call = cls.__dataclass_layout__, f"{cls.__qualname__}.__init__()"
-        if len(given) > len(layout.positional):
-            takes, got = len(layout.positional) + 1, len(given) + 1  # counts `self`, as Python does
-            return f"{call} takes {takes} positional argument{'s' * (takes > 1)} but {got} were given"
-        for name in named:
-            if name not in layout.accepted:
-                return f"{call} got an unexpected keyword argument {name!r}"
-            if name in layout.positional[: len(given)]:
-                return f"{call} got multiple values for argument {name!r}"
-        missing = layout.required - set(layout.positional[: len(given)]) - named.keys()
-        return f"{call} missing required arguments: {', '.join(map(repr, sorted(missing)))}"
+    def _refuse(cls: type, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Raises the standard library's error about arguments, from a class of its own with the same fields."""
+        accepted = [(field.name, field.type, copy(field)) for field in dataclasses.fields(cls) if field.init]
+        dataclasses.make_dataclass(cls.__qualname__, accepted)(*given, **named)
 
     @reprlib.recursive_repr()
     def _repr(self: Any) -> str:

@@ -53,13 +53,10 @@ def _temporary(name: str) -> Path:
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
-            if not _is_private(folder):
+            state = folder.lstat()
+            mine = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+            if not mine or state.st_mode & 0o077:
                 folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     except OSError:
         return Path("/nonexistent", name)  # every use of this folder reports an error
     return folder
-
-
-def _is_private(folder: Path) -> bool:
-    state = folder.lstat()
-    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o077

@@ -4,6 +4,7 @@ To add one, add a field here; the command line, the environment, the help and do
 """
 
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -34,11 +35,6 @@ def is_remote(address: str) -> bool:
     return "://" in address
 
 
-def default_cache_dir() -> Path:
-    """The user cache folder."""
-    return user_cache("snapcap")
-
-
 @dataclass(frozen=True)
 class ModelOptions:
     """Options that choose the model and limit the length of its captions."""
@@ -53,7 +49,7 @@ class ModelOptions:
     )
     cache_dir: Path = option(
         "cache_dir",
-        default_cache_dir,
+        partial(user_cache, "snapcap"),
         "folder for downloaded checkpoints and artifacts",
         parse=parse_path,
         metavar="FOLDER",

@@ -39,11 +39,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions and generation settings.
 
     ``generation_config.json`` decides nothing, because transformers generates with the special tokens of the text
-    decoder's configuration. Its other settings are listed as unsupported.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    decoder's configuration. Its other settings are listed as unsupported."""
     config.architecture(_ARCHITECTURE)
     text = config.section("text_config")
     tied = config.switch("tie_word_embeddings", True) or text.switch("tie_word_embeddings", True)

@@ -83,11 +83,7 @@ NAMES = Names(
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Reads a checkpoint's dimensions, generation settings and tasks.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads a checkpoint's dimensions, generation settings and tasks."""
     config.architecture(_ARCHITECTURE)
     text, vision = config.section("text_config"), config.section("vision_config")
     _kind(text, _TEXTS)

@@ -31,9 +31,6 @@ def read_generation(
         new_tokens: the default number of new tokens. Lengths are then read from ``generation_config.json`` only,
             because many a ``config.json`` holds transformers' 20, which would cut the family's captions. None
             reads lengths from all sources.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
     """
     given = given_settings(sources)
 
@@ -151,11 +148,7 @@ def given_settings(sources: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def read_settings(given: Mapping[str, Any], eos_ids: Sequence[int], vocab_size: int) -> dict[str, Any]:
-    """Returns the fields of `text.GenerationConfig` beside special tokens and lengths.
-
-    Raises:
-        ConfigError: a field has a value without a meaning.
-    """
+    """Returns the fields of `text.GenerationConfig` beside special tokens and lengths."""
     fields = Fields(given)
     early: EarlyStopping = given.get("early_stopping", False)
     if not (isinstance(early, bool) or early == "never"):

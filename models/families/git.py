@@ -33,11 +33,7 @@ NAMES = Names(
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Reads a checkpoint's dimensions and generation settings.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads a checkpoint's dimensions and generation settings."""
     config.architecture(_ARCHITECTURE)
     for field in _FRAMES:
         config.require(field, None, "checkpoints for video are not supported, only those for images")

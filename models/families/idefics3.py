@@ -41,11 +41,7 @@ NAMES = Names(
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Reads a checkpoint's dimensions, generation settings and image markup.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads a checkpoint's dimensions, generation settings and image markup."""
     config.architecture(*_ARCHITECTURES)
     text = config.section("text_config")
     given = Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix)

@@ -37,11 +37,7 @@ _TEXT = r"(?:model\.)?language_model(?:\.model)?"
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Reads a checkpoint's dimensions, generation settings and image markup.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads a checkpoint's dimensions, generation settings and image markup."""
     config.architecture(_ARCHITECTURE)
     vision = _vision(config)
     decoder = _decoder(config)

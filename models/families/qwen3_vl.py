@@ -53,11 +53,7 @@ NAMES = Names(
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Reads a checkpoint's dimensions, generation settings and image markup.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads a checkpoint's dimensions, generation settings and image markup."""
     config.architecture(_ARCHITECTURE)
     text = config.section("text_config")
     vision = _vision(config.section("vision_config"))

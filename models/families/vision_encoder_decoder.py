@@ -21,11 +21,7 @@ _GPT2_NAMES = Names(
 
 
 def _read_gpt2(fields: Fields) -> Gpt2Config:
-    """Reads a GPT-2 decoder (`GPT2LMHeadModel` with cross-attention).
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads a GPT-2 decoder (`GPT2LMHeadModel` with cross-attention)."""
     fields.require("model_type", "gpt2")
     fields.require(
         "add_cross_attention", True, "a decoder without cross-attention cannot see the image", default=True
@@ -63,11 +59,8 @@ _PROJECTION = Names(rules=((r"enc_to_dec_proj\.(\w+)", r"projection.\1"),))
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Reads the dimensions of both parts, and generation settings.
-
-    Raises:
-        ConfigError: a part, or a field of it, is not supported.
-    """
+    """Reads the dimensions of both parts, and generation settings. Raises ConfigError if a part, or a field of it,
+    is not supported."""
     encoder, decoder = config.section("encoder"), config.section("decoder")
     read_encoder, encoder_names = _ENCODERS[_known(encoder, _ENCODERS)]
     read_decoder, decoder_names = _DECODERS[_known(decoder, _DECODERS)]

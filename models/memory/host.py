@@ -1,29 +1,20 @@
 """Writes and copies buffers of a CPU with numpy, in their own memory, for every kind of tensor. No torch."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from snapcap.models.memory.memory import B, CopySlots, Spec
+from snapcap.models.memory.memory import B, CopySlots, Memory
 
 
-class HostMemory(ABC, Generic[B]):
+class HostMemory(Memory[B]):
     """The part of a `Memory` that works if the host reaches every buffer."""
 
     @property
     def kind(self) -> Literal["cpu"]:
         return "cpu"
-
-    @abstractmethod
-    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> B: ...
-
-    @abstractmethod
-    def spec(self, buffer: B) -> Spec: ...
-
-    @abstractmethod
-    def view(self, buffer: B, *index: int | slice) -> B: ...
 
     @abstractmethod
     def array(self, buffer: B) -> "np.ndarray[Any, Any]": ...

@@ -24,11 +24,8 @@ class Memory(Protocol[B]):
     def kind(self) -> Literal["cpu", "cuda"]: ...
 
     def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> B:
-        """Returns a new zeroed buffer, row-major unless ``strides``, in elements, are given.
-
-        Raises:
-            RuntimeError, MemoryError: there is not enough memory.
-        """
+        """Returns a new zeroed buffer, row-major unless ``strides``, in elements, are given. Raises RuntimeError,
+        MemoryError if there is not enough memory."""
         ...
 
     def spec(self, buffer: B) -> Spec:

@@ -23,7 +23,7 @@ class TorchHostMemory(HostMemory[Tensor]):
         return _zeros(dtype, shape, strides, torch.device("cpu"))
 
     def spec(self, buffer: Tensor) -> Spec:
-        return _spec(buffer)
+        return spec_of(buffer)
 
     def view(self, buffer: Tensor, *index: int | slice) -> Tensor:
         return buffer[index]
@@ -46,7 +46,7 @@ class TorchDeviceMemory:
         return _zeros(dtype, shape, strides, self._device)
 
     def spec(self, buffer: Tensor) -> Spec:
-        return _spec(buffer)
+        return spec_of(buffer)
 
     def view(self, buffer: Tensor, *index: int | slice) -> Tensor:
         return buffer[index]
@@ -118,5 +118,6 @@ def _zeros(dtype: str, shape: Sequence[int], strides: Sequence[int] | None, devi
     return torch.empty_strided(tuple(shape), tuple(strides), dtype=getattr(torch, dtype), device=device).zero_()
 
 
-def _spec(buffer: Tensor) -> Spec:
+def spec_of(buffer: Tensor) -> Spec:
+    """Returns dtype, shape and strides of a tensor."""
     return str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape), buffer.stride()

@@ -26,12 +26,9 @@ _PROBES = (DEFAULT_INSTRUCTION, "1", "x y\n\nz")
 
 
 def read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
-    """Returns the ids that a checkpoint's template and tokenizer put around a message.
-
-    Raises:
-        ConfigError: the template or the tokenizer is missing, the ids are not the same for all messages, or the
-            tokenizer's library fails on the template's text.
-    """
+    """Returns the ids that a checkpoint's template and tokenizer put around a message. Raises ConfigError if the
+    template or the tokenizer is missing, the ids are not the same for all messages, or the tokenizer's library
+    fails on the template's text."""
     try:
         return _read_chat(folder, markup)
     except TokenizerFailed as error:
@@ -219,7 +216,9 @@ def _cut_first(backend: tokenizers.Tokenizer, text: str) -> tuple[str, str]:
 
 
 def _refused(why: str) -> ConfigError:
-    return ConfigError("chat_template", "", why)
+    """Returns the error. Unprintable characters from the checkpoint in ``why`` are escaped: they could move a
+    terminal's cursor."""
+    return ConfigError(_FIELD, "", "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in why))
 
 
 _FILE, _LEGACY = "chat_template.jinja", "chat_template.json"
@@ -269,11 +268,8 @@ class ChatTemplate:
 
 
 def read_template(folder: Path) -> ChatTemplate:
-    """Renders the checkpoint's template, in a process of limited time and memory.
-
-    Raises:
-        ConfigError: there is no template, or it does more than put text around a message's parts.
-    """
+    """Renders the checkpoint's template, in a process of limited time and memory. Raises ConfigError if there is no
+    template, or it does more than put text around a message's parts."""
     template, names = _template(folder), special_tokens(folder)
     try:
         return _around(template, names, _parts)
@@ -301,12 +297,12 @@ def _around(template: str, names: Mapping[str, str], content: Callable[..., obje
     texts = _rendered(template, probes, names)
     before, found, after = texts[0].partition(_PROBE)
     if not found or _PROBE in after:
-        raise _refused_template(f"a message's text is to be rendered once, and is {texts[0].count(_PROBE)} times")
+        raise _refused(f"a message's text is to be rendered once, and is {texts[0].count(_PROBE)} times")
     for strips, inner in ((False, _SPACED), (True, _PROBE)):
         if texts[1] == f"{before}{inner}{after}":
             first = _image_first(before, after, template, names, content)
             return _with_conversations(ChatTemplate(before, after, strips, first), template, names, content)
-    raise _refused_template("a message's text is to be rendered as it is, or without the space around it")
+    raise _refused("a message's text is to be rendered as it is, or without the space around it")
 
 
 def _image_first(
@@ -381,11 +377,11 @@ def _template(folder: Path) -> str:
     if is_there(file):
         content = read_bytes(file, _MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
-            raise _refused_template(f"{_FILE} has more than {_MOST_BYTES} bytes")
+            raise _refused(f"{_FILE} has more than {_MOST_BYTES} bytes")
         try:
             return io.StringIO(content.decode(), newline=None).read()  # reads line ends like a text file
         except UnicodeDecodeError:
-            raise _refused_template(f"{_FILE} is not UTF-8") from None
+            raise _refused(f"{_FILE} is not UTF-8") from None
     for name in (_LEGACY, "processor_config.json", "tokenizer_config.json"):
         value = json_or_empty(folder / name).get(_FIELD)
         if isinstance(value, list):  # a list of templates by name
@@ -396,7 +392,7 @@ def _template(folder: Path) -> str:
         if not isinstance(value, str) or len(value) > _MOST_BYTES:
             raise ConfigError(_FIELD, name, f"a text of at most {_MOST_BYTES} characters is expected")
         return value
-    raise _refused_template(f"the checkpoint has none; {_FILE} is expected")
+    raise _refused(f"the checkpoint has none; {_FILE} is expected")
 
 
 def _rendered(template: str, conversations: Sequence[object], names: Mapping[str, str]) -> list[str]:
@@ -408,19 +404,13 @@ def _rendered(template: str, conversations: Sequence[object], names: Mapping[str
             command, input=asked.encode(), capture_output=True, timeout=_SECONDS, env={}, check=False
         )
     except subprocess.TimeoutExpired:
-        raise _refused_template(f"it is not rendered within {_SECONDS} seconds") from None
+        raise _refused(f"it is not rendered within {_SECONDS} seconds") from None
     if run.returncode < 0:
-        raise _refused_template("it takes more time or memory than it may")
+        raise _refused("it takes more time or memory than it may")
     if run.returncode:
         last = run.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise _refused_template(f"cannot be rendered ({last[:300]})")
+        raise _refused(f"cannot be rendered ({last[:300]})")
     reply: dict[str, Any] = json.loads(run.stdout)
     if "error" in reply:
-        raise _refused_template(f"cannot be rendered ({reply['error']})")
+        raise _refused(f"cannot be rendered ({reply['error']})")
     return [str(text) for text in reply["text"]]
-
-
-def _refused_template(why: str) -> ConfigError:
-    """Returns the error. Unprintable characters from the checkpoint in ``why`` are escaped: they could move a
-    terminal's cursor."""
-    return ConfigError(_FIELD, "", "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in why))

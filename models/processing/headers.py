@@ -26,7 +26,6 @@ class Header:
     data: the data for the codec: the file without the parts that no codec needs.
     size: (width, height) as stored. None if the codec's own reader tells it without decoding.
     memory: bytes that the codec takes beside the pixels and the file.
-    scans: the number of a JPEG's scans.
     lacks_end: a JPEG has no end marker.
     key: the 16-bit sample values of the one transparent colour, if Pillow does not compare them.
     frame: (left, top, right, bottom) of the first frame, if it does not cover the whole picture.
@@ -40,7 +39,6 @@ class Header:
     data: bytes
     size: tuple[int, int] | None = None
     memory: int = 0
-    scans: int = 1
     lacks_end: bool = False
     key: tuple[int, ...] | None = None
     frame: tuple[int, int, int, int] | None = None
@@ -341,8 +339,9 @@ class _PngReader:
             self.memory = 8 * self._pixels
             return
         most = (1 << self._depth) - 1
-        scaled = struct.pack(f">{samples}H", *((value & most) * 255 // most for value in key))
-        self._pieces += [self._data[self._from : self._to], _png_chunk(b"tRNS", scaled)]
+        scaled = struct.pack(f">4s{samples}H", b"tRNS", *((value & most) * 255 // most for value in key))
+        chunk = struct.pack(">I", len(scaled) - 4) + scaled + zlib.crc32(scaled).to_bytes(4, "big")
+        self._pieces += [self._data[self._from : self._to], chunk]
         self._from = self._to = end
 
     def _tells_turn(self, kind: bytes, at: int, end: int) -> bool:
@@ -365,10 +364,6 @@ def _unpacks(packed: bytes) -> bool:
     except zlib.error:
         return False
     return unpacker.eof
-
-
-def _png_chunk(kind: bytes, content: bytes) -> bytes:
-    return _PNG_CHUNK.pack(len(content), kind) + content + zlib.crc32(kind + content).to_bytes(4, "big")
 
 
 # WEBP
@@ -437,7 +432,7 @@ def read_gif(data: bytes) -> Header:
     if len(data) < 13:
         raise damaged("gif")
     width, height, flags = _GIF_SCREEN.unpack_from(data, 6)
-    start = 13 + _gif_palette(flags)
+    start = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # behind the palette that the flags announce
     at, control = _first_gif_frame(data, start)
     left, top, across, down, _ = _GIF_FRAME.unpack_from(data, at + 1)
     size = max(width, left + across), max(height, top + down)
@@ -471,11 +466,6 @@ def _first_gif_frame(data: bytes, at: int) -> tuple[int, bytes]:
                 raise too_complex("GIF", f"more than {_MOST_GIF_BLOCKS} blocks before its picture")
         at += 1
     raise damaged("gif")
-
-
-def _gif_palette(flags: int) -> int:
-    """Returns the size in bytes of the palette that a header's flags announce."""
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
 # BMP

@@ -142,25 +142,23 @@ def read_image(
 
 
 def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) -> Image.Image | Pixels:
-    """Returns a picture that was decoded already, upright, in RGB and resized as by ``read_image``.
-
-    Raises:
-        ImageError: it is too large or empty, is closed, has a mode without a conversion to RGB, or cannot be
-            loaded.
-    """
+    """Returns a picture that was decoded already, upright, in RGB and resized as by ``read_image``. Raises
+    ImageError if it is too large or empty, is closed, has a mode without a conversion to RGB, or cannot be
+    loaded."""
     if 0 in image.size:
         raise zero_size()
     _check_size(image.size, max_pixels)
     try:
         image.load()
     except DAMAGED as error:
-        if _is_closed(image, error):
+        # Pillow says so, or has pixels to read and no file.
+        if "closed" in str(error) or (getattr(image, "tile", None) and getattr(image, "fp", None) is None):
             raise ImageError(
                 "truncated", "the Pillow image or its file is closed; give an image that is open"
             ) from None
         raise damaged(image.format or "image") from None
     try:
-        rgb = to_rgb(image)
+        rgb = to_rgb(image, Header(image.format or "", b""))
     except DAMAGED:
         raise ImageError(
             "unsupported_format",
@@ -221,7 +219,7 @@ def _open(header: Header, max_pixels: int) -> Image.Image:
     """Opens a picture and checks its size. Decodes no pixel."""
     name = header.format
     try:
-        image = opened(unended(header.data) if header.lacks_end else header.data, name)
+        image = opened(ended(header.data, _NOISE) if header.lacks_end else header.data, name)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large("", max_pixels) from None
     except DAMAGED:
@@ -237,16 +235,9 @@ def _load_rgb(image: Image.Image, header: Header) -> Image.Image:
         if header.masks:
             _load_as_stored(image)
         image.load()
-        low = lower_halves(header) if header.key and len(header.key) > 1 else None
-        return to_rgb(image, header.key, low, header.frame, header.inverted, header.unsigned, header.masks)
+        return to_rgb(image, header)
     except DAMAGED:
         raise damaged(header.format) from None
-
-
-def _is_closed(image: Image.Image, error: BaseException) -> bool:
-    """Returns whether loading failed because the image is closed: Pillow says so, or has pixels to read and no
-    file."""
-    return "closed" in str(error) or bool(getattr(image, "tile", None) and getattr(image, "fp", None) is None)
 
 
 def _upright(image: Image.Image, method: Image.Transpose | None) -> Image.Image:
@@ -480,11 +471,6 @@ def _mend_tiles(image: Any) -> None:
         image.tile = [tile._replace(codec_name="libtiff", extents=box, offset=0, args=args)]
 
 
-def unended(data: bytes) -> bytes:
-    """Returns a JPEG without an end marker in the form in which it is decoded."""
-    return ended(data, _NOISE)
-
-
 def draft(image: Image.Image, least: tuple[int, int]) -> tuple[float, float, float, float] | None:
     """Lets a large JPEG be decoded at a fraction of its size. Returns the part of the result that the picture
     fills."""
@@ -550,50 +536,37 @@ _STRIP = 1 << 18
 _OPAQUE = (255, 255)
 
 
-def to_rgb(
-    image: Image.Image,
-    key: Sequence[int] | None = None,
-    low: Image.Image | None = None,
-    frame: tuple[int, int, int, int] | None = None,
-    inverted: bool = False,
-    unsigned: bool = False,
-    masks: tuple[int, int, int, int] | None = None,
-) -> Image.Image:
-    """Returns the image in RGB, or the same object if it is opaque RGB already.
-
-    Args:
-        image: with its pixels loaded.
-        key: the transparent colour, in samples of 16 bits. A grey image holds all 16 bits.
-        low: the low bytes of the samples of a colour image with a ``key``.
-        frame: (left, top, right, bottom) outside of which the picture is transparent.
-        inverted: 0 is white in a grey image of more than 8 bits.
-        unsigned: numbers of 32 bits that are negative in the image stand for large ones.
-        masks: the bits of red, green, blue and alpha in the stored pixels of a BMP (``_load_as_stored``).
+def to_rgb(image: Image.Image, header: Header) -> Image.Image:
+    """Returns a loaded image in RGB, as its file's header says, or the same object if it is opaque RGB already.
 
     Raises:
         ValueError: Pillow does not convert this mode.
     """
+    key, frame = header.key, header.frame  # a grey image with a key holds all 16 bits
     if image.mode == "RGB" and not (image.has_transparency_data or key or frame):
         return image
+    low = lower_halves(header) if key and len(key) > 1 else None
     whole = Image.new("RGB", image.size, "white")
     left, top, right, bottom = frame or (0, 0, *image.size)
     rows = max(_STRIP // image.width, 1)
     boxes = [(left, start, right, min(start + rows, bottom)) for start in range(top, bottom, rows)]
     # Programs without an alpha channel leave its bytes at 0.
-    if masks:
-        opaque = all(_channel(_planes(image.crop(box)), masks[3]).getextrema() == (0, 0) for box in boxes)
+    if header.masks:
+        opaque = all(_channel(_planes(image.crop(box)), header.masks[3]).getextrema() == (0, 0) for box in boxes)
     else:
         opaque = image.format in ("BMP", "TIFF") and image.mode == "RGBA" and image.getextrema()[3:] == ((0, 0),)
     scale = _scale(image, map(image.crop, boxes))
-    extremes: Any = image.getextrema() if unsigned and image.mode == "I" else (0, 0)
+    extremes: Any = image.getextrema() if header.unsigned and image.mode == "I" else (0, 0)
     wrapped = extremes[0] < 0
     for box in boxes:
         strip = image.crop(box)
-        if masks:
-            strip = Image.merge("RGBA", [_channel(_planes(strip), mask) for mask in masks])
+        if header.masks:
+            strip = Image.merge("RGBA", [_channel(_planes(strip), mask) for mask in header.masks])
         strip = strip.convert("RGBX") if opaque else strip
-        rgb = _rgb(_highest_bytes(strip) if wrapped else strip, *scale)
-        if inverted:
+        if wrapped:  # the highest byte of each number
+            strip = Image.frombytes("L", strip.size, strip.tobytes()[3 if sys.byteorder == "little" else 0 :: 4])
+        rgb = _rgb(strip, *scale)
+        if header.inverted:
             rgb = ImageChops.invert(rgb)
         if key:
             rgb.paste("white", mask=_equal(strip, key, low.crop(box) if low else None))
@@ -680,11 +653,6 @@ def _largest(image: Image.Image) -> int:
     extremes: list[Any] = [half.getextrema() for half in _halves(image)]
     (_, upper), (_, lower) = extremes
     return int(upper) << 8 | (0 if upper else int(lower))
-
-
-def _highest_bytes(image: Image.Image) -> Image.Image:
-    """Returns the highest byte of each number of 32 bits."""
-    return Image.frombytes("L", image.size, image.tobytes()[3 if sys.byteorder == "little" else 0 :: 4])
 
 
 def _halves(image: Image.Image) -> tuple[Image.Image, Image.Image]:

@@ -28,11 +28,8 @@ _GRID = struct.Struct("<HH")  # rows and columns
 
 def fitting_size(width: int, height: int, least: int, most: int) -> Size:
     """Returns (width, height) of a picture after the resize: multiples of 32 with an area from ``least`` to
-    ``most`` pixels, by the arithmetic of transformers' ``smart_resize``.
-
-    Raises:
-        ImageError: one side is more than 200 times as long as the other.
-    """
+    ``most`` pixels, by the arithmetic of transformers' ``smart_resize``. Raises ImageError if one side is more than
+    200 times as long as the other."""
     if max(height, width) / min(height, width) > THINNEST:
         raise ImageError(
             "wrong_size",
@@ -60,11 +57,8 @@ def most_tokens(least: int, most: int) -> int:
 
 
 def pack(picture: "Image.Image | Pixels", tokens: int) -> Pixels:
-    """Packs an RGB picture, whose sides are multiples of 32, into an array for ``tokens`` tokens.
-
-    Raises:
-        ImageError: the picture has more tokens, or other sides.
-    """
+    """Packs an RGB picture, whose sides are multiples of 32, into an array for ``tokens`` tokens. Raises ImageError
+    if the picture has more tokens, or other sides."""
     width, height = picture.size
     columns, rows = width // SIDE, height // SIDE
     if width % SIDE or height % SIDE or not 0 < rows * columns <= tokens:

@@ -64,33 +64,26 @@ _PROCESSORS = {
     "Siglip": ProcessorDefaults(224, BICUBIC, shortest_edge=True),
     "ViT": ProcessorDefaults(),
 }
-_KINDS = {
-    "beit": "Beit",
-    "blip": "Blip",
-    "deit": "DeiT",
-    "git": "CLIP",
-    "idefics3": "Idefics3",
-    "llava": "Llava",
-    "smolvlm": "SmolVLM",
-    "vit": "ViT",
-}
 _OF_FAMILY = {
-    **{family: _PROCESSORS[kind] for family, kind in _KINDS.items()},
+    "beit": _PROCESSORS["Beit"],
+    "blip": _PROCESSORS["Blip"],
+    "deit": _PROCESSORS["DeiT"],
     # The files name CLIP's processor, and hold these values.
     "florence2": ProcessorDefaults(768, BICUBIC, _IMAGENET_MEAN, _IMAGENET_STD),
+    "git": _CLIP,
+    "idefics3": _PROCESSORS["Idefics3"],
+    "llava": _CLIP,
     # The files name Qwen2-VL's processor, and hold these values.
     "qwen3_vl": ProcessorDefaults(0, BICUBIC, area=(65536, 16777216)),
+    "smolvlm": _PROCESSORS["SmolVLM"],
+    "vit": _PROCESSORS["ViT"],
 }
 _NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
 
 
 def read_processor(folder: Path) -> Mapping[str, Any] | None:
-    """Returns the image processor's fields, or None if there is no file. Like in transformers, the nested file
-    goes before the plain one.
-
-    Raises:
-        ConfigError: a file cannot be read, or holds something else.
-    """
+    """Returns the image processor's fields, or None if there is no file. Like in transformers, the nested file goes
+    before the plain one. Raises ConfigError if a file cannot be read, or holds something else."""
     nested = json_or_empty(folder / NESTED_FILE).get("image_processor")
     if nested is not None:
         if not isinstance(nested, dict):

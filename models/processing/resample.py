@@ -93,10 +93,7 @@ class Resampler:
 
     def resized(self, image: "Image.Image", filter_: int, sizes: Sequence[Size], box: Box | None = None) -> Pixels:
         """Resizes a picture in RGB to one size, or to two sizes in turn. The arguments are those of ``resized``.
-
-        Raises:
-            MemoryError: there is not enough memory.
-        """
+        Raises MemoryError if there is not enough memory."""
         channels = [image.tobytes("raw", channel) for channel in "RGB"]
         (width, height), (last_width, last_height) = image.size, sizes[-1]
         both = (*sizes[0], *(sizes[1] if len(sizes) > 1 else (0, 0)))

@@ -226,11 +226,7 @@ class Tokenizer:
 
 
 def _decoded(backend: tokenizers.Tokenizer, ids: list[int], skip_special: bool = True) -> str:
-    """Returns the text of tokens.
-
-    Raises:
-        RuntimeError: the library fails on these tokens.
-    """
+    """Returns the text of tokens. Raises RuntimeError if the library fails on these tokens."""
     try:
         return str(backend.decode(ids, skip_special_tokens=skip_special))
     except BaseException as error:
@@ -340,23 +336,16 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def failure(error: BaseException) -> str:
-    """Describes an error of the library, which raises Exception, or a BaseException if its Rust code panics.
-
-    Raises:
-        BaseException: the error itself, if it is the interpreter's, such as KeyboardInterrupt.
-    """
+    """Describes an error of the library, which raises Exception, or a BaseException if its Rust code panics. Raises
+    the error itself if it is the interpreter's, such as KeyboardInterrupt."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
     return str(error)[:300] or type(error).__name__
 
 
 def encoded(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
-    """Returns the tokens of a text. With ``add_special_tokens``, includes those that a tokenizer may put around
-    it.
-
-    Raises:
-        TokenizerFailed: the library fails on this text, for example because a pattern takes too many steps.
-    """
+    """Returns the tokens of a text. With ``add_special_tokens``, includes those that a tokenizer may put around it.
+    Raises TokenizerFailed if the library fails on this text, for example because a pattern takes too many steps."""
     try:
         return backend.encode(text, add_special_tokens=add_special_tokens)
     except BaseException as error:
@@ -365,11 +354,7 @@ def encoded(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: boo
 
 def special_tokens(folder: Path) -> dict[str, str]:
     """Returns the text of each special token that the tokenizer's JSON files name, by its role, such as
-    ``bos_token``.
-
-    Raises:
-        ConfigError: a file is not a JSON object.
-    """
+    ``bos_token``. Raises ConfigError if a file is not a JSON object."""
     tokens: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         config = json_or_empty(folder / file)
@@ -382,12 +367,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _check_decoder(backend: tokenizers.Tokenizer) -> None:
-    """Refuses a decoder whose time does not grow with the number of tokens alone: captions are decoded in the
-    event loop.
-
-    Raises:
-        ConfigError: the decoder makes texts much longer, or searches them for a pattern.
-    """
+    """Refuses a decoder whose time does not grow with the number of tokens alone: captions are decoded in the event
+    loop. Raises ConfigError if the decoder makes texts much longer, or searches them for a pattern."""
     if backend.decoder is None:
         return
     growth, number, steps = 1.0, 0, [json.loads(backend.decoder.__getstate__())]

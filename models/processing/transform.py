@@ -159,19 +159,6 @@ class ImageTransform:
 
         return _array(self._fitted(convert_image(image, self.max_pixels, self._resize)))
 
-    def normalise(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
-        """Normalises pixels: uint8 [H, W, 3] to float32 [3, H, W].
-
-        The encoder does this on the device. This method is the definition that it follows.
-        """
-        import numpy as np  # noqa: PLC0415
-
-        by = self.normalisation
-        mean, std = (np.array(values, np.float32) for values in (by.mean, by.std))
-        x = pixels.astype(np.float32) * np.float32(by.rescale)
-        normalised: NDArray[np.float32] = ((x - mean) / std).transpose(2, 0, 1)
-        return normalised
-
     @property
     def normalisation(self) -> Normalisation:
         """The normalisation of this model's pixels; neutral where rescaling and normalising are off."""
@@ -185,12 +172,8 @@ class ImageTransform:
 
         if not self.do_resize:
             return None
-        return Resize(self._resized, self.resample, self._final, self.resampler)
-
-    @property
-    def _final(self) -> tuple[int, int] | None:
-        """(width, height) of a second resize, or None."""
-        return None if self.longest_edge is None else (self.size[1], self.size[0])
+        final = None if self.longest_edge is None else (self.size[1], self.size[0])
+        return Resize(self._resized, self.resample, final, self.resampler)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         """Returns (width, height) after the first resize of an upright picture of this size."""
@@ -321,11 +304,8 @@ def _of_any_shape(
 
 
 def _area(config: Mapping[str, Any], default: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
-    """Returns the least and the greatest area of a picture that an encoder of ``image_size`` takes.
-
-    Raises:
-        ConfigError: the least area does not fit the encoder.
-    """
+    """Returns the least and the greatest area of a picture that an encoder of ``image_size`` takes. Raises
+    ConfigError if the least area does not fit the encoder."""
     least, most = fields.area(config, default)
     tokens = image_size[0] - 1
     if least > tokens * TOKEN_PIXELS:

@@ -37,7 +37,7 @@ def weight_places(folder: Path) -> Mapping[str, str]:
     """Returns the file of each tensor, by name, from an index. Empty if one file holds all tensors. Raises like
     ``weight_files``."""
     names = weight_names(folder)
-    return _places(folder, names[0]) if names[0] in _INDEXES else {}
+    return index_places(_index_bytes(folder / names[0]), names[0]) if names[0] in _INDEXES else {}
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -80,11 +80,8 @@ def choose_weights(has: Callable[[str], bool], read: Callable[[str], bytes]) -> 
 
 
 def index_places(content: bytes, index: str) -> dict[str, str]:
-    """Returns the file of each tensor, by name, from the content of an index.
-
-    Raises:
-        WeightsError: the index is invalid, or holds a name that cannot be a file of the checkpoint.
-    """
+    """Returns the file of each tensor, by name, from the content of an index. Raises WeightsError if the index is
+    invalid, or holds a name that cannot be a file of the checkpoint."""
     if len(content) > MOST_INDEX_BYTES:
         raise WeightsError(f"{index} has more than {MOST_INDEX_BYTES} bytes")
     try:
@@ -116,10 +113,6 @@ def is_safe_name(name: str) -> bool:
 
 
 _INDEXES = tuple(index for _, index in FORMATS)
-
-
-def _places(folder: Path, index: str) -> Mapping[str, str]:
-    return index_places(_index_bytes(folder / index), index)
 
 
 def _index_bytes(path: Path) -> bytes:

@@ -87,12 +87,8 @@ def _quantised() -> Callable[[NamedWeights], NamedWeights]:
 
 
 def _distinct(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, str]:
-    """Returns the checkpoint's name of each tensor, by snapcap's name.
-
-    Raises:
-        WeightsError: two different tensors have the same name in snapcap, such as with and without a prefix, or a
-            tensor belongs to an adapter.
-    """
+    """Returns the checkpoint's name of each tensor, by snapcap's name. Raises WeightsError if two different tensors
+    have the same name in snapcap, such as with and without a prefix, or a tensor belongs to an adapter."""
     theirs: dict[str, str] = {}
     for name, ours in config.names.canonical(tensors).items():
         if ".lora_" in name or ".base_layer." in name:

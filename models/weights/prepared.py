@@ -168,7 +168,11 @@ def _parse(data: bytes, size: int) -> Header:
     _check_tiles(tensors, size)
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_PADDING)}
     regions = _regions(_object(metadata["regions"], "its list of regions"), own)
-    return Header(metadata["key"], own, regions, size, _chunks(metadata["chunks"], size))
+    text = metadata["chunks"]
+    if len(text) != _DIGEST * chunk_count(size) or not set(text) <= set("0123456789abcdef"):
+        raise PreparedError("its digests are not those of its chunks")
+    chunks = tuple(text[place : place + _DIGEST] for place in range(0, len(text), _DIGEST))
+    return Header(metadata["key"], own, regions, size, chunks)
 
 
 def _object(data: bytes | str, what: str) -> dict[str, Any]:
@@ -243,12 +247,6 @@ def _regions(value: Mapping[str, Any], tensors: Mapping[str, PreparedTensor]) ->
     if not named or named != tensors.keys():
         raise PreparedError("its regions name other tensors than it has")
     return {region: tuple(map(tuple, layers)) for region, layers in value.items()}
-
-
-def _chunks(text: str, size: int) -> tuple[str, ...]:
-    if len(text) != _DIGEST * chunk_count(size) or not set(text) <= set("0123456789abcdef"):
-        raise PreparedError("its digests are not those of its chunks")
-    return tuple(text[place : place + _DIGEST] for place in range(0, len(text), _DIGEST))
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Returns every tensor of the checkpoint by name, memory-mapped on the CPU, in the dtype of the file.
 
     ``.bin`` files are pickles. They are read with ``weights_only=True``, which runs no code. If several files hold
-    a tensor, the file that the index names is read; if that file lacks it, another that has it.
-
-    Raises:
-        WeightsError: a file cannot be read, or two files hold a tensor and the index names neither.
-    """
+    a tensor, the file that the index names is read; if that file lacks it, another that has it. Raises WeightsError
+    if a file cannot be read, or two files hold a tensor and the index names neither."""
     tensors: dict[str, Tensor] = {}
     elsewhere: dict[str, Tensor] = {}
     files: dict[str, str] = {}

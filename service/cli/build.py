@@ -12,6 +12,7 @@ from snapcap.service.offline.progress import open_bar
 from snapcap.service.readiness import ExitStatus
 from snapcap.service.telemetry import logs
 from snapcap.warmup.artifacts.fetch import Artifacts
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY
 from snapcap.warmup.artifacts.store import StoreError
 from snapcap.warmup.artifacts.worker import find_artifacts, publish_in_worker
 from snapcap.warmup.build.builder import Builder, Built, Event
@@ -26,6 +27,8 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.start import load
 from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker
+
+_WITHOUT = {CPU_LIBRARY: "starts will load torch's libraries", IMAGE_LIBRARY: "Pillow will resize images"}
 
 
 def build(settings: Settings) -> int:
@@ -64,7 +67,7 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
     if options.compute.backend == "jit":
         return _build_jit(options, artifacts, console)
     if artifacts.hit:  # the set is on this machine, and perhaps not in the remote store
-        built = Built(artifacts.fetched.entries, artifacts.input_specs, {}, complete=True)
+        built = Built(dict(artifacts.fetched.entries), dict(artifacts.input_specs), complete=True)
     else:
         built = _compile(checkpoint, plan, artifacts, options, console)
     for entry, reason in built.failures.items():
@@ -73,10 +76,8 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
         count = len(built.failures) + len(built.input_specs)
         console.print(f"{len(built.failures)} of {count} packages failed: nothing published")
         return 1
-    if built.no_library:
-        console.print(f"starts will load torch's libraries: {built.no_library}", highlight=False, markup=False)
-    if built.no_image_library:
-        console.print(f"Pillow will resize images: {built.no_image_library}", highlight=False, markup=False)
+    for entry, reason in built.no_libraries.items():
+        console.print(f"{_WITHOUT[entry]}: {reason}", highlight=False, markup=False)
     try:
         publication = publish_built(built, artifacts.factors, options, to_remote=True, found=artifacts.fetched)
     except StoreError as error:

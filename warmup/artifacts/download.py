@@ -10,8 +10,6 @@ A download becomes a file of the cache in two steps. The first step ends when ev
 a name that says so, and the start maps it. The second step syncs the file, which may take longer than the download,
 and gives it its final name, by which other processes find it. A file without its final name is removed by the next
 download, like the files of a killed process.
-
-Before room is made for weights, their size is bounded by what the model's configuration implies.
 """
 
 import contextlib
@@ -25,7 +23,6 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
@@ -43,10 +40,6 @@ from snapcap.warmup.artifacts.store import (
 )
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import commit, free_bytes, locked_alone, make_folder, write_all
-
-if TYPE_CHECKING:
-    from snapcap.models.config import ModelConfig
-
 
 # Names of files of weights: prepared on this machine, or fetched.
 PREPARED_NAME = re.compile(
@@ -169,25 +162,6 @@ def _remove_small_files(folder: Path) -> None:
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
-
-
-_ITEM_BYTES = 4  # bytes of an element of the widest dtype
-_SLACK = 2  # biases, norms, what is turned around for a device, and what aligns tensors
-_LEAST = 64 * 1024 * 1024
-
-
-def most_bytes(config: "ModelConfig") -> int:
-    """More than the prepared weights of this configuration have on any device, and of the same order."""
-    vision, decoder = config.vision, config.decoder
-    own, width = decoder.hidden_size, vision.hidden_size
-    crossed = 2 * own * (own + max(config.cross_size, width))
-    attention = 2 * own * decoder.head_dim * (decoder.num_heads + decoder.kv_heads)
-    decoder_layer = attention + crossed + 3 * own * decoder.inner_size  # three matrices: Llama has a gate
-    shuffled = vision.sequence_length // vision.image_tokens  # patches that become one token, side by side
-    rows = 2 * decoder.vocab_size + decoder.n_positions + config.prefix_length + own
-    tables = own * rows + own * (shuffled + 1) * width
-    elements = vision.weights + decoder.prefix_weights + decoder.num_layers * decoder_layer + tables
-    return max(_LEAST, _SLACK * _ITEM_BYTES * elements)
 
 
 _THREADS = 8

@@ -207,10 +207,17 @@ def fetch(
     """
     started = time.monotonic()
     transfer = _Transfer(local, manifest_name(key), key, trust, started + deadline)
-    found = _labelled(partial(_set_of_folder, transfer, factors))
+    found = _labelled(lambda: _set_of_folder(transfer, factors))
     if found.result != "hit" and remote is not None:
         at_hand = found
-        found = _within(deadline, partial(_labelled, partial(_set_of_remote, transfer, factors, remote)))
+        try:
+            found = within(
+                deadline, lambda: _labelled(lambda: _set_of_remote(transfer, factors, remote)), "artifacts"
+            )
+        except TimeoutError:
+            found = Fetched(
+                "error", f"the artifact store did not answer within {deadline:g} s; check endpoint and network"
+            )
         if at_hand.in_the_way and not found.in_the_way:
             found = at_hand
         elif at_hand.in_the_way and found.result == "error":
@@ -487,13 +494,3 @@ def _labelled(work: Callable[[], Fetched]) -> Fetched:
         return work()
     except Exception as error:  # whatever a store can hold or do: a start must go on without artifacts
         return Fetched.failed(error)
-
-
-def _within(seconds: float, work: Callable[[], Fetched]) -> Fetched:
-    """The result of work that raises nothing, or what is to be told when the time is over."""
-    try:
-        return within(seconds, work, "artifacts")
-    except TimeoutError:
-        return Fetched(
-            "error", f"the artifact store did not answer within {seconds:g} s; check endpoint and network"
-        )

@@ -278,7 +278,10 @@ class FolderStore:
         blob."""
         path = self.path(blob_name(blob))
         with self._translated(path), new_file(path) as temporary:
-            _link_or_copy(source, temporary)
+            try:
+                os.link(source, temporary, follow_symlinks=False)
+            except OSError:  # the file system has no links
+                _copy_file(source, temporary)
             commit(temporary, path)
 
     def adopt(self, source: Path, blob: Blob) -> bool:
@@ -333,14 +336,6 @@ def _copy_file(source: Path, target: Path) -> None:
     """Raises OSError if the source cannot be copied, or is not a regular file."""
     with open_regular(source) as opened, target.open("wb") as file:
         shutil.copyfileobj(opened, file, _PIECE)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """A second name of a file, or a copy where the file system has no links. Raises OSError."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        _copy_file(source, target)
 
 
 def _pieces(descriptor: int, start: int, end: int, deadline: float) -> Iterator[bytes]:

@@ -131,7 +131,8 @@ def acquire(
         StoreDeniedError: the store cannot be written to.
         StoreError: it cannot be reached.
     """
-    lease = Lease(store, key, owner or _unique(), ttl, store.is_conditional(), clock)
+    owner = owner or f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex[:8]}"
+    lease = Lease(store, key, owner, ttl, store.is_conditional(), clock)
     if not lease.exclusive:
         return lease
     stored = store.read(lease_name(key), _LIMIT)
@@ -167,7 +168,3 @@ def _parse(data: bytes) -> dict[str, Any]:
         return load_object(data)
     except ValueError:
         return {}
-
-
-def _unique() -> str:
-    return f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex[:8]}"

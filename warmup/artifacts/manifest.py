@@ -227,7 +227,9 @@ def open_envelope(data: bytes, trust: Trust, key: str | None = None) -> Manifest
         UntrustedError: there is no signature by a trusted key, and ``trust`` demands one; or it is too old.
         ManifestError: damaged, not a manifest, not of this format, or of another key.
     """
-    payload = open_payload(data, trust)
+    payload, signatures = _parse_envelope(data)
+    if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload), signatures) is None:
+        _refuse(signatures, trust)
     try:
         manifest = _parse_payload(payload)
     except RecursionError:
@@ -278,19 +280,6 @@ def seal_payload(payload: bytes, signer: Signer | None) -> bytes:
     return canonical_json(envelope)
 
 
-def open_payload(data: bytes, trust: Trust) -> bytes:
-    """The payload of an envelope, once it is known whose it is.
-
-    Raises:
-        UntrustedError: there is no signature by a trusted key, and ``trust`` demands one.
-        ManifestError: the envelope is damaged.
-    """
-    payload, signatures = _parse_envelope(data)
-    if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload), signatures) is None:
-        _refuse(signatures, trust)
-    return payload
-
-
 def _parse_payload(payload: bytes) -> Manifest:
     """Parses a manifest. Raises ManifestError for any field or format that this version does not know."""
     value = _load_object(payload, "content")
@@ -311,7 +300,7 @@ def _parse_payload(payload: bytes) -> Manifest:
         kind=cast("ManifestKind", _field(value, "kind", str, ("aot", "jit", "model").__contains__)),
         entries=_small_files(entries) if is_model else _entries(entries),
         created=_field(value, "created", str, _is_utc),
-        builder=_field(value, "builder", str, _is_version),
+        builder=_field(value, "builder", str, lambda text: 0 < len(text) <= 100 and text.isprintable()),
         metadata=_field(value, "metadata", dict),
         weights=_weights(_field(value, "weights", dict)) if is_model else None,
     )
@@ -399,11 +388,6 @@ def _factors(value: Mapping[str, object]) -> Factors:
         return check_factors(value)
     except FactorError as error:
         raise ManifestError(f"the manifest's factors are not valid: {str(error)[:300]}") from error
-
-
-def _is_version(text: str) -> bool:
-    """Returns whether a text can be a builder's version: 1 to 100 printable characters."""
-    return 0 < len(text) <= 100 and text.isprintable()
 
 
 def _is_utc(text: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
-from snapcap.warmup.artifacts.store import ArtifactStore, blob_name, pack_name
+from snapcap.warmup.artifacts.store import ArtifactStore, blob_name
 from snapcap.warmup.machine.files import open_regular, scratch_folder
 from snapcap.warmup.s3.download import PART_BYTES
 
@@ -40,7 +40,7 @@ class Pack:
     @property
     def name(self) -> str:
         digests = "".join(f"{blob.digest} {blob.size}\n" for blob in self.blobs)
-        return pack_name(hashlib.sha256(digests.encode()).hexdigest())
+        return f"blobs/packs/{hashlib.sha256(digests.encode()).hexdigest()}"
 
     @property
     def size(self) -> int:

@@ -83,15 +83,11 @@ class S3Store:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def read(self, name: str, limit: int) -> Stored | None:
-        try:
-            with translated(self._where(name)):
-                reply = self.s3.get_object(Bucket=self.bucket, Key=self._key(name))
-                with contextlib.closing(reply["Body"]) as body:
-                    return Stored(body.read(limit + 1), _unquoted(reply["ETag"]))
-        except S3Error as error:
-            if error.code in _ABSENT:
-                return None
-            raise _translated(error) from error
+        with contextlib.suppress(DamagedError), self._translating(self._where(name)):
+            reply = self.s3.get_object(Bucket=self.bucket, Key=self._key(name))
+            with contextlib.closing(reply["Body"]) as body:
+                return Stored(body.read(limit + 1), _unquoted(reply["ETag"]))
+        return None
 
     def write(
         self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
@@ -102,12 +98,12 @@ class S3Store:
         elif if_version is not None:
             request["IfMatch"] = if_version  # unquoted: Ceph compares the text as it comes, and others take both
         try:
-            with translated(self._where(name)):
+            with self._translating(self._where(name)):
                 return _unquoted(upload_checked(self.s3, lambda: self.s3.put_object(**request))["ETag"])
-        except S3Error as error:
-            if (if_absent or if_version is not None) and error.code in _LOST:
+        except StoreError as error:
+            if (if_absent or if_version is not None) and _code(error) in _LOST:
                 return None
-            raise _translated(error) from error
+            raise
 
     def delete(self, name: str) -> None:
         with self._translating(self._where(name)):
@@ -122,13 +118,9 @@ class S3Store:
         return [f"{folder}/{name}" for name in names if is_name(name)][:limit]
 
     def size(self, name: str) -> int | None:
-        try:
-            with translated(self._where(name)):
-                return self.s3.head_object(Bucket=self.bucket, Key=self._key(name))["ContentLength"]
-        except S3Error as error:
-            if error.code in _ABSENT:
-                return None
-            raise _translated(error) from error
+        with contextlib.suppress(DamagedError), self._translating(self._where(name)):
+            return self.s3.head_object(Bucket=self.bucket, Key=self._key(name))["ContentLength"]
+        return None
 
     def upload(self, name: str, source: Path) -> None:
         from s3transfer.manager import TransferManager  # noqa: PLC0415  no start needs it
@@ -191,7 +183,7 @@ class S3Store:
                 and self.write(name, b"4", if_version=version) is not None
             )
         except StoreError as error:
-            if isinstance(error.__cause__, S3Error) and error.__cause__.code in ("NotImplemented", "501"):
+            if _code(error) in ("NotImplemented", "501"):
                 return False
             raise
         finally:
@@ -210,15 +202,14 @@ class S3Store:
             with translated(where):
                 yield
         except S3Error as error:
-            raise _translated(error) from error
+            if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
+                raise DamagedError(f"{error.where} is missing, or not of the size that it should be") from error
+            raise (StoreDeniedError if error.code in _DENIED else StoreError)(str(error)) from error
 
 
-def _translated(error: S3Error) -> StoreError:
-    if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
-        return DamagedError(f"{error.where} is missing, or not of the size that it should be")
-    if error.code in _DENIED:
-        return StoreDeniedError(str(error))
-    return StoreError(str(error))
+def _code(error: StoreError) -> str:
+    """Returns S3's name for the refusal behind a store's error."""
+    return error.__cause__.code if isinstance(error.__cause__, S3Error) else ""
 
 
 def _unquoted(etag: str) -> str:

@@ -123,7 +123,10 @@ def generate_key(private: Path) -> Path:
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _create(public, _public_pem(key.public_key()), 0o644)
+    shown = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    _create(public, shown, 0o644)
     try:
         _create(private, secret, 0o600)
     except KeyFileError:
@@ -172,12 +175,6 @@ def load_public_key(path: Path) -> TrustedKey:
 def _key_id(key: "Ed25519PublicKey") -> str:
     """Sixteen hex digits of the key's hash: enough to tell keys apart in a log, never trusted."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
-
-
-def _public_pem(key: "Ed25519PublicKey") -> bytes:
-    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
-
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _read(path: Path) -> bytes:

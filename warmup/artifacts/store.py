@@ -12,6 +12,7 @@
 A store moves bytes. ``artifacts.fetch`` verifies their digests and signatures.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -154,9 +155,10 @@ def blob_name(blob: Blob) -> str:
     return f"blobs/sha256/{_checked(blob.digest)}"
 
 
-def pack_name(digest: str) -> str:
-    """Where the pack of a set is; ``digest``: of its blobs' digests."""
-    return f"blobs/packs/{_checked(digest)}"
+def record_name(room: str, folder: Path) -> str:
+    """Where the record of a checkpoint folder is: named by its place, so that a new record replaces the old one."""
+    place = str(folder.resolve()).encode(errors="surrogateescape")
+    return f"{room}/{hashlib.sha256(place).hexdigest()}.json"
 
 
 def is_name(name: str) -> bool:

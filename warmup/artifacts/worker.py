@@ -31,7 +31,6 @@ from snapcap.warmup.artifacts.download import (
     download_weights,
     finish,
     mark_used,
-    most_bytes,
     prune_models,
 )
 from snapcap.warmup.artifacts.fetch import (
@@ -46,7 +45,6 @@ from snapcap.warmup.artifacts.fetch import (
 )
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import Difference, Factors, artifact_key
-from snapcap.warmup.artifacts.manifest import ManifestError
 from snapcap.warmup.artifacts.remote import S3Store, open_store, trust_of
 from snapcap.warmup.artifacts.signing import Trust, load_signer
 from snapcap.warmup.artifacts.store import ArtifactStore, StoreError, model_name
@@ -219,9 +217,7 @@ class _Answering:
         self._until = time.monotonic() + job.store.deadline
         self._found: Found | None = None
         self._weights: Future[Downloaded] | None = None
-        # Both take longer than the parent takes to send its first task.
-        if job.source:
-            import snapcap.models.config  # noqa: F401, PLC0415  imports every family; packages do without
+        # This takes longer than the parent takes to send its first task.
         with contextlib.suppress(Exception):  # a task that needs the store says what is wrong
             _ = self._remote
 
@@ -267,20 +263,9 @@ class _Answering:
         if (folder := described(local, found.manifest)) is not None:
             mark_used(folder, local.path(model_name(found.manifest.key)))
         if download and weights_at_hand(local, found) is None:
-            self._begin(remote or local, found, folder)
+            given = (remote or local, local, found.weights, self._until, self._scope)
+            self._weights = self._pool.submit(download_weights, *given)
         return Fetched("hit", (remote or local).location, unasked=found.unasked)
-
-    def _begin(self, source: ArtifactStore, found: Found, folder: Path | None) -> None:
-        """Have the weights come on another thread. ``folder``: of the small files."""
-        from snapcap.models.config import ModelConfig  # noqa: PLC0415  imports every family
-
-        weights = found.weights
-        if folder is None or weights.size > most_bytes(ModelConfig.from_folder(folder)):
-            raise ManifestError(
-                f"the manifest's weights have {weights.size} bytes, more than its configuration implies"
-            )
-        given = (source, self._local, weights, self._until, self._scope)
-        self._weights = self._pool.submit(download_weights, *given)
 
     def _wait(self) -> Fetched:
         if self._weights is None:

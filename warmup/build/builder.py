@@ -27,8 +27,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, VerifiedFile
-from snapcap.warmup.build.environment import checker_environment, compiler_environment
-from snapcap.warmup.build.library_worker import LibraryJob
+from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.capacity import available_cpus, free_memory
 from snapcap.warmup.machine.files import commit, make_folder, new_file, open_regular, scratch_folder
@@ -57,13 +56,9 @@ class Room:
         self._running = 0
         self.changed = threading.Condition()
 
-    def _fits(self, need: int) -> bool:
-        """With the condition held."""
-        return self._size is None or self._running == 0 or self._used + need <= self._size
-
     def try_to_enter(self, need: int) -> bool:
         """Reserve ``need`` bytes where they are free. With the condition held."""
-        if not self._fits(need):
+        if self._size is not None and self._running > 0 and self._used + need > self._size:
             return False
         self._used += need
         self._running += 1
@@ -159,34 +154,17 @@ class Built:
 
     files, input_specs: packages and their input specs, by entry name.
     failures: the reason of each failed package, by entry name.
+    libraries: the CPU library, if all packages run on it, and the image library, by entry name.
+    no_libraries: why a library that the plan allows is not there, by entry name.
     complete: every package that every start needs is built.
-    library: the CPU library, if all packages run on it.
-    no_library: the reason why there is no CPU library, if the plan allows one.
-    image_library: the image library, or None with the reason ``no_image_library``.
     """
-
-    files: Mapping[str, VerifiedFile]
-    input_specs: Mapping[str, InputSpecs]
-    failures: Mapping[str, str]
-    complete: bool
-    library: VerifiedFile | None = None
-    no_library: str = ""
-    image_library: VerifiedFile | None = None
-    no_image_library: str = ""
-
-
-@dataclass
-class Progress:
-    """Holds the results so far of a build's threads."""
 
     files: dict[str, VerifiedFile] = field(default_factory=dict)
     input_specs: dict[str, InputSpecs] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    libraries: dict[str, VerifiedFile] = field(default_factory=dict)  # by entry
-    no_libraries: dict[str, str] = field(default_factory=dict)  # by entry, why there is no library
-    passed_on: dict[str, str] = field(default_factory=dict)  # by entry, the digest of the library it runs on
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
+    libraries: dict[str, VerifiedFile] = field(default_factory=dict)
+    no_libraries: dict[str, str] = field(default_factory=dict)
+    complete: bool = False
 
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
@@ -213,10 +191,6 @@ class BuildFolder:
     """Keeps the packages and records of one artifact key's build, so that an interrupted build resumes."""
 
     path: Path
-
-    def make(self) -> None:
-        """Raises OSError."""
-        make_folder(self.path)
 
     def record(self, entry: str, specs: InputSpecs, checked: Blob, library: str = "") -> VerifiedFile:
         """Record that a package passed its check, with the digest and size that it had then. A package without a
@@ -302,9 +276,7 @@ class Builder:
         CPU. ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers.
         ``timeout``: seconds in which a worker must have answered; a build that makes nothing in twice that time is
         given up. ``device_memory``: bytes of the GPU that the build may take; None where memory is no limit."""
-        job = BuildJob(checkpoint.folder, plan, folder)
-        self._worker = partial(Worker, job=job, nice=nice)
-        self._library_worker = partial(Worker, _LIBRARY_COMPILER, LibraryJob(folder), nice=nice)
+        self._worker = partial(Worker, job=BuildJob(checkpoint.folder, plan, folder), nice=nice)
         self._timeout = timeout
         self._workers: list[Worker] = []
         self._tasks = tasks_of(checkpoint, plan)
@@ -320,7 +292,10 @@ class Builder:
         self._on_libtorch = plan.runs_on_libtorch
         self._libraries = (CPU_LIBRARY, IMAGE_LIBRARY) if plan.may_be_standalone else (IMAGE_LIBRARY,)
         self._stopped = threading.Event()
-        self._progress = Progress()
+        self._built = Built()  # so far
+        self._passed_on: dict[str, str] = {}  # by entry, the digest of the CPU library that the package runs on
+        self._lock = threading.Lock()
+        self._moved = time.monotonic()  # when something was made last, or failed by itself
 
     @property
     def tasks(self) -> list[Task]:
@@ -328,15 +303,15 @@ class Builder:
 
     def made(self) -> tuple[dict[str, VerifiedFile], dict[str, InputSpecs]]:
         """Files and specs of what is done so far, by entry name."""
-        with self._progress.lock:
-            return dict(self._progress.files), dict(self._progress.input_specs)
+        with self._lock:
+            return dict(self._built.files), dict(self._built.input_specs)
 
     def is_settled(self, component: ComponentName, size: int) -> bool:
         """Returns whether no package of a component's bucket is left to build: each package is built, or is called
         on demand and failed."""
-        with self._progress.lock:
+        with self._lock:
             return all(
-                task.entry in self._progress.files or (task.on_demand and task.entry in self._progress.failures)
+                task.entry in self._built.files or (task.on_demand and task.entry in self._built.failures)
                 for task in self._tasks
                 if (task.component, task.size) == (component, size)
             )
@@ -353,15 +328,15 @@ class Builder:
                 missing.append(task)
         if missing:
             require_compiler()
-        progress = self._progress
+        libraries = self._built.libraries
         for entry in self._libraries:
             if (found := self._folder.recorded(entry)) is not None:
-                progress.libraries[entry] = found[0]
+                libraries[entry] = found[0]
         standalone = CPU_LIBRARY in self._libraries
         unchecked = [each for each in kept if standalone and not self._runs_on_library(each.task.entry)]
-        if missing or ((unchecked or IMAGE_LIBRARY not in progress.libraries) and find_compiler() is not None):
+        if missing or ((unchecked or IMAGE_LIBRARY not in libraries) and find_compiler() is not None):
             try:
-                self._folder.make()
+                make_folder(self._folder.path)
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder.path}: {os_error_text(error)}") from error
             self._make(missing, unchecked, *self._workers_that_fit(missing))
@@ -369,23 +344,21 @@ class Builder:
             while self._retries and not self._stopped.is_set():
                 self._make([self._retries.pop(0)], [], 1, 1)
         files, specs = self.made()
-        needed = {task.entry for task in self._tasks if not task.on_demand}
-        library = progress.libraries.get(CPU_LIBRARY) if all(map(self._runs_on_library, files)) else None
+        whole = CPU_LIBRARY in libraries and all(map(self._runs_on_library, files))
+        (self._built.no_libraries if whole else libraries).pop(CPU_LIBRARY, None)
         return Built(
             files,
             specs,
-            dict(progress.failures),
-            complete=needed <= files.keys(),
-            library=library,
-            no_library="" if library else progress.no_libraries.get(CPU_LIBRARY, ""),
-            image_library=progress.libraries.get(IMAGE_LIBRARY),
-            no_image_library=progress.no_libraries.get(IMAGE_LIBRARY, ""),
+            dict(self._built.failures),
+            dict(libraries),
+            dict(self._built.no_libraries),
+            complete={task.entry for task in self._tasks if not task.on_demand} <= files.keys(),
         )
 
     def _runs_on_library(self, entry: str) -> bool:
         """Returns whether a package passed its check on the CPU library of this build."""
-        library = self._progress.libraries.get(CPU_LIBRARY)
-        return library is not None and self._progress.passed_on.get(entry) == library.blob.digest
+        library = self._built.libraries.get(CPU_LIBRARY)
+        return library is not None and self._passed_on.get(entry) == library.blob.digest
 
     def stop(self) -> None:
         """End the workers' processes; ``run`` returns with what is done."""
@@ -412,7 +385,8 @@ class Builder:
         return 1, 1
 
     def _make(self, missing: Sequence[Task], unchecked: Sequence[_Compiled], compilers: int, checkers: int) -> None:
-        room = Room(self._room_beside(compilers + checkers))
+        memory = self._device_memory
+        room = Room(None if memory is None else max(0, memory - (compilers + checkers) * PROCESS_BYTES))
         checks: _Checks = WorkQueue(room, lambda compiled: compiled.task.need)
         packages: WorkQueue[Task] = WorkQueue(room, lambda task: task.need)
         for each in unchecked:
@@ -422,21 +396,20 @@ class Builder:
         packages.close()
         checking: list[Future[None]] = []
         compiling: list[Future[None]] = []
-        self._progress.moved = time.monotonic()
+        self._moved = time.monotonic()
         with scratch_folder("snapcap-build-") as scratch:
             more = (scratch, self._device_type, len(missing), self._environment, compilers)
             compile_workers = [
                 self._worker(_COMPILER, environment=compiler_environment(*more)) for _ in range(compilers)
             ]
-            check_workers = [
-                self._worker(_CHECKER, environment=checker_environment(scratch)) for _ in range(checkers)
-            ]
-            libraries = [self._library_worker(environment={"TMPDIR": str(scratch)})]
+            checked = {"AOTI_RUNTIME_CHECK_INPUTS": "1", "TMPDIR": str(scratch)}
+            check_workers = [self._worker(_CHECKER, environment=checked) for _ in range(checkers)]
+            library_worker = self._worker(_LIBRARY_COMPILER, environment={"TMPDIR": str(scratch)})
             # Every worker is listed before the first task is sent, so that none escapes `stop`.
-            self._workers = [*compile_workers, *check_workers, *libraries]
+            self._workers = [*compile_workers, *check_workers, library_worker]
             pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="build")
             try:
-                library = pool.submit(self._compile_libraries, *libraries)
+                library = pool.submit(self._compile_libraries, library_worker)
                 checking += [pool.submit(self._check_all, each, checks, library) for each in check_workers]
                 compiling += [pool.submit(self._compile_all, each, packages, checks) for each in compile_workers]
                 self._watch([*compiling, library])
@@ -452,27 +425,18 @@ class Builder:
         for thread in ended:
             thread.result()  # otherwise a broken build could publish an incomplete set unnoticed
 
-    def _room_beside(self, processes: int) -> int | None:
-        if self._device_memory is None:
-            return None
-        return max(0, self._device_memory - processes * PROCESS_BYTES)
-
     def _watch(self, threads: "list[Future[None]]") -> None:
         """Wait for threads to end, as long as they make something."""
         while not self._stopped.is_set():
-            left = self._progress.moved + 2 * self._timeout - time.monotonic()
+            left = self._moved + 2 * self._timeout - time.monotonic()
             if left <= 0:
                 self.stop()
-                self._give_up(f"nothing was made in {2 * self._timeout:g} s, so the build was given up")
+                reason = f"nothing was made in {2 * self._timeout:g} s, so the build was given up"
+                with self._lock:
+                    missing = [task.entry for task in self._tasks if task.entry not in self._built.files]
+                    self._built.failures.update(dict.fromkeys(missing, reason) | self._built.failures)
             elif not wait(threads, min(left, _LOOK_S)).not_done:
                 return
-
-    def _give_up(self, reason: str) -> None:
-        """Record the reason as the failure of each package that is not built."""
-        with self._progress.lock:
-            for task in self._tasks:
-                if task.entry not in self._progress.files:
-                    self._progress.failures.setdefault(task.entry, reason)
 
     def _compile_all(self, compiler: Worker, packages: WorkQueue[Task], checks: _Checks) -> None:
         """Compile packages with a worker until none is left."""
@@ -489,15 +453,14 @@ class Builder:
     def _compile_libraries(self, compiler: Worker) -> None:
         """Compile the CPU library, if the plan wants it, and the image library, unless an earlier run has built
         them. A failure is recorded and not raised: packages also run on libtorch, and Pillow also resizes."""
-        progress = self._progress
+        built = self._built
         with compiler:
-            for entry in [each for each in self._libraries if each not in progress.libraries]:
+            for entry in [each for each in self._libraries if each not in built.libraries]:
                 try:
-                    compiled = compiler.ask({"entry": entry}, self._timeout)
-                    blob = Blob(compiled["digest"], compiled["size"])
-                    progress.libraries[entry] = self._folder.record(entry, [], blob)
+                    blob = Blob(**compiler.ask({"entry": entry}, self._timeout))
+                    built.libraries[entry] = self._folder.record(entry, [], blob)
                 except (WorkerError, OSError) as error:
-                    progress.no_libraries[entry] = f"it cannot be compiled: {error}"
+                    built.no_libraries[entry] = f"it cannot be compiled: {error}"
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
         """Check packages with a worker until no more will be compiled."""
@@ -521,7 +484,7 @@ class Builder:
         library.result()
         passed_on = self._checked_on_library(task, asked, checker)
         if not (passed_on or self._on_libtorch):
-            raise WorkerError(f"int8 needs the CPU library: {self._progress.no_libraries[CPU_LIBRARY]}")
+            raise WorkerError(f"int8 needs the CPU library: {self._built.no_libraries[CPU_LIBRARY]}")
         with self._failing(task, "record"):
             package = self._folder.record(task.entry, compiled.specs, blob, passed_on)
             self._done(task, package, compiled.specs, passed_on)
@@ -531,7 +494,7 @@ class Builder:
     def _checked_on_library(self, task: Task, asked: dict[str, Any], checker: Worker) -> str:
         """Returns the digest of the CPU library if a package runs on it, else "". A package that does not run on
         the CPU library still runs on libtorch."""
-        library = self._progress.libraries.get(CPU_LIBRARY)
+        library = self._built.libraries.get(CPU_LIBRARY)
         if library is None:
             return ""
         try:
@@ -539,7 +502,7 @@ class Builder:
         except WorkerError as error:
             if self._stopped.is_set():
                 raise  # the stop broke the check off, not the package
-            self._progress.no_libraries[CPU_LIBRARY] = f"{task.entry} does not run on it: {error}"
+            self._built.no_libraries[CPU_LIBRARY] = f"{task.entry} does not run on it: {error}"
             return ""
         return library.blob.digest
 
@@ -554,12 +517,12 @@ class Builder:
             reason = f"{stage}: {error}"
             if any(words in reason for words in _OUT_OF_MEMORY):
                 if not self._alone:
-                    with self._progress.lock:
+                    with self._lock:
                         self._retries.append(task)
                     return
                 reason = f"{reason}; {self._lacking(task)}"
-            with self._progress.lock:
-                self._progress.failures[task.entry] = reason
+            with self._lock:
+                self._built.failures[task.entry] = reason
             self._tell(Event("failed", task, error=reason), moved=not isinstance(error, WorkerTimeoutError))
 
     def _lacking(self, task: Task) -> str:
@@ -571,11 +534,11 @@ class Builder:
 
     def _tell(self, event: Event, moved: bool = True) -> None:
         if moved:
-            self._progress.moved = time.monotonic()
+            self._moved = time.monotonic()
         self._on_event(event)
 
     def _done(self, task: Task, package: VerifiedFile, specs: InputSpecs, passed_on: str) -> None:
-        with self._progress.lock:
-            self._progress.files[task.entry] = package
-            self._progress.passed_on[task.entry] = passed_on
-            self._progress.input_specs[task.entry] = specs
+        with self._lock:
+            self._built.files[task.entry] = package
+            self._passed_on[task.entry] = passed_on
+            self._built.input_specs[task.entry] = specs

@@ -24,7 +24,7 @@ from snapcap.models.memory.memory import Spec
 from snapcap.models.regions.state import GRIDS, TEXTS
 from snapcap.models.regions.table import Region, Weights
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, VerifiedFile
-from snapcap.warmup.build.compile_worker import Workbench, empty, serve_regions
+from snapcap.warmup.build.compile_worker import Workbench, empty, job_weights, serve_regions
 from snapcap.warmup.machine.capacity import whole_cpus
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.aoti.native import Libtorch, NativePackages
@@ -189,7 +189,7 @@ class _Checker:
         self, bench: Workbench, region: Region, bucket: Bucket, path: Path, on: str = "libtorch"
     ) -> dict[str, Any]:
         if self._weights is None:
-            self._weights = bench.host_weights()
+            self._weights = job_weights(bench.job, bench.model.config, torch.device("cpu"))
         package = VerifiedFile.of(path)
         try:
             run = open_package(package, bench.device) if on == "libtorch" else self._on_library(package)

@@ -28,6 +28,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.layers.fused import compiled_function
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.memory.memory import Spec
+from snapcap.models.memory.torch_memory import spec_of
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region, Weights
 from snapcap.models.weights.load import load_weights
@@ -50,11 +51,6 @@ class Workbench:
     model: Model[Spec]
     device: torch.device
     dtype: torch.dtype
-
-    def host_weights(self) -> Weights[Tensor]:
-        """The checkpoint's weights in this computer's memory, laid out for the device. Raises WeightsError if they
-        cannot be read."""
-        return _weights(self.job, self.model.config, torch.device("cpu"))
 
 
 # Compiles or checks a region at a bucket: (path of the package, other members of the task) -> members of the
@@ -95,23 +91,20 @@ def open_workbench(job: BuildJob) -> Workbench:
     config = config.with_text_tokens(plan.text_tokens)
     device, dtype = open_device(plan)
     described = MemoryPlan(config, plan)
-    weights = _weights(job, config, torch.device("meta"))
+    weights = job_weights(job, config, torch.device("meta"))
     specs = {
-        name: tuple(tuple(_spec(tensor) for tensor in layer) for layer in layers)
+        name: tuple(tuple(spec_of(tensor) for tensor in layer) for layer in layers)
         for name, layers in weights.sets.items()
     }
     return Workbench(job, Model(config, described.regions, Weights(specs), described.state), device, dtype)
 
 
-def _weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
+def job_weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
+    """The checkpoint's weights, laid out for the job's device. Raises WeightsError if they cannot be read."""
     transform = ImageTransform.from_folder(job.checkpoint, config.vision.image_size, family=config.vision.family)
     dtype = DTYPES[job.plan.dtype]
     normalisation = transform.normalisation
     return load_weights(job.checkpoint, config, normalisation, place, dtype, layout=job.plan.device_type)
-
-
-def _spec(tensor: Tensor) -> Spec:
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
 
 
 def empty(spec: Spec, device: torch.device) -> Tensor:

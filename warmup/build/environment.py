@@ -66,11 +66,6 @@ def compiler_environment(
     return {**_COMPILER, **header, **more, **folders, **interface}
 
 
-def checker_environment(scratch: Path) -> dict[str, str]:
-    """Returns the environment variables of a checker process, in which packages verify their inputs."""
-    return {"AOTI_RUNTIME_CHECK_INPUTS": "1", "TMPDIR": str(scratch)}
-
-
 class _NoLock(contextlib.nullcontext[None]):
     """Takes the place of torch's lock on a file, and locks nothing."""
 

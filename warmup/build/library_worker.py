@@ -9,25 +9,17 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from snapcap.models.dataclass import dataclass
 from snapcap.models.processing import resample
-from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, describe
+from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, describe
+from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.installation import require_compiler
-from snapcap.warmup.machine.worker import Task, serve_tasks
+from snapcap.warmup.machine.worker import serve_tasks
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, SOURCES
 
 # By entry: the folder of a library's sources, and the name by which packages find it, if any.
 _LIBRARIES = {CPU_LIBRARY: (SOURCES, CPU_LIBRARY_SONAME), IMAGE_LIBRARY: (resample.SOURCES, None)}
-
-
-@dataclass(frozen=True)
-class LibraryJob:
-    """The folder of a build's packages."""
-
-    folder: Path
 
 
 def compiler_options(sources: Path) -> list[str]:
@@ -36,35 +28,25 @@ def compiler_options(sources: Path) -> list[str]:
     return (sources / "options.txt").read_text().split()
 
 
-def start(job: LibraryJob) -> Task:
-    """Returns the task that compiles a library into the job's folder. The file appears there only if the
-    compilation succeeded."""
-
-    def compile_library(asked: dict[str, Any]) -> dict[str, Any]:
-        sources, name = _LIBRARIES[asked["entry"]]
-        path = job.folder / asked["entry"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        command = [
-            require_compiler(),
-            *compiler_options(sources),
-            *([] if name is None else [f"-Wl,-soname,{name}"]),
-            "-o",
-            str(temporary),
-        ]
-        try:
-            done = subprocess.run(  # noqa: S603  the compiler that compiles packages too
-                [*command, *map(str, sorted(sources.glob("*.cpp")))], capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0:
-                raise BuildError(f"the compiler ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return asdict(describe(path))
-
-    return compile_library
+def compile_library(folder: Path, entry: str) -> Blob:
+    """Compiles the library of this entry into a build's folder. The file appears there only if the compilation
+    succeeded."""
+    sources, name = _LIBRARIES[entry]
+    path = folder / entry
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    soname = [] if name is None else [f"-Wl,-soname,{name}"]
+    files = map(str, sorted(sources.glob("*.cpp")))
+    command = [require_compiler(), *compiler_options(sources), *soname, "-o", str(temporary), *files]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  the compiler that compiles packages too
+        if done.returncode != 0:
+            raise BuildError(f"the compiler ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return describe(path)
 
 
 if __name__ == "__main__":
-    sys.exit(serve_tasks(LibraryJob, start))
+    sys.exit(serve_tasks(BuildJob, lambda job: lambda task: asdict(compile_library(job.folder, task["entry"]))))

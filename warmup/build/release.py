@@ -10,8 +10,6 @@ from snapcap.warmup.artifacts.fetch import Fetched
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.artifacts.manifest import (
-    CPU_LIBRARY,
-    IMAGE_LIBRARY,
     MAX_ENVELOPE_BYTES,
     Manifest,
     Weights,
@@ -97,8 +95,7 @@ def publish_built(
         StoreError: a store cannot be opened as configured.
         OSError: a built file cannot be read.
     """
-    libraries = {CPU_LIBRARY: built.library, IMAGE_LIBRARY: built.image_library}
-    entries = {**built.files, **{entry: file for entry, file in libraries.items() if file is not None}}
+    entries = {**built.files, **built.libraries}
     files = {name: file.path for name, file in entries.items()}
     blobs = {name: file.blob for name, file in entries.items()}  # digests of the checked files
     metadata = {"signatures": dict(built.input_specs)}

@@ -27,11 +27,8 @@ _UNREACHABLE = "check the network and HF_ENDPOINT, or give a folder"
 def download_checkpoint(source: str) -> Path:
     """The folder in the hub's cache that holds ``owner/name`` or ``owner/name@revision``, downloaded if needed.
 
-    Where the hub does not answer, a checkpoint that is in its cache as a whole is used as it is.
-
-    Raises:
-        CheckpointError: the repository is not there, not allowed, or out of reach.
-    """
+    Where the hub does not answer, a checkpoint that is in its cache as a whole is used as it is. Raises
+    CheckpointError if the repository is not there, not allowed, or out of reach."""
     known = _whole_folder(source)
     if known is not None:
         if _offline_variable() or pinned_commit(source) is not None:

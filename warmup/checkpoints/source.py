@@ -62,11 +62,6 @@ def published_name(source: str) -> str:
     return source.rstrip("/") if kind_of(source) == "s3" else source
 
 
-def is_at_hand(source: str, cache: Path, options: S3Options) -> bool:
-    """Returns whether this machine has the whole checkpoint, judged by local files alone."""
-    return folder_at_hand(source, cache, options) is not None
-
-
 def folder_at_hand(source: str, cache: Path, options: S3Options) -> Path | None:
     """Returns the folder of a checkpoint, judged by local files alone; None if this machine has not all of it."""
     try:

@@ -63,11 +63,8 @@ def memory_file(name: str, *, runs: bool = False) -> int:
 
 @contextlib.contextmanager
 def library_file(content: bytes) -> Iterator[str]:
-    """The name under which a library can be loaded, inside the block; once loaded it stays usable.
-
-    Raises:
-        OSError: there is no room for it.
-    """
+    """The name under which a library can be loaded, inside the block; once loaded it stays usable. Raises OSError
+    if there is no room for it."""
     if not os.path.isdir("/proc/self/fd"):  # another system than Linux
         from tempfile import NamedTemporaryFile  # noqa: PLC0415 - few starts need it
 

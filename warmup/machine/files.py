@@ -84,8 +84,11 @@ def locked_alone(path: Path) -> Iterator[bool | None]:
     try:
         alone = take_lock(descriptor)
         # The process that had the lock may have removed the file: then its name is another file's, or nobody's.
-        if alone and not _has_name(descriptor, path):
-            alone = False
+        if alone:
+            try:
+                alone = os.path.samestat(os.fstat(descriptor), path.lstat())
+            except FileNotFoundError:
+                alone = False
         yield alone
     finally:
         os.close(descriptor)
@@ -185,13 +188,6 @@ def other_writers(status: os.stat_result) -> str:
         return f"group {status.st_gid}"
     others = _others_in(status.st_gid)
     return f"group {status.st_gid} ({', '.join(sorted(others)[:3])})" if others else ""
-
-
-def _has_name(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except FileNotFoundError:
-        return False
 
 
 def _not_a_file(path: Path) -> NotAFileError:

@@ -62,19 +62,15 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     if sys.flags.ignore_environment:
         variables = {name: value for name, value in variables.items() if not name.startswith("PYTHON")}
     variables |= {**(more or {}), "PYTHONSAFEPATH": "1"}
+    library = os.path.dirname(os.__file__)  # every interpreter's module path ends with this folder and all after it
+    always = sys.path[sys.path.index(library) :] if library in sys.path else []
     for name in _LISTS:
         entries = [entry for entry in variables.pop(name, "").split(os.pathsep) if os.path.isabs(entry)]
-        if name == "PYTHONPATH" and not _finds_us([*entries, *_of_every_interpreter()]):
+        if name == "PYTHONPATH" and not _finds_us([*entries, *always]):
             entries = [str(_ROOT), *entries]
         if entries:
             variables[name] = os.pathsep.join(entries)
     return variables
-
-
-def _of_every_interpreter() -> list[str]:
-    """Returns the end of the module path that every interpreter sets: the standard library and all after it."""
-    library = os.path.dirname(os.__file__)
-    return sys.path[sys.path.index(library) :] if library in sys.path else []
 
 
 def _finds_us(path: list[str]) -> bool:

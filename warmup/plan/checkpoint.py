@@ -21,7 +21,7 @@ from snapcap.models.json_object import from_json, to_json
 from snapcap.models.text import ChatIds, ImageMarkup
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import canonical_json
-from snapcap.warmup.artifacts.store import CHATS, StoreError
+from snapcap.warmup.artifacts.store import CHATS, StoreError, record_name
 from snapcap.warmup.checkpoints.local import TEXT_FILES, CheckpointError
 from snapcap.warmup.machine.installation import installed_version, package_folder
 from snapcap.warmup.options import StartOptions
@@ -137,7 +137,7 @@ def read_config(
 def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
     """Returns the recorded chat tokens of a checkpoint. Without a valid record, reads the template and tokenizer
     and records the result if the folder can be written."""
-    digest, name = _digest(folder, markup), _name(folder)
+    digest, name = _digest(folder, markup), record_name(CHATS, folder)
     store = None
     try:
         store = FolderStore.open(store_folder)
@@ -159,11 +159,6 @@ def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
         with contextlib.suppress(StoreError):  # a folder that cannot be written costs the next start the same
             store.keep(name, to_json(_Record(digest, chat)).encode())
     return chat
-
-
-def _name(folder: Path) -> str:
-    """Returns the record's object name, made of the folder's path, so that a new record replaces the old one."""
-    return f"{CHATS}/{hashlib.sha256(str(folder.resolve()).encode(errors='surrogateescape')).hexdigest()}.json"
 
 
 def _digest(folder: Path, markup: ImageMarkup) -> str:

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -163,15 +162,6 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def too_large(plan: Plan, kept: Sequence[int], needed: int, free: int) -> str:
-    """The line that says which buckets are left out, and how much memory they lack."""
-    dropped = ", ".join(str(size) for size in plan.buckets if size not in kept)
-    return (
-        f"{plan.device} has {gib(free)} free and the buckets up to {plan.buckets[-1]} need {gib(needed)}: "
-        f"bucket {dropped} is left out, {','.join(map(str, kept))} are used"
-    )
-
-
 _CHILD_S = 30.0
 
 
@@ -222,7 +212,12 @@ def fitted(checkpoint: Checkpoint, plan: Plan, free: int | None, weights: int = 
     config, weights = checkpoint.config, weights or checkpoint_bytes(checkpoint.folder, plan.dtype)
     kept = buckets_that_fit(config, plan, weights, free)
     if kept != plan.buckets:
-        _logger.warning(too_large(plan, kept, MemoryPlan(config, plan).serving(weights), free))
+        dropped, used = ", ".join(str(size) for size in plan.buckets if size not in kept), ",".join(map(str, kept))
+        needed = MemoryPlan(config, plan).serving(weights)
+        _logger.warning(
+            f"{plan.device} has {gib(free)} free and the buckets up to {plan.buckets[-1]} need {gib(needed)}: "
+            f"bucket {dropped} is left out, {used} are used"
+        )
     return replace(plan, buckets=kept)
 
 

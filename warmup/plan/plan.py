@@ -174,8 +174,10 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
 
 def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
     """Decide what the options leave open. Raises StartError if an option does not fit the model or the machine."""
-    _check_task(config, options.model.task)
-    compute = options.compute
+    task, compute = options.model.task, options.compute
+    if task and Task.find(task, config.tasks) is None:
+        known = ", ".join(each.name for each in config.tasks)
+        raise StartError(f"task {task}: this model has {known or 'one task alone, so leave it out'}")
     device, dtype = device_and_dtype(compute)
     if dtype == AUTO:
         dtype = config.dtype_on_cpu
@@ -197,20 +199,10 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
     )
 
 
-def _check_task(config: ModelConfig, task: str) -> None:
-    if task and Task.find(task, config.tasks) is None:
-        known = ", ".join(each.name for each in config.tasks)
-        raise StartError(f"task {task}: this model has {known or 'one task alone, so leave it out'}")
-
-
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
     """Returns the device and dtype that the options mean, without reading the model. The dtype stays ``auto`` on a
     CPU with bfloat16 instructions: there a checkpoint stored in bfloat16 runs in bfloat16, and any other in
-    float32.
-
-    Raises:
-        StartError: the device does not run the dtype.
-    """
+    float32. Raises StartError if the device does not run the dtype."""
     device, dtype = resolve_device(compute.device), compute.dtype
     if dtype == "int8" and device.startswith("cuda"):
         raise StartError("dtype int8: only a CPU runs it; leave --dtype out, or take --device cpu")

@@ -265,7 +265,9 @@ def upload_checked(s3: "S3Client", send: Callable[[], T], is_whole: Callable[[],
     try:
         sent = send()
     except ClientError as error:
-        if not _may_be_refusal(error.response):
+        response: Any = error.response
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if status not in _STATUSES and response.get("Error", {}).get("Code") != _SIGNATURE:
             raise
         refusal = error
     else:
@@ -280,11 +282,6 @@ def upload_checked(s3: "S3Client", send: Callable[[], T], is_whole: Callable[[],
     reason = str(refusal) if refusal else "it keeps them in the object"
     _logger.info("the store takes no checksums", extra={"fields": {"reason": reason}})
     return sent
-
-
-def _may_be_refusal(response: Any) -> bool:
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status in _STATUSES or response.get("Error", {}).get("Code") == _SIGNATURE
 
 
 MAX_REPLY_BYTES = 8 * 1024 * 1024  # a page of a listing: 1,000 keys of up to 1,024 bytes, thrice that when quoted

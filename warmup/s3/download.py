@@ -188,11 +188,6 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
             job.discard()
 
 
-def part_name(name: str) -> str:
-    """A new name for a file of this name while it is on its way."""
-    return f".{name}.{uuid4().hex}.part"
-
-
 def remove_parts(folder: Path) -> None:
     """Remove what downloads to a folder have left behind whose processes were killed; those under way stay. Raises
     OSError if the folder cannot be read."""
@@ -216,7 +211,7 @@ class _Job:
     parts: list[Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.temporary = self.item.dest.with_name(part_name(self.item.dest.name))
+        self.temporary = self.item.dest.with_name(f".{self.item.dest.name}.{uuid4().hex}.part")
         self.where = self.ranges.where
         self._held: int | None = None  # the lock that tells a file on its way from one that was left behind
 

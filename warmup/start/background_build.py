@@ -104,10 +104,10 @@ class BackgroundBuild:
             if self._store_answers() and self._options.store.build != "off":
                 self._make()
         except (UserError, OSError) as error:
-            self._report(state="failed", error=str(error))
+            self._status.building(state="failed", error=str(error))
             _logger.error("build failed", extra={"fields": {"error": str(error), "serving": "eager"}})
         except Exception as error:
-            self._report(state="failed", error=f"{type(error).__name__}: {error}")
+            self._status.building(state="failed", error=f"{type(error).__name__}: {error}")
             _logger.exception("build failed unexpectedly; eager goes on serving")
 
     def _store_answers(self) -> bool:
@@ -118,7 +118,7 @@ class BackgroundBuild:
             return True
         while self._artifacts.fetched.result == "error":
             reason = self._artifacts.fetched.reason
-            self._report(state="looking", reason=reason)
+            self._status.building(state="looking", reason=reason)
             _logger.warning("the store is asked again", extra={"fields": {"after_s": pause, "reason": reason}})
             if self._stopped.wait(pause):
                 return False
@@ -152,7 +152,7 @@ class BackgroundBuild:
         """Publishing is impossible, and a build for this server alone was not asked for."""
         model, store = self._options.model.source, self._options.store.remote
         command = f"snapcap build --model {model} --store {store} --sign-key FILE"
-        self._report(state="declined", reason=reason, command=command)
+        self._status.building(state="declined", reason=reason, command=command)
         _logger.warning(
             "not building: %s; run this once where it may publish, or start with --build local: %s",
             reason,
@@ -178,7 +178,7 @@ class BackgroundBuild:
                     with outcome.kept():
                         self._build(publishing)
                     return
-            self._report(state="waiting", holder=outcome.owner)
+            self._status.building(state="waiting", holder=outcome.owner)
             self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
 
     def _look(self) -> Artifacts:
@@ -195,7 +195,7 @@ class BackgroundBuild:
         for size in loaded.plan.buckets:
             for component in COMPONENTS:
                 self._swap(component, size, backend)
-        self._report(state="fetched")
+        self._status.building(state="fetched")
         return True
 
     def _build(self, publishing: bool) -> None:
@@ -214,7 +214,7 @@ class BackgroundBuild:
         self._builder = builder
         if self._stopped.is_set():  # before there was a builder to stop
             return
-        self._report(state="building", done=0, of=len(builder.tasks))
+        self._status.building(state="building", done=0, of=len(builder.tasks))
         _logger.info("building", extra={"fields": {"packages": len(builder.tasks), "key": key[:12]}})
         built = builder.run()
         if self._stopped.is_set():
@@ -222,10 +222,8 @@ class BackgroundBuild:
         if not built.complete:
             entry, reason = next(iter(built.failures.items()))
             raise BuildError(f"{len(built.failures)} packages failed, the first is {entry}: {reason}")
-        if built.no_library:
-            _logger.warning("no CPU library", extra={"fields": {"reason": built.no_library}})
-        if built.no_image_library:
-            _logger.warning("no image library", extra={"fields": {"reason": built.no_image_library}})
+        for entry, why in built.no_libraries.items():
+            _logger.warning("a library is missing", extra={"fields": {"entry": entry, "reason": why}})
         self._publish(built, publishing)
 
     def _memory_beside(self) -> int | None:
@@ -252,7 +250,7 @@ class BackgroundBuild:
             return
         with self._lock:  # so that the count only grows
             files, specs = builder.made()
-            self._report(state="building", done=len(files), of=len(builder.tasks))
+            self._status.building(state="building", done=len(files), of=len(builder.tasks))
         component, size = event.task.component, event.task.size
         if builder.is_settled(component, size):
             self._swap(component, size, torch_backend(files, specs, self._model))
@@ -291,10 +289,7 @@ class BackgroundBuild:
         if publishing and local.done and not self._stopped.is_set():
             remote = publish_in_worker(artifacts.key, options, artifacts.fetched.unusable)
             report(remote, self._status)
-        self._report(state="published")
-
-    def _report(self, **progress: object) -> None:
-        self._status.building(**progress)
+        self._status.building(state="published")
 
 
 CHECKED_STEPS = 3

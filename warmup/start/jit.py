@@ -38,7 +38,6 @@ from snapcap.models.layers.fused import compiled_function
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.artifacts.fetch import Artifacts
-from snapcap.warmup.artifacts.manifest import ChangedError
 from snapcap.warmup.artifacts.publish import Published
 from snapcap.warmup.artifacts.store import StoreError
 from snapcap.warmup.artifacts.worker import publish_in_worker
@@ -240,10 +239,8 @@ def _verified(artifacts: Artifacts, name: str) -> bytes:
         raise RestoreError(f"the artifact set has no {name}")
     try:
         return file.read()
-    except ChangedError:
-        raise RestoreError(f"{name} has changed since it was fetched") from None
     except OSError as error:
-        raise RestoreError(f"{name} cannot be read: {error.strerror}") from error
+        raise RestoreError(f"{name} cannot be read: {error.strerror or error}") from error
 
 
 def _archive(folder: Path, path: Path) -> None:

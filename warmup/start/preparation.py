@@ -3,12 +3,12 @@
     published ─ planned ─┬─ artifacts ─┐
                          └─ weights ───┴─ checkpoint
 
-Each step is a task of a pool that waits for the steps it needs. ``prepare`` lists them in their order.
+Each step is a task of a pool that waits for the steps it needs. ``Preparation`` lists them in their order.
 """
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,24 +45,6 @@ class Planned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """Holds the results of the steps beside the import of torch, in the order in which they begin.
-
-    published: the model as the store has it, or the reason why the start does not take it from there.
-    planned: known before numpy is imported, which the checkpoint needs and the artifacts do not.
-    artifacts: None if the backend uses none.
-    weights: the prepared weights, and the checkpoint as it is until then, perhaps without weights of its own.
-    checkpoint: the checkpoint with weights of its own, unless there are prepared ones.
-    """
-
-    published: "Future[Described | FoundWeights]"
-    planned: "Future[Planned]"
-    artifacts: "Future[Artifacts | None]"
-    weights: "Future[tuple[Checkpoint, FoundWeights]]"
-    checkpoint: "Future[Checkpoint]"
-
-
-@dataclass(frozen=True)
 class Callbacks:
     """Functions that a start calls on one of its threads, each with what it is named after.
 
@@ -77,47 +59,48 @@ class Callbacks:
 NO_CALLBACKS = Callbacks()
 
 
-def prepare(
-    options: StartOptions,
-    timeline: Timeline,
-    status: StartupStatus,
-    pool: ThreadPoolExecutor,
-    fetcher: "ModelFetcher | None" = None,
-    callbacks: Callbacks = NO_CALLBACKS,
-) -> Preparation:
-    """Begins the work on ``STEPS`` threads of ``pool``. ``fetcher`` brings the model from the store, if it may be
-    published there."""
-    work = _Work(options, timeline, status, fetcher, callbacks)
-    published = pool.submit(work.ask_store)
-    planned = pool.submit(work.plan, published)
-    artifacts = pool.submit(work.find_artifacts, planned)
-    weights = pool.submit(work.find_weights, published, planned, artifacts)
-    checkpoint = pool.submit(work.complete, weights)
-    return Preparation(published, planned, artifacts, weights, checkpoint)
+class Preparation:
+    """Begins the steps beside the import of torch. Each member below is the result of a step, in the order in which
+    they begin.
 
+    published: the model as the store has it, or the reason why the start does not take it from there.
+    planned: known before numpy is imported, which the checkpoint needs and the artifacts do not.
+    artifacts: None if the backend uses none.
+    weights: the prepared weights, and the checkpoint as it is until then, perhaps without weights of its own.
+    checkpoint: the checkpoint with weights of its own, unless there are prepared ones.
+    """
 
-@dataclass(frozen=True)
-class _Work:
-    """The steps. Each takes the futures of the steps whose results it needs."""
+    def __init__(
+        self,
+        options: StartOptions,
+        timeline: Timeline,
+        status: StartupStatus,
+        pool: ThreadPoolExecutor,
+        fetcher: "ModelFetcher | None" = None,
+        callbacks: Callbacks = NO_CALLBACKS,
+    ) -> None:
+        """``pool`` has ``STEPS`` threads for this. ``fetcher`` brings the model from the store, if it may be
+        published there."""
+        self.options, self.timeline, self.status = options, timeline, status
+        self._fetcher, self._callbacks = fetcher, callbacks
+        self.published = pool.submit(self._ask_store)
+        self.planned = pool.submit(self._plan)
+        self.artifacts = pool.submit(self._find_artifacts)
+        self.weights = pool.submit(self._find_weights)
+        self.checkpoint = pool.submit(self._complete)
 
-    options: StartOptions
-    timeline: Timeline
-    status: StartupStatus
-    fetcher: "ModelFetcher | None"
-    callbacks: Callbacks
-
-    def ask_store(self) -> "Described | FoundWeights":
-        if self.fetcher is None:
+    def _ask_store(self) -> "Described | FoundWeights":
+        if self._fetcher is None:
             return FoundWeights("off", "")
         with self.timeline.phase("fetch_weights"):
             try:
-                return self.fetcher.describe()
+                return self._fetcher.describe()
             except NotFetchedError as error:
                 _report_weights(FoundWeights(error.result, error.reason))
                 return FoundWeights(error.result, error.reason)
 
-    def plan(self, store: "Future[Described | FoundWeights]") -> Planned:
-        options, published = self.options, store.result()
+    def _plan(self) -> Planned:
+        options, published = self.options, self.published.result()
         with self.timeline.phase("fetch_weights"):
             folder = resolved(options) if isinstance(published, FoundWeights) else published.folder
             config = config_of(options, folder)
@@ -129,51 +112,48 @@ class _Work:
             begin_torch_libraries()
         return Planned(folder, config, plan)
 
-    def find_artifacts(self, planned: "Future[Planned]") -> Artifacts | None:
+    def _find_artifacts(self) -> Artifacts | None:
         options = self.options
         if options.compute.backend == "eager":
-            self.callbacks.artifacts(None)
+            self._callbacks.artifacts(None)
             return None
-        _, config, plan = planned.result()
+        _, config, plan = self.planned.result()
         with self.timeline.phase("fetch_artifacts"):
-            found = find_artifacts(options, plan.factors(config, options.kind), self.fetcher)
+            found = find_artifacts(options, plan.factors(config, options.kind), self._fetcher)
         if CPU_LIBRARY not in found.fetched.entries:
             begin_torch_libraries()
-        self.callbacks.artifacts(found)
+        self._callbacks.artifacts(found)
         self.status.fetched(found)
         return found
 
-    def find_weights(
-        self,
-        store: "Future[Described | FoundWeights]",
-        planned: "Future[Planned]",
-        artifacts: "Future[Artifacts | None]",
-    ) -> tuple[Checkpoint, FoundWeights]:
+    def _find_weights(self) -> tuple[Checkpoint, FoundWeights]:
         """Returns the checkpoint and its prepared weights. Weights are fetched after the packages, by the same
         worker process."""
-        options, published = self.options, store.result()
-        folder, config, plan = planned.result()
+        options, published = self.options, self.published.result()
+        folder, config, plan = self.planned.result()
         checkpoint = Checkpoint.of(options, folder, config)
         if isinstance(published, FoundWeights):
-            self.callbacks.checkpoint(checkpoint)
-            weights = _find_weights(checkpoint, plan, options)
+            self._callbacks.checkpoint(checkpoint)
+            weights = FoundWeights("off", "--no-prepared-weights")
+            if options.model.prepared_weights:
+                weights = find_weights(checkpoint, plan, options.store_folder)
             if weights.result == "miss" and published.result != "off":
                 weights = published  # they would have spared the checkpoint
         else:
-            if self.fetcher is None:
+            if self._fetcher is None:
                 raise TypeError("a published model, and no fetcher")
             bring = partial(brought, options, published.found.weights.identity)
             checkpoint = replace(checkpoint, bring=bring)
-            self.callbacks.checkpoint(checkpoint)
+            self._callbacks.checkpoint(checkpoint)
             with self.timeline.phase("fetch_weights"):
-                wait([artifacts])
-                weights = self.fetcher.weights(published, checkpoint, plan)
+                wait([self.artifacts])
+                weights = self._fetcher.weights(published, checkpoint, plan)
         _report_weights(weights)
         self.status.found_weights(weights.result, weights.reason, weights.bytes_fetched)
         return checkpoint, weights
 
-    def complete(self, found: "Future[tuple[Checkpoint, FoundWeights]]") -> Checkpoint:
-        checkpoint, weights = found.result()
+    def _complete(self) -> Checkpoint:
+        checkpoint, weights = self.weights.result()
         if weights.mapped is not None or checkpoint.bring is None:
             return checkpoint
         with self.timeline.phase("fetch_weights"):
@@ -183,9 +163,3 @@ class _Work:
 def _report_weights(found: FoundWeights) -> None:
     level = logging.INFO if found.result in ("hit", "miss", "off") else logging.WARNING
     _logger.log(level, "prepared weights", extra={"fields": {"result": found.result, "reason": found.reason}})
-
-
-def _find_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> FoundWeights:
-    if not options.model.prepared_weights:
-        return FoundWeights("off", "--no-prepared-weights")
-    return find_weights(checkpoint, plan, options.store_folder)

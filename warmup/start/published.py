@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapcap.warmup.artifacts.store import MODELS
-from snapcap.warmup.checkpoints.source import is_at_hand, is_publishable
+from snapcap.warmup.checkpoints.source import folder_at_hand, is_publishable
 from snapcap.warmup.machine.worker import Worker
 from snapcap.warmup.options import StartOptions
 
@@ -31,7 +31,7 @@ def may_be_published(options: StartOptions) -> bool:
     try:
         if not model.prepared_weights or not is_publishable(model.source):
             return False
-        if is_at_hand(model.source, model.cache_dir, options.s3):
+        if folder_at_hand(model.source, model.cache_dir, options.s3) is not None:
             return False
         return options.store.remote is not None or any((options.store_folder / MODELS).glob("*.json"))
     except (OSError, ValueError):  # the source cannot be a file's name

@@ -38,7 +38,7 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import CaptureError
 from snapcap.warmup.start.native import NativeLoader
-from snapcap.warmup.start.preparation import NO_CALLBACKS, STEPS, Callbacks, Preparation, prepare
+from snapcap.warmup.start.preparation import NO_CALLBACKS, STEPS, Callbacks, Preparation
 from snapcap.warmup.start.published import begin_fetcher, close_behind, may_be_published
 from snapcap.warmup.weights.find import FoundWeights, WeightsResult
 
@@ -165,13 +165,13 @@ def _load(
         fetcher = fetcher or begin_fetcher(options)
         reason = torch_is_needed(options)
         importing = None if reason is None else _begin_import(reason, pool, timeline)
-        preparation = prepare(options, timeline, status, pool, fetcher, callbacks)
+        preparation = Preparation(options, timeline, status, pool, fetcher, callbacks)
         close_behind(fetcher, [preparation.weights, preparation.artifacts])
         if importing is None:
             reason = wait_for_parts(preparation, options)
             if reason is None:
                 _require_room(preparation)
-                started = _without_torch(preparation, options, timeline, status)
+                started = _without_torch(preparation)
                 if started is not None:
                     return started
                 reason = "what there is does not work, as the log says"
@@ -181,16 +181,15 @@ def _load(
         from snapcap.warmup.start.with_torch import TorchLoader  # noqa: PLC0415  imports torch
 
         loader = TorchLoader(preparation.planned.result().plan, options, timeline, status)
-        return _bring_up(loader, preparation, options, timeline, status)
+        return _bring_up(loader, preparation)
 
 
-def _bring_up(
-    loader: Loader[B], preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
-) -> StartedModel:
+def _bring_up(loader: Loader[B], preparation: Preparation) -> StartedModel:
     """Makes a warm model of the results of the preparation, with torch's module or without."""
     from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415  no part waits for its import
     from snapcap.warmup.start.warmer import LONGEST_RUN_S, Warmer, self_test  # noqa: PLC0415  likewise
 
+    options, timeline, status = preparation.options, preparation.timeline, preparation.status
     with loader:
         checkpoint = preparation.checkpoint.result()
         plan, (_, weights) = preparation.planned.result().plan, preparation.weights.result()
@@ -219,9 +218,7 @@ def _bring_up(
     return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, slow, publication)
 
 
-def _without_torch(
-    preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
-) -> StartedModel | None:
+def _without_torch(preparation: Preparation) -> StartedModel | None:
     """A warm model, or None where something does not work, so that torch is needed. Then the thread's CUDA stream
     may be another than the default one. Raises StartError if a setting does not fit, or weights or device are
     damaged."""
@@ -229,8 +226,8 @@ def _without_torch(
     if artifacts is None:
         raise TypeError("a start without torch, and without packages")
     try:
-        loader = NativeLoader(preparation.planned.result().plan, artifacts, options, timeline)
-        return _bring_up(loader, preparation, options, timeline, status)
+        plan = preparation.planned.result().plan
+        return _bring_up(NativeLoader(plan, artifacts, preparation.options, preparation.timeline), preparation)
     except StartError:
         raise
     except CaptureError as error:

@@ -97,7 +97,7 @@ class Warmer:
                 for bucket in buckets:
                     self._assign_first(component, bucket, backend)
                     if seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket):
-                        self._left(component, bucket)
+                        self._note(component, bucket, "loaded")
                     else:
                         began = time.thread_time()  # how busy other processes keep the CPUs is not counted
                         self._run_once(component, bucket, self.runner)
@@ -109,12 +109,6 @@ class Warmer:
             with self.timeline.phase("capture_graphs"):
                 for bucket in reversed(buckets):
                     self._capture(bucket)
-
-    def _left(self, component: ComponentName, bucket: Bucket) -> None:
-        known = self.status.bucket(component, bucket.size)
-        if known.state != "failed":
-            state: BucketState = "eager" if known.backend == "eager" else "loaded"
-            self.status.update(component, bucket.size, state, known.backend)
 
     def _only_computes(self, component: ComponentName, bucket: Bucket) -> bool:
         """Returns whether a first run only computes, as later ones do: jit compiles, and CUDA loads kernels."""
@@ -133,9 +127,7 @@ class Warmer:
     def _capture(self, bucket: Bucket) -> None:
         for component in COMPONENTS:
             self.runner.capture(component, bucket)
-            known = self.status.bucket(component, bucket.size)
-            if known.state != "failed":
-                self.status.update(component, bucket.size, "captured", known.backend)
+            self._note(component, bucket, "captured")
 
     def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
         """Run a bucket as it is bound; where that fails, which for jit is where it compiles, run it eager."""
@@ -149,7 +141,7 @@ class Warmer:
             self._stay_eager(component, bucket, backend, error)
             runner.bind(component, bucket, self.runner.bound(component, bucket))
             self._call(component, bucket, runner)
-        self._warmed(component, bucket, started)
+        self._note(component, bucket, "warm", self.timeline.now() - started, started)
 
     def _call(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
         if self.status.bucket(component, bucket.size).backend == "aot":
@@ -163,22 +155,27 @@ class Warmer:
             runner.decode_step(bucket)
         runner.device.wait()
 
-    def _warmed(self, component: ComponentName, bucket: Bucket, started: float) -> None:
+    def _note(
+        self,
+        component: ComponentName,
+        bucket: Bucket,
+        state: BucketState,
+        seconds: float | None = None,
+        start: float | None = None,
+    ) -> None:
+        """Notes what a bucket has reached. A bucket that failed stays so; one that only runs eager is just that."""
         known = self.status.bucket(component, bucket.size)
-        state: BucketState = "eager" if known.backend == "eager" else "warm"
         if known.state == "failed":
             state = "failed"
-        seconds = self.timeline.now() - started
-        self.status.update(component, bucket.size, state, known.backend, seconds, started)
+        elif known.backend == "eager" and state != "captured":
+            state = "eager"
+        self.status.update(component, bucket.size, state, known.backend, seconds, start)
 
 
 def self_test(runner: Runner[Any], bucket: Bucket) -> tuple[list[int], float]:
     """Captions a built-in image, from pixels to tokens, as a request would be. Returns up to `SELF_TEST_TOKENS`
-    tokens, or two if the test takes longer than `LONGEST_RUN_S`; and the seconds that this thread computed.
-
-    Raises:
-        StartError: the logits are not finite: the weights or the device are damaged.
-    """
+    tokens, or two if the test takes longer than `LONGEST_RUN_S`; and the seconds that this thread computed. Raises
+    StartError if the logits are not finite: the weights or the device are damaged."""
     config, row = runner.config, SlotRequest()
     began = time.thread_time()
     if config.decoder.reads_prompt:  # the start token twice, the first of them by the encode

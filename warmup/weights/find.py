@@ -10,7 +10,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
@@ -24,9 +23,8 @@ from snapcap.warmup.artifacts.fetch import Result
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import FORMAT, Factors, canonical_json, source_digest
 from snapcap.warmup.artifacts.manifest import is_digest
-from snapcap.warmup.artifacts.store import WEIGHTS, DamagedError, StoreError
+from snapcap.warmup.artifacts.store import WEIGHTS, DamagedError, StoreError, record_name
 from snapcap.warmup.checkpoints.source import published_name
-from snapcap.warmup.machine.files import sync
 from snapcap.warmup.machine.installation import package_folder, torch_version
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -128,15 +126,6 @@ def identify(folder: Path) -> Identity:
     return tuple(_identify(folder, name) for name in weight_names(folder))
 
 
-def flushed_identity(folder: Path) -> Identity:
-    """The identity after which any write gives another: one through a map changes a file's times only when it is
-    the first since the page was written to the disk. Raises as ``identify``."""
-    for name in weight_names(folder):
-        with contextlib.suppress(OSError):  # where nothing can be written
-            sync(folder / name)
-    return identify(folder)
-
-
 def is_at_rest(files: Identity, moment: int) -> bool:
     """Returns whether any change of the files after ``moment`` (nanoseconds of the clock) gives them another
     identity: no time of theirs is so near that the next change could have the same. The system sets the time of
@@ -161,7 +150,6 @@ def _identify(folder: Path, name: str) -> FileIdentity:
     return FileIdentity(name, str(real), status.st_size, *times, status.st_ino)
 
 
-RECORD_NAME = re.compile(r"[0-9a-f]{64}\.json")
 _MOST_BYTES = 1024 * 1024
 
 
@@ -174,34 +162,21 @@ class Record:
     began: int
 
 
-def record_name(folder: Path) -> str:
-    """Where the record of a checkpoint folder is: of its place, so that a new one takes the place of an old one."""
-    return f"{WEIGHTS}/{hashlib.sha256(str(folder.resolve()).encode(errors='surrogateescape')).hexdigest()}.json"
-
-
 def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | None:
     """The digest of a checkpoint whose files are these, if it was recorded and they cannot have changed since.
     Raises StoreError if the record cannot be read, or others may write to it."""
-    record = read_record(store, record_name(folder))
-    known = record is not None and record.files == files and is_at_rest(files, record.began)
-    return record.digest if record is not None and known else None
-
-
-def read_record(store: FolderStore, name: str) -> Record | None:
-    """Returns a record of the store; None if there is none, or if its content is no record.
-
-    Raises StoreError if the store cannot be read."""
     try:
-        stored = store.read(name, _MOST_BYTES)
+        stored = store.read(record_name(WEIGHTS, folder), _MOST_BYTES)
         record = None if stored is None else from_json(Record, stored.data)
     except (DamagedError, ValueError):
         return None
-    return record if record is not None and is_digest(record.digest) else None
+    known = record is not None and record.files == files and is_at_rest(files, record.began)
+    return record.digest if record is not None and known and is_digest(record.digest) else None
 
 
 def write_record(store: FolderStore, folder: Path, record: Record) -> None:
     """Raises StoreError if it cannot be written."""
-    store.write(record_name(folder), to_json(record).encode())
+    store.write(record_name(WEIGHTS, folder), to_json(record).encode())
 
 
 WeightsResult = Result | Literal["off"]
@@ -254,13 +229,13 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
     if not any((store.root / WEIGHTS).glob(prepared_name("*", checkpoint, plan))):
         return None
     folder = checkpoint.folder
-    files, began = flushed_identity(folder), time.time_ns()
+    files, began = identify(folder), time.time_ns()
     record = Record(files, content_digest(folder), began)
     mapped = open_prepared(store, record.digest, checkpoint, plan)
     if identify(folder) != files:
         return None
     # A record of what was here before names weights that the next preparation removes.
-    if is_at_rest(files, began) and (mapped is not None or not store.path(record_name(folder)).exists()):
+    if is_at_rest(files, began) and (mapped is not None or not store.path(record_name(WEIGHTS, folder)).exists()):
         with contextlib.suppress(StoreError):  # the folder may be read-only
             write_record(store, folder, record)
     return mapped

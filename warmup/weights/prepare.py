@@ -32,17 +32,13 @@ from snapcap.warmup.plan.checkpoint import Checkpoint, read_config
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.weights.find import (
     CLOCK_NS,
-    RECORD_NAME,
     Identity,
     Record,
     content_digest,
-    flushed_identity,
     identify,
     is_at_rest,
     open_prepared,
     prepared_name,
-    read_record,
-    record_name,
     recorded_digest,
     write_record,
 )
@@ -50,7 +46,6 @@ from snapcap.warmup.weights.find import (
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared_tensors import Contents
 
-_LISTED = 10_000  # files of a folder: one with more than that is searched among some of them
 _FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
 _PROCESS_BYTES = 512 << 20  # memory of this process with torch
 
@@ -87,10 +82,6 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
         transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
         checkpoint = Checkpoint(folder.name, folder, config, transform)
         name = prepared_name(record.digest, checkpoint, plan)
-        for each in (f"{WEIGHTS}/{name}", record_name(folder)):
-            path = store.path(each)
-            if path.is_dir() and not path.is_symlink():
-                return Prepared("skipped", f"{path} is a folder; remove it")
         path = store.path(f"{WEIGHTS}/{name}")
         if _is_there(store, record.digest, checkpoint, plan, thorough):
             prepared = Prepared("kept", f"in {path.parent}")
@@ -98,20 +89,19 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
             prepared = _write(unfinished, path, checkpoint, plan, record.files)
         if prepared.result == "skipped" or identify(folder) != record.files:
             return prepared
-        before = _readable_record(store, record_name(folder))
         write_record(store, folder, record)
         with contextlib.suppress(StoreError):  # the next preparation removes any file that stays
-            _remove_superseded(store, name, before, record)
+            prune_weights(store)
         return prepared
 
 
 def _record(store: FolderStore, folder: Path) -> Record | None:
     """The digest of a checkpoint: as it is recorded, or else taken, once its files have been at rest for as long as
     the clock may stand still."""
-    files, began = flushed_identity(folder), time.time_ns()
+    files, began = identify(folder), time.time_ns()
     if not is_at_rest(files, began):
         time.sleep(CLOCK_NS / 1e9)
-        files, began = flushed_identity(folder), time.time_ns()
+        files, began = identify(folder), time.time_ns()
         if not is_at_rest(files, began):
             return None
     digest = None
@@ -119,38 +109,6 @@ def _record(store: FolderStore, folder: Path) -> Record | None:
         digest = recorded_digest(store, folder, files)
     digest = digest or content_digest(folder)
     return Record(files, digest, began) if identify(folder) == files else None
-
-
-def _remove_superseded(store: FolderStore, name: str, before: Record | None, record: Record) -> None:
-    """Remove what prepared weights of this name take the place of.
-
-    Args:
-        before: what was recorded of the checkpoint's folder, in whose place ``record`` is now.
-
-    Raises:
-        StoreError: something cannot be removed.
-    """
-    if before is not None and _is_superseded(store, before, record):
-        store.delete(f"{WEIGHTS}/{name.replace(record.digest, before.digest)}")
-    prune_weights(store)
-
-
-def _readable_record(store: FolderStore, name: str) -> Record | None:
-    """A record that can be read and is nobody else's; no other counts."""
-    with contextlib.suppress(StoreError):
-        return read_record(store, name)
-    return None
-
-
-def _is_superseded(store: FolderStore, before: Record, record: Record) -> bool:
-    """Returns whether the checkpoint has replaced the content of its earlier record, and no other record names that
-    content. If the files did not change after the earlier record, the path means another folder in another
-    container, and both keep their weights."""
-    if before.digest == record.digest or all(file.changed <= before.began for file in record.files):
-        return False
-    names = [name for name in store.newest(WEIGHTS, _LISTED) if RECORD_NAME.fullmatch(Path(name).name)]
-    others = [_readable_record(store, name) for name in names]
-    return all(other is None or other.digest != before.digest for other in others)
 
 
 def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan, thorough: bool) -> bool:

@@ -43,14 +43,8 @@ def build_tokenizer(captions: int = 5000) -> PreTrainedTokenizerBase:
         show_progress=False,
     )
     learned.train_from_iterator((scene_of("train", index).caption for index in range(captions)), trainer)
-    return GPT2Tokenizer(
-        tokenizer_object=learned,
-        bos_token=start,
-        eos_token=end,
-        pad_token=pad,
-        unk_token=end,
-        model_max_length=MAX_LENGTH,
-    )
+    names = {"bos_token": start, "eos_token": end, "pad_token": pad, "unk_token": end}
+    return GPT2Tokenizer(tokenizer_object=learned, model_max_length=MAX_LENGTH, **names)
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase) -> VisionEncoderDecoderModel:
@@ -86,24 +80,12 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> VisionEncoderDecoderModel
     model = VisionEncoderDecoderModel(
         encoder=ViTModel(vision, add_pooling_layer=False), decoder=GPT2LMHeadModel(text)
     )
-    model.config.decoder_start_token_id = ids["bos_token_id"]
-    model.config.pad_token_id = ids["pad_token_id"]
-    model.config.eos_token_id = ids["eos_token_id"]
-    model.config.tie_word_embeddings = True
+    start = ids.pop("bos_token_id")
+    model.config.update({**ids, "decoder_start_token_id": start, "tie_word_embeddings": True})
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        decoder_start_token_id=ids["bos_token_id"], max_length=MAX_LENGTH, **ids
+        decoder_start_token_id=start, bos_token_id=start, max_length=MAX_LENGTH, **ids
     )
     return model
-
-
-def reopen(folder: Path) -> tuple[VisionEncoderDecoderModel, PreTrainedTokenizerBase]:
-    """Returns the model and tokenizer of a checkpoint folder that `save` wrote, to continue training."""
-    tokenizer: PreTrainedTokenizerBase = GPT2Tokenizer.from_pretrained(folder)
-    model = build_model(tokenizer)
-    weights = VisionEncoderDecoderModel.from_pretrained(folder).state_dict()
-    # transformers adds a pooler with random weights that nothing reads.
-    model.load_state_dict({name: weight for name, weight in weights.items() if "pooler" not in name})
-    return model, tokenizer
 
 
 def save(model: VisionEncoderDecoderModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

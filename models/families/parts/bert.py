@@ -55,11 +55,7 @@ BERT_NAMES = Names(
 
 
 def read_bert(fields: Fields) -> BertConfig:
-    """Reads the decoder's dimensions.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads the decoder's dimensions."""
     return bert_config(
         fields,
         family="bert",
@@ -119,11 +115,7 @@ ROBERTA_NAMES = Names(
 
 
 def read_roberta(fields: Fields) -> BertConfig:
-    """Reads the decoder's dimensions.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads the decoder's dimensions."""
     padding = fields.values.get("pad_token_id", 1)
     if not is_whole(padding) or padding < 0:
         raise fields.error("pad_token_id", padding, "a token id is expected: positions are counted from it")
@@ -177,11 +169,7 @@ TROCR_NAMES = Names(
 
 
 def read_trocr(fields: Fields) -> BertConfig:
-    """Reads the decoder's dimensions.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads the decoder's dimensions."""
     fields.require(
         "add_cross_attention", True, "a decoder without cross-attention cannot see the image", default=True
     )

@@ -23,11 +23,7 @@ def layer_names(model: str) -> tuple[Rule, ...]:
 
 
 def dimensions(fields: Fields, *, tied_head: bool) -> dict[str, Any]:
-    """Returns the fields of a ``LlamaConfig``.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Returns the fields of a ``LlamaConfig``."""
     fields.require("model_type", "llama", "only Llama's text part is supported", default="llama")
     for field in ("attention_bias", "mlp_bias"):
         fields.require(field, False, "only layers without a bias are supported", default=False)

@@ -42,11 +42,7 @@ VIT_NAMES = Names(
 
 
 def read_vit(fields: Fields) -> VisionConfig:
-    """Reads the encoder's dimensions.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads the encoder's dimensions."""
     return VisionConfig(family="vit", **dimensions(fields), qkv_bias=fields.switch("qkv_bias", True))
 
 
@@ -70,9 +66,6 @@ def dimensions(
 
     Args:
         image_size, layer_norm_eps, activation: the family's defaults.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
     """
     image, patch = fields.size_pair("image_size", image_size), fields.size_pair("patch_size", 16)
     if patch[0] > image[0] or patch[1] > image[1]:
@@ -97,11 +90,7 @@ DEIT_NAMES = VIT_NAMES + Names(
 
 
 def read_deit(fields: Fields) -> VisionConfig:
-    """Reads the encoder's dimensions.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads the encoder's dimensions."""
     return replace(read_vit(fields), family="deit", leading_tokens=2)
 
 
@@ -122,11 +111,7 @@ BEIT_NAMES = VIT_NAMES + Names(
 
 
 def read_beit(fields: Fields) -> BeitConfig:
-    """Reads the encoder's dimensions.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Reads the encoder's dimensions."""
     layer_bias = fields.switch("use_relative_position_bias", False)
     shared_bias = fields.switch("use_shared_relative_position_bias", False)
     sizes = dimensions(fields)
@@ -177,10 +162,6 @@ def clip_names(model: str) -> tuple[Rule, ...]:
 
 
 def tower(fields: Fields, defaults: Mapping[str, Any]) -> Dimensions:
-    """Returns the fields of a ``VisionConfig`` that SigLIP has. ``defaults`` override SigLIP's own defaults.
-
-    Raises:
-        ConfigError: a field has a value that is not supported.
-    """
+    """Returns the fields of a ``VisionConfig`` that SigLIP has. ``defaults`` override SigLIP's own defaults."""
     given = Fields({**defaults, **fields.values}, fields.prefix)
     return dimensions(given, layer_norm_eps=1e-6, activation="gelu_pytorch_tanh")

@@ -16,7 +16,6 @@ from snapcap.models.dimensions import DavitConfig, Florence2Config
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import load_weights
-from snapcap.warmup.artifacts.download import most_bytes
 
 # The older layout, of microsoft/Florence-2-base.
 OLDER: dict[str, Any] = {
@@ -116,7 +115,6 @@ def test_the_older_layout(tmp_path: Path) -> None:
         ("prefix_block", 6),
         ("encoder_after", 1),
     ]
-    assert 4 * 232e6 < most_bytes(config) < 16 * 232e6
 
 
 def test_a_generation_file_is_all_that_counts_of_beams_and_what_is_forced(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.checkpoints.qwen3_vl_files import PROCESSOR
-from support.parity.pictures import encoded, scene
+from support.parity.pictures import encoded, normalised, scene
 
 from snapcap.models.fields import ConfigError
 from snapcap.models.processing.image_formats import ImageError
@@ -82,7 +82,7 @@ def assert_equal_to_transformers(folder: Path, transform: ImageTransform, data: 
     tokens = rows * columns
     assert not ours[tokens:-1].any(), "rows behind the picture's tokens are zero"
     # A token's 32 × 32 pixels are 2 × 2 patches; a patch is [channel, frame, row, column] in transformers.
-    patches = transform.normalise(ours[:tokens].reshape(tokens * 32, 32, 3)).reshape(3, tokens, 2, 16, 2, 16)
+    patches = normalised(transform, ours[:tokens].reshape(tokens * 32, 32, 3)).reshape(3, tokens, 2, 16, 2, 16)
     patches = patches.transpose(1, 2, 4, 0, 3, 5).reshape(tokens * 4, 3, 1, 16, 16).repeat(2, axis=2)
     difference = np.abs(patches.reshape(tokens * 4, -1) - theirs["pixel_values"])
     assert difference.max() <= 1 / 255 / min(transform.normalisation.std) + 1e-6

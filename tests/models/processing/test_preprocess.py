@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from support.parity.pictures import encoded, scene, write_config
+from support.parity.pictures import encoded, normalised, scene, write_config
 
 from snapcap.models.processing.image import upright_size
 from snapcap.models.processing.transform import ImageTransform
@@ -30,7 +30,7 @@ def reference(folder: Path, data: bytes) -> NDArray[np.float32]:
 
 def assert_equal_to_transformers(folder: Path, size: tuple[int, int], data: bytes) -> None:
     transform = ImageTransform.from_folder(folder, size)
-    ours = transform.normalise(transform.decode(data).pixels)
+    ours = normalised(transform, transform.decode(data).pixels)
     theirs = reference(folder, data)
     assert ours.shape == theirs.shape == (3, *size)
     step = ONE_STEP * (transform.normalisation.rescale * 255) / min(transform.normalisation.std)
@@ -101,7 +101,7 @@ def test_without_a_file_the_defaults_of_vit_hold(tmp_path: Path) -> None:
     data = encoded(scene(80, 60))
     transform = ImageTransform.from_folder(tmp_path, (96, 96), max_pixels=5000)
     assert transform == ImageTransform((96, 96), max_pixels=5000)
-    values = transform.normalise(transform.decode(data).pixels)
+    values = normalised(transform, transform.decode(data).pixels)
     write_config(tmp_path, size=96)
     np.testing.assert_allclose(values, reference(tmp_path, data), atol=1e-6)
 
@@ -170,7 +170,7 @@ def test_a_large_jpeg_is_drafted_and_stays_close(
     # 1601 and 1203 are no multiples of 2, 4 or 8: the last drafted row and column are not whole.
     data = encoded(scene(1601, 1203), "JPEG", quality=90, exif=exif)
     transform = ImageTransform.from_folder(write_config(tmp_path, **settings), size)
-    drafted = transform.normalise(transform.decode(data).pixels)
+    drafted = normalised(transform, transform.decode(data).pixels)
     difference = np.abs(drafted - reference(tmp_path, data)) * 255 * min(transform.std)
     assert difference.max() > 1, "the picture was decoded in full"
     assert difference.mean() < 0.5

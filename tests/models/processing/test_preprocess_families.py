@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from support.parity.pictures import encoded, scene
+from support.parity.pictures import encoded, normalised, scene
 
 from snapcap.models.config import ConfigError
 from snapcap.models.processing.image_formats import ImageError
@@ -55,7 +55,7 @@ def assert_equal_to_transformers(kind: str, folder: Path, size: tuple[int, int],
     transform = ImageTransform.from_folder(
         folder, size, family={"CLIP": "git", "Siglip": "llava"}.get(kind, kind.lower())
     )
-    ours = transform.normalise(transform.decode(data).pixels)
+    ours = normalised(transform, transform.decode(data).pixels)
     theirs = reference(kind, folder, data)
     assert ours.shape == theirs.shape == (3, *size)
     assert np.abs(ours - theirs).max() <= 1 / 255 / min(transform.normalisation.std) + 1e-6

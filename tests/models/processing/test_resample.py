@@ -9,7 +9,7 @@ from PIL import Image
 from snapcap.models.processing.resample import SOURCES, Pixels, Resampler, resized
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.warmup.artifacts.manifest import IMAGE_LIBRARY
-from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
+from snapcap.warmup.build.library_worker import compile_library, compiler_options
 from snapcap.warmup.machine.installation import require_compiler
 
 SAMPLES = Path(__file__).parents[3] / "models" / "demo" / "samples"
@@ -26,7 +26,7 @@ def compiled(folder: Path, source: Path, options: list[str]) -> Path:
 def resampler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resampler:
     folder = tmp_path_factory.mktemp("library")
     if request.param == "this processor":
-        start(LibraryJob(folder))({"entry": IMAGE_LIBRARY})
+        compile_library(folder, IMAGE_LIBRARY)
         library = folder / IMAGE_LIBRARY
     else:
         options = [option for option in compiler_options(SOURCES) if option != "-march=native"]

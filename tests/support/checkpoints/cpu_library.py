@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY
-from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
+from snapcap.warmup.build.library_worker import compile_library, compiler_options
 from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.runtime.aoti.packages import SOURCES
 
@@ -37,7 +37,7 @@ EVERY(exp) EVERY(log) EVERY(sin) EVERY(cos) EVERY(tanh) EVERY(erf)
 def compiled_library(folder: Path, program: str = "") -> Path:
     """The library in a folder, or a ``program`` that has its functions and calls them."""
     if not program:
-        start(LibraryJob(folder))({"entry": CPU_LIBRARY})
+        compile_library(folder, CPU_LIBRARY)
         return folder / CPU_LIBRARY
     source, made = folder / f"{program}.cpp", folder / f"{program}.so"
     source.write_text(_EVERY)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+
+from snapcap.models.processing.transform import ImageTransform
 
 
 def scene(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -49,3 +52,12 @@ def masked(
 def write_config(folder: Path, **fields: Any) -> Path:
     (folder / "preprocessor_config.json").write_text(json.dumps(fields))
     return folder
+
+
+def normalised(transform: ImageTransform, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Pixels, uint8 [H, W, 3], as the encoder normalises them on the device: float32 [3, H, W]."""
+    by = transform.normalisation
+    mean, std = (np.array(values, np.float32) for values in (by.mean, by.std))
+    x = pixels.astype(np.float32) * np.float32(by.rescale)
+    result: NDArray[np.float32] = ((x - mean) / std).transpose(2, 0, 1)
+    return result

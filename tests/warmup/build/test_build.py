@@ -15,7 +15,6 @@ import pytest
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, describe
 from snapcap.warmup.build.builder import Builder, BuildJob, Event
 from snapcap.warmup.build.environment import compiler_environment
-from snapcap.warmup.build.library_worker import LibraryJob
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import read_checkpoint
@@ -38,7 +37,7 @@ class FakeWorker:
     environments: ClassVar[dict[str, dict[str, str]]] = {}
     compilers: ClassVar[list[dict[str, str]]] = []
 
-    def __init__(self, module: str, job: BuildJob | LibraryJob, environment: Mapping[str, str], nice: int) -> None:
+    def __init__(self, module: str, job: BuildJob, environment: Mapping[str, str], nice: int) -> None:
         self.module, self.folder = module, job.folder
         self.environments[module] = dict(environment)
         if module == "snapcap.warmup.build.compile_worker":
@@ -140,12 +139,11 @@ def test_the_cpu_library_is_in_a_set_whose_packages_all_run_on_it(build: Any) ->
     builder, _, folder = build(on_library=checked)
     built = builder.run()
     assert built.complete
-    assert built.library is not None
-    assert built.library.path == folder / CPU_LIBRARY
-    assert built.image_library is not None
-    assert built.image_library.path == folder / IMAGE_LIBRARY
+    assert {entry: file.path for entry, file in built.libraries.items()} == {
+        entry: folder / entry for entry in (CPU_LIBRARY, IMAGE_LIBRARY)
+    }
     assert sorted(checked) == sorted(task.entry for task in builder.tasks) == sorted(built.input_specs)
-    assert built.no_library == ""
+    assert not built.no_libraries
 
 
 @pytest.mark.parametrize(
@@ -159,9 +157,10 @@ def test_a_set_without_the_cpu_library_is_as_complete(build: Any, behaviour: dic
     built = build(**behaviour)[0].run()
     assert built.complete
     assert not built.failures
-    assert built.library is None
-    assert built.no_library.startswith(reason)
-    assert (built.image_library is None) == bool(built.no_image_library) == (behaviour.get("library") == "")
+    assert CPU_LIBRARY not in built.libraries
+    assert built.no_libraries[CPU_LIBRARY].startswith(reason)
+    assert (IMAGE_LIBRARY in built.no_libraries) == (behaviour.get("library") == "")
+    assert (IMAGE_LIBRARY in built.libraries) != (IMAGE_LIBRARY in built.no_libraries)
 
 
 def test_packages_of_int8_weights_are_checked_on_the_cpu_library_alone(build: Any) -> None:
@@ -170,7 +169,7 @@ def test_packages_of_int8_weights_are_checked_on_the_cpu_library_alone(build: An
     builder, _, _ = build(dtype="int8", on_library=on_library, on_libtorch=on_libtorch)
     built = builder.run()
     assert built.complete
-    assert built.library is not None
+    assert CPU_LIBRARY in built.libraries
     assert sorted(on_library) == sorted(task.entry for task in builder.tasks)
     assert not on_libtorch
 
@@ -198,9 +197,9 @@ def test_a_package_of_int8_weights_fails_where_the_cpu_library_cannot_run_it(
 
 
 def test_an_image_library_that_is_missing_is_compiled_beside_packages_of_an_earlier_run(build: Any) -> None:
-    assert build(library="")[0].run().image_library is None
+    assert IMAGE_LIBRARY not in build(library="")[0].run().libraries
     builder, events, _ = build(device="cuda:0")
-    assert builder.run().image_library is not None
+    assert IMAGE_LIBRARY in builder.run().libraries
     assert {event.kind for event in events} == {"kept"}
 
 
@@ -214,8 +213,7 @@ def test_no_library_is_in_a_set_but_that_which_all_packages_were_run_on(build: A
     builder, events, folder = build(library="another", on_library=checked)
     built = builder.run()
     assert {event.kind for event in events} == {"kept"}
-    assert built.library is not None
-    assert built.library.path.read_text() == "another"
+    assert built.libraries[CPU_LIBRARY].path.read_text() == "another"
     assert sorted(checked) == sorted(built.input_specs)
 
 
@@ -235,7 +233,7 @@ def test_a_library_check_that_a_stop_ends_is_made_again(build: Any) -> None:
     again, _, _ = build()
     built = again.run()
     assert built.complete
-    assert built.library is not None
+    assert CPU_LIBRARY in built.libraries
 
 
 def test_a_package_that_is_not_where_it_should_be_is_a_failure(build: Any) -> None:

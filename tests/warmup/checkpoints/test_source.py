@@ -11,7 +11,7 @@ from snapcap.warmup.checkpoints.local import CheckpointError
 from snapcap.warmup.checkpoints.source import (
     current_identity,
     downloaded_identity,
-    is_at_hand,
+    folder_at_hand,
     is_publishable,
     published_name,
     resolve_checkpoint,
@@ -98,10 +98,10 @@ def test_a_commit_is_its_own_identity(hub: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", never)
     source = f"owner/name@{COMMIT}"
     assert current_identity(source, S3Options(), FAR) == {"commit": COMMIT}
-    assert not is_at_hand(source, hub, S3Options())
+    assert not folder_at_hand(source, hub, S3Options())
     folder = download(hub, COMMIT)
-    assert is_at_hand(source, hub, S3Options())
-    assert not is_at_hand(f"owner/name@{OTHER}", hub, S3Options())
+    assert folder_at_hand(source, hub, S3Options())
+    assert not folder_at_hand(f"owner/name@{OTHER}", hub, S3Options())
     assert downloaded_identity(source, folder) == {"commit": COMMIT}
 
 
@@ -120,7 +120,7 @@ def test_the_hub_is_asked_for_the_commit_of_a_branch(
     assert current_identity(source, S3Options(), FAR) == {"commit": COMMIT}
     assert asked == [("owner/name", revision)]
     download(hub, OTHER, revision or "main")
-    assert is_at_hand(source, hub, S3Options())
+    assert folder_at_hand(source, hub, S3Options())
 
 
 @pytest.mark.parametrize("answer", [None, "main", "../../x", OSError("no network")])
@@ -138,7 +138,7 @@ def test_a_hub_that_names_no_commit_is_an_error(answer: Any, monkeypatch: pytest
 def test_a_reference_that_leads_elsewhere_is_not_followed(hub: Path, tmp_path: Path) -> None:
     download(hub, COMMIT)
     (hub / "models--owner--name" / "refs" / "main").write_text("../../../elsewhere")
-    assert not is_at_hand("owner/name", hub, S3Options())
+    assert not folder_at_hand("owner/name", hub, S3Options())
     with pytest.raises(CheckpointError, match="names no commit"):
         downloaded_identity("owner/name", tmp_path)
 
@@ -148,16 +148,16 @@ def test_the_identity_of_a_prefix_is_what_was_downloaded(
 ) -> None:
     source = upload_checkpoint(s3, demo_folder, "bucket", "models/demo")
     options = S3Options(endpoint_url=s3_server)
-    assert not is_at_hand(source, tmp_path, options)
+    assert not folder_at_hand(source, tmp_path, options)
     folder = resolve_checkpoint(source, tmp_path, options)
-    assert is_at_hand(source, tmp_path, options)
+    assert folder_at_hand(source, tmp_path, options)
     now = current_identity(f"{source}/", options, FAR, s3)
     assert downloaded_identity(source, folder) == now
     assert {"config.json", "model.safetensors"} <= now.keys()
     s3.put_object(Bucket="bucket", Key="models/demo/config.json", Body=b"{}")
     assert current_identity(source, options, FAR) != now
     (folder / "model.safetensors").unlink()
-    assert not is_at_hand(source, tmp_path, options), "what is there in part is not there"
+    assert not folder_at_hand(source, tmp_path, options), "what is there in part is not there"
 
 
 def test_a_start_asks_only_where_something_may_be_published(

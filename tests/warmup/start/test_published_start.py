@@ -18,7 +18,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start import published, start
-from snapcap.warmup.start.preparation import Callbacks, Preparation, prepare
+from snapcap.warmup.start.preparation import Callbacks, Preparation
 from snapcap.warmup.start.start import wait_for_parts
 from snapcap.warmup.weights.find import FoundWeights
 
@@ -67,7 +67,7 @@ def options(tmp_path: Path) -> StartOptions:
 
 def begun(options: StartOptions, fetcher: Any, status: StartupStatus, found: list[Checkpoint]) -> Preparation:
     pool = ThreadPoolExecutor(2)
-    prepared = prepare(options, Timeline.since_exec(), status, pool, fetcher, Callbacks(found.append))
+    prepared = Preparation(options, Timeline.since_exec(), status, pool, fetcher, Callbacks(found.append))
     pool.shutdown(wait=False)
     return prepared
 
@@ -130,10 +130,9 @@ def test_weights_that_cannot_be_used_bring_the_whole_checkpoint(
     for path in demo_folder.glob("*.json"):
         (description / path.name).write_bytes(path.read_bytes())
     brought: list[Path] = []
-    real = start.prepare
 
     def prepared(*given: Any) -> Preparation:
-        found = real(*given)
+        found = Preparation(*given)
         checkpoint, weights = found.weights.result()
 
         def bring() -> Path:
@@ -144,9 +143,10 @@ def test_weights_that_cannot_be_used_bring_the_whole_checkpoint(
         described.set_result(replace(checkpoint, folder=description, bring=bring))
         mapped: Any = SimpleNamespace(header=SimpleNamespace(regions={}))
         odd.set_result((described.result(), replace(weights, result="hit", mapped=mapped)))
-        return replace(found, weights=odd, checkpoint=described)
+        found.weights, found.checkpoint = odd, described
+        return found
 
-    monkeypatch.setattr(start, "prepare", prepared)
+    monkeypatch.setattr(start, "Preparation", prepared)
     loaded = start.load(options, Timeline.since_exec(), StartupStatus())
     assert brought == [demo_folder]
     assert loaded.weights == "corrupt"

@@ -12,15 +12,13 @@ import pytest
 
 from snapcap.models.weights.listing import WeightsError
 from snapcap.warmup.artifacts.folder import FolderStore
-from snapcap.warmup.artifacts.store import StoreRefusedError
+from snapcap.warmup.artifacts.store import WEIGHTS, StoreRefusedError, record_name
 from snapcap.warmup.weights.find import (
     CLOCK_NS,
     Record,
     content_digest,
     identify,
     is_at_rest,
-    read_record,
-    record_name,
     recorded_digest,
     write_record,
 )
@@ -137,7 +135,7 @@ def test_a_record_that_was_made_too_early_is_not_trusted(checkpoint: Path, local
 def test_each_place_has_its_record(checkpoint: Path, record: Record, local: FolderStore, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(checkpoint)
-    assert record_name(link) == record_name(checkpoint)
+    assert record_name(WEIGHTS, link) == record_name(WEIGHTS, checkpoint)
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     assert recorded_digest(local, copy, identify(copy)) is None
     assert content_digest(copy) == content_digest(checkpoint)
@@ -160,8 +158,7 @@ def test_each_place_has_its_record(checkpoint: Path, record: Record, local: Fold
 def test_a_record_that_is_none_is_not_there(
     text: str, checkpoint: Path, record: Record, local: FolderStore
 ) -> None:
-    local.path(record_name(checkpoint)).write_text(text)
-    assert read_record(local, record_name(checkpoint)) is None
+    local.path(record_name(WEIGHTS, checkpoint)).write_text(text)
     assert recorded_digest(local, checkpoint, identify(checkpoint)) is None
     whole = Record(record.files, "no digest", record.began)
     write_record(local, checkpoint, whole)
@@ -169,6 +166,6 @@ def test_a_record_that_is_none_is_not_there(
 
 
 def test_a_record_that_others_may_write_is_refused(checkpoint: Path, record: Record, local: FolderStore) -> None:
-    local.path(record_name(checkpoint)).chmod(0o606)
+    local.path(record_name(WEIGHTS, checkpoint)).chmod(0o606)
     with pytest.raises(StoreRefusedError):
         recorded_digest(local, checkpoint, identify(checkpoint))

@@ -1,6 +1,5 @@
 """Prepared weights in the artifact folder: written once, found by a start, replaced when they are damaged."""
 
-import mmap
 import os
 import shutil
 import time
@@ -15,17 +14,11 @@ from support.checkpoints.prepared_case import Case, case_of, prepared_files, rew
 from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.runtime.torch_model import load_model
-from snapcap.warmup.weights import find, prepare
+from snapcap.warmup.weights import find
 from snapcap.warmup.weights.find import content_digest, layout_digest
 from snapcap.warmup.weights.prepare import Prepared
 
 CPU = torch.device("cpu")
-
-
-def file_system(path: Path) -> str:
-    """The type of the one that a path is in."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    return max((len(mount), kind) for mount, kind in mounts if path.is_relative_to(mount))[1]
 
 
 def exchange(folder: Path, first: Path, second: Path, prepare: Callable[[], Prepared]) -> list[Prepared]:
@@ -114,7 +107,7 @@ def test_a_changed_checkpoint_is_a_miss_of_the_weights_alone(case: Case, folder:
     assert case.find().result == "miss"
     assert artifact_key(case.plan.factors(ModelConfig.from_folder(folder), "aot")) == key
     assert case.prepare().result == "written"
-    assert case.file() != before, "the old ones are gone"
+    assert len(prepared_files(case) - {before}) == 1
     assert case.find().result == "hit"
 
 
@@ -170,18 +163,6 @@ def test_a_checkpoint_that_changes_while_it_is_looked_for_is_a_miss(
     assert other.find().result == "miss"
 
 
-def test_a_write_through_a_map_is_a_change(case: Case, folder: Path) -> None:
-    if file_system(folder) in ("tmpfs", "ramfs"):
-        pytest.skip("ITS TIMES DO NOT FOLLOW MAPS")
-    with (folder / "model.safetensors").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        memory[-1] ^= 1
-        case.prepare()
-        assert case.find().result == "hit"
-        time.sleep(0.02)
-        memory[-1] ^= 1
-        assert case.find().result == "miss"
-
-
 def test_a_copy_of_a_checkpoint_shares_its_weights(case: Case, folder: Path, tmp_path: Path) -> None:
     case.prepare()
     other = case_of(shutil.copytree(folder, tmp_path / "copy"), case.options.model.cache_dir)
@@ -191,11 +172,8 @@ def test_a_copy_of_a_checkpoint_shares_its_weights(case: Case, folder: Path, tmp
     time.sleep(0.02)
     rewrite(folder)
     assert case.prepare().result == "written"
-    assert other.find().result == "hit", "what another checkpoint has is not superseded"
-    shutil.rmtree(other.checkpoint.folder)
-    (folder / "model.safetensors").touch()
-    assert case.prepare().result == "kept"
-    assert len(prepared_files(case)) == 2, "what is not to be seen here may be there for others"
+    assert other.find().result == "hit"
+    assert len(prepared_files(case)) == 2
 
 
 def test_the_configuration_and_the_sources_are_part_of_the_layout(case: Case, tmp_path: Path) -> None:
@@ -235,8 +213,7 @@ def test_two_checkpoints_at_one_place_are_kept_beside_each_other(case: Case, fol
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(folder, second)
     rewrite(second)
-    for _ in range(2):  # the first time each may take the other for its predecessor
-        exchange(folder, first, second, case.prepare)
+    exchange(folder, first, second, case.prepare)
     files = prepared_files(case)
     assert len(files) == 2
     results = [each.result for each in exchange(folder, first, second, case.prepare)]
@@ -273,19 +250,6 @@ def test_what_has_another_name_than_ours_stays(case: Case, tmp_path: Path) -> No
     assert target.read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "json"])
-def test_a_folder_that_has_the_name_is_said_before_anything_is_converted(
-    case: Case, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case.prepare()
-    (path,) = case.weights.glob(f"*.{kind}")
-    path.unlink()
-    path.mkdir()
-    monkeypatch.setattr(prepare, "_write", None)
-    prepared = case.prepare()
-    assert (prepared.result, prepared.reason) == ("skipped", f"{path} is a folder; remove it")
-
-
 @pytest.mark.parametrize("text", ["[]", '{"files": [{"path": 3}]}', "[" * 9999, None])
 def test_no_record_of_others_changes_what_comes_of_it(case: Case, folder: Path, text: str | None) -> None:
     """``None``: one that others may write to."""
@@ -294,9 +258,8 @@ def test_no_record_of_others_changes_what_comes_of_it(case: Case, folder: Path, 
     (record,) = case.weights.glob("*.json")
     stray.write_text(record.read_text() if text is None else text)
     stray.chmod(0o666 if text is None else 0o600)
-    before = case.file()
     time.sleep(0.02)
     rewrite(folder)
     assert case.prepare().result == "written"
-    assert (stray.exists(), before.exists()) == (True, False)
+    assert stray.exists()
     assert case.find().result == "hit"

@@ -267,18 +267,15 @@ class NativePackages:
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         try:
             future = self.opening.get(entry)
-            container = self._opened(package) if future is None else future.result()
+            opened = None if future is None else future.result()
+            container = opened or Container.open(package, self.device, self.standalone)
         except AotiError as error:
             raise PackageError(f"{entry} cannot be opened: {error}") from error
         return self.function(container)
 
     def function(self, container: Container) -> RegionCall:
         """Wraps a container as a function of its inputs. The inputs stay the caller's, while a container's ``run``
-        takes them over.
-
-        Raises:
-            AotiError: it fails when it is called.
-        """
+        takes them over. Raises AotiError if it fails when it is called."""
         libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
 
         def call(*inputs: NativeTensor) -> NativeTensor:
@@ -315,6 +312,3 @@ class NativePackages:
             return NativeTensor(libtorch, handles_of([function(*map(tensor_of, handles))])[0])
 
         return on_host if self.stream is None else on_gpu
-
-    def _opened(self, package: VerifiedFile) -> Container:
-        return Container.open(package, self.device, self.standalone)

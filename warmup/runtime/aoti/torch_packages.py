@@ -85,11 +85,8 @@ def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
     """The package's function, which takes what the region takes and returns its one tensor.
 
     The package is opened from verified bytes, or not at all. Nothing checks the inputs of a call: their shapes,
-    strides and dtypes must be those that the package was compiled for.
-
-    Raises:
-        PackageError: the file cannot be opened.
-    """
+    strides and dtypes must be those that the package was compiled for. Raises PackageError if the file cannot be
+    opened."""
     try:
         container = Container.open(package, str(device))
     except AotiError as error:
