@@ -75,7 +75,12 @@ class Peer:
 
 @dataclass(frozen=True)
 class OnnxPeer(Peer):
-    """The ONNX Runtime server. The onnxruntime package runs on a CPU only."""
+    """The ONNX Runtime server. The onnxruntime package runs on a CPU only.
+
+    precision: float32, or int8, which is ONNX Runtime's dynamic quantisation.
+    """
+
+    precision: str = "float32"
 
     def unavailable(self, workload: Workload, device: str) -> str:
         config = json.loads((workload.folder / "config.json").read_text())
@@ -90,18 +95,18 @@ class OnnxPeer(Peer):
         output = self.model(workload, sets)
         if not output.is_dir():
             command = [sys.executable, "-m", "snapcap.benchmarks.peers.onnx_export"]
-            command += ["--model", str(workload.folder), "--output", str(output)]
+            command += ["--model", str(workload.folder), "--output", str(output), "--precision", self.precision]
             done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"the export to ONNX failed:\n{done.stderr}")
 
     def model(self, workload: Workload, sets: Path) -> Path:
-        return exported(workload.folder, sets)
+        return exported(workload.folder, sets) / self.precision
 
 
 @cache
 def exported(checkpoint: Path, sets: Path) -> Path:
-    """Returns the folder of a checkpoint's export, which depends on the checkpoint, the exporter and the packages'
+    """Returns the folder of a checkpoint's exports, which depend on the checkpoint, the exporter and the packages'
     versions."""
     digest = hashlib.sha256(json.dumps([version(name) for name in _PACKAGES]).encode())
     files = [each for each in sorted(checkpoint.iterdir()) if each.suffix in (".json", ".safetensors")]
@@ -116,6 +121,11 @@ _TRANSFORMERS = Peer(
     "snapcap.benchmarks.peers.transformers_server",
     ("transformers", "fastapi", "uvicorn"),
 )
+_ONNX_RUNTIME = OnnxPeer(
+    "FastAPI + ONNX Runtime, batched",
+    "snapcap.benchmarks.peers.onnx_server",
+    ("onnxruntime", "onnxscript", "transformers", "fastapi", "uvicorn"),
+)
 PEERS = {
     "transformers-eager": _TRANSFORMERS,
     "transformers-batched": replace(
@@ -128,10 +138,12 @@ PEERS = {
         Endpoint("/caption", "/health", takes_json=True),
         ("--batch", "16"),
     ),
-    "onnxruntime": OnnxPeer(
-        "FastAPI + ONNX Runtime, batched",
-        "snapcap.benchmarks.peers.onnx_server",
-        ("onnxruntime", "onnxscript", "transformers", "fastapi", "uvicorn"),
+    "onnxruntime": _ONNX_RUNTIME,
+    "onnxruntime-int8": replace(
+        _ONNX_RUNTIME,
+        title="FastAPI + ONNX Runtime int8, batched",
+        options=("--threads", str(available_cpus())),
+        precision="int8",
     ),
 }
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}

@@ -42,8 +42,8 @@ def is_there(path: Path) -> bool:
     """Returns whether a regular file has this name.
 
     Some versions of Python return False from ``Path.is_file`` if the folder may not be searched. Raises FileError
-    if the system does not allow the look-up, or if the name is a link to a file that does not exist, as in a copy of
-    a folder of the hub's cache."""
+    if the system does not allow the look-up, or if the name is a link to a file that does not exist, as in a copy
+    of a folder of the hub's cache."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -17,6 +17,7 @@ def make_server_parser(text: str | None, port: int) -> argparse.ArgumentParser:
     parser.add_argument("--model", default="models/demo", help="checkpoint folder")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--port", type=int, default=port)
+    parser.add_argument("--batch", type=int, default=0, help="greatest number of images in a batch; 0: no batches")
     return parser
 
 

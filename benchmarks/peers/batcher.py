@@ -11,15 +11,14 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Item, Answer]):
-    """Runs batches one after the other in each of its threads."""
+    """Runs batches one after the other in a thread."""
 
-    def __init__(self, run: Callable[[Sequence[Item]], Sequence[Answer]], most: int, workers: int) -> None:
+    def __init__(self, run: Callable[[Sequence[Item]], Sequence[Answer]], most: int) -> None:
         """``run`` returns as many answers as it gets items. ``most`` is the greatest number of items in a batch."""
         self._run = run
         self._most = most
         self._waiting: SimpleQueue[tuple[Item, Future[Answer]]] = SimpleQueue()
-        for _ in range(workers):
-            threading.Thread(target=self._work, daemon=True).start()
+        threading.Thread(target=self._work, daemon=True).start()
 
     def submit(self, item: Item) -> "Future[Answer]":
         answer: Future[Answer] = Future()

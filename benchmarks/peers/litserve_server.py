@@ -1,6 +1,6 @@
 """Serves the peer with dynamic batching: LitServe and transformers' `generate`.
 
-    python -m snapcap.benchmarks.peers.litserve_server --model models/demo --port 8101
+    python -m snapcap.benchmarks.peers.litserve_server --model models/demo --port 8101 --batch 16
 
 Images wait at most 5 ms for each other. LitServe takes JSON or forms, so an image comes as base64, as in LitServe's
 own examples.
@@ -48,13 +48,11 @@ class CaptionApi(litserve.LitAPI):  # type: ignore[misc, unused-ignore]  # LitSe
 
 
 def main() -> None:
-    parser = make_server_parser(__doc__, port=8101)
-    parser.add_argument("--batch", type=int, default=16, help="greatest number of images in one call")
-    options = parser.parse_args()
+    options = make_server_parser(__doc__, port=8101).parse_args()
     api = CaptionApi(
         options.model,
         options.device,
-        max_batch_size=options.batch,
+        max_batch_size=options.batch or 1,
         batch_timeout=BATCH_TIMEOUT_S,
         api_path="/caption",
     )

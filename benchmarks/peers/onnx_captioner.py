@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 ENCODER, DECODER, TOKENIZER = "encoder.onnx", "decoder.onnx", "tokenizer.json"
-_FILE = "captioner.json"
+DESCRIPTION = "captioner.json"
 Pixels = NDArray[np.float32]
 
 
@@ -22,6 +22,7 @@ class Description:
     """The facts about an export beside its two models.
 
     resample: Pillow's number of the filter.
+    scale, shift: numbers of each channel, which rescale and normalise a pixel by one product and one sum.
     ends: the tokens that end a caption. There may be none.
     limit: greatest number of tokens after the start token.
     """
@@ -29,22 +30,14 @@ class Description:
     height: int
     width: int
     resample: int
-    rescale: float
-    mean: list[float]
-    std: list[float]
+    scale: list[float]
+    shift: list[float]
     layers: int
     heads: int
     head_size: int
     start: int
     ends: list[int]
     limit: int
-
-    def write(self, folder: Path) -> None:
-        (folder / _FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
-
-    @classmethod
-    def read(cls, folder: Path) -> "Description":
-        return cls(**json.loads((folder / _FILE).read_text()))
 
     @property
     def cache_names(self) -> list[str]:
@@ -57,13 +50,11 @@ class Captioner:
 
     def __init__(self, folder: Path, threads: int) -> None:
         """``threads`` is the number of threads of one operation."""
-        about = self.description = Description.read(folder)
+        about = self.description = Description(**json.loads((folder / DESCRIPTION).read_text()))
         self._encoder = _open(folder / ENCODER, threads)
         self._decoder = _open(folder / DECODER, threads)
         self._tokenizer: Any = Tokenizer.from_file(str(folder / TOKENIZER))
-        # Rescaling and normalising are one product and one sum.
-        self._scale = (about.rescale / np.array(about.std)).astype(np.float32)
-        self._shift = (-np.array(about.mean) / np.array(about.std)).astype(np.float32)
+        self._scale, self._shift = np.array(about.scale, np.float32), np.array(about.shift, np.float32)
         self._cross = [f"cross_{name}" for name in about.cache_names]
         self._past = [f"past_{name}" for name in about.cache_names]
         self._next = ["next", *(f"present_{name}" for name in about.cache_names)]

@@ -4,11 +4,10 @@
     python -m snapcap.benchmarks.peers.onnx_server --model FOLDER --port 8102
 
 The models are opened while FastAPI is imported, before the port is bound. Images are decoded in a thread pool.
-Decoded images that wait for the model go through it as one batch. The defaults gave 16 clients of the demo model
-most captions/s on two CPUs (`benchmarks/NOTES.md`): all CPUs but one for the model, and one for HTTP.
+Decoded images that wait for the model go through it as one batch, of up to eight. With that, and one CPU less for
+the model, 16 clients of the demo model got most captions/s on two CPUs (`benchmarks/NOTES.md`).
 """
 
-import argparse
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,10 @@ from typing import Any
 from snapcap.benchmarks.harness.arguments import count, make_parser
 from snapcap.benchmarks.peers.batcher import Batcher
 
+_BATCH = 8
 
-def create_app(captioner: Any, options: argparse.Namespace) -> Any:
+
+def create_app(captioner: Any) -> Any:
     """Returns the application over an open captioner."""
     import asyncio
 
@@ -32,8 +33,8 @@ def create_app(captioner: Any, options: argparse.Namespace) -> Any:
         return rows
 
     app = FastAPI()
-    batcher = Batcher(run, options.batch, options.workers)
-    decoders = ThreadPoolExecutor(options.image_threads)
+    batcher = Batcher(run, _BATCH)
+    decoders = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
     @app.post("/caption")
     async def caption(request: Request) -> JSONResponse:
@@ -50,17 +51,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the export")
     parser.add_argument("--device", choices=("cpu",), default="cpu")
     parser.add_argument("--port", type=int, default=8102)
-    cpus = len(os.sched_getaffinity(0))
-    text = "CPU threads of one operation (default: all CPUs but one)"
-    parser.add_argument("--threads", type=count, default=max(cpus - 1, 1), help=text)
-    parser.add_argument(
-        "--workers", type=count, default=1, help="number of batches at a time (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--batch", type=count, default=8, help="greatest number of images in a batch (default: %(default)s)"
-    )
-    text = "number of threads that decode images (default: number of CPUs)"
-    parser.add_argument("--image-threads", type=count, default=cpus, help=text)
+    text = "CPU threads of one operation (default: all CPUs but one, which HTTP has)"
+    parser.add_argument("--threads", type=count, default=max(len(os.sched_getaffinity(0)) - 1, 1), help=text)
     options = parser.parse_args()
     from snapcap.benchmarks.peers.onnx_captioner import Captioner
 
@@ -69,7 +61,7 @@ def main() -> None:
         import fastapi  # noqa: F401
         import uvicorn
 
-        app = create_app(opening.result(), options)
+        app = create_app(opening.result())
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", ws="none", lifespan="off")
 
 

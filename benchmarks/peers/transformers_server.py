@@ -165,7 +165,7 @@ def create_app(captioner: Captioner, batch: int) -> Any:
     def run(images: Sequence[bytes]) -> list[dict[str, Any]]:
         return captioner.generate(captioner.pixels(list(images)))
 
-    batcher = Batcher(run, batch, workers=1)
+    batcher = Batcher(run, batch)
 
     @app.post("/caption")
     async def batched(request: Request) -> dict[str, Any]:
@@ -176,9 +176,7 @@ def create_app(captioner: Captioner, batch: int) -> Any:
 
 
 def main() -> None:
-    parser = make_server_parser(__doc__, port=8100)
-    parser.add_argument("--batch", type=int, default=0, help="greatest number of images in a batch; 0: no batches")
-    options = parser.parse_args()
+    options = make_server_parser(__doc__, port=8100).parse_args()
     captioner = Captioner(options.model, options.device)
     app = create_app(captioner, options.batch)
     import uvicorn

@@ -30,7 +30,7 @@ class Runner:
 
 def held_batcher(runner: Runner, most: int) -> "tuple[Batcher[int, int], Future[int]]":
     """A batcher whose only worker runs a first request, which is not done before ``hold``."""
-    batcher: Batcher[int, int] = Batcher(runner, most, workers=1)
+    batcher: Batcher[int, int] = Batcher(runner, most)
     first = batcher.submit(1)
     assert runner.running.wait(LIMIT_S)
     return batcher, first
@@ -39,7 +39,7 @@ def held_batcher(runner: Runner, most: int) -> "tuple[Batcher[int, int], Future[
 def test_a_lone_request_runs_at_once() -> None:
     runner = Runner()
     runner.hold.set()
-    assert Batcher(runner, 4, workers=1).submit(3).result(LIMIT_S) == 6
+    assert Batcher(runner, 4).submit(3).result(LIMIT_S) == 6
     assert runner.batches == [[3]]
 
 

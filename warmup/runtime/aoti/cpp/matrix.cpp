@@ -117,12 +117,12 @@ void pack(const Matrix& right, int64_t k, int64_t depth, int64_t column, int64_t
   const float* from = right.data + k * right.row_step + column * right.column_step;
   int64_t begun = 0;
   if (right.row_step == 1 && columns == kColumns) {
-    // Turned around, a square of kWidth columns at a time, so that what is read and written stays in the cache.
     for (; begun + kWidth <= depth; begun += kWidth) {
-      for (int64_t j = 0; j < kColumns; ++j) {
-        const float* of = from + j * right.column_step + begun;
-        float* to = panel + begun * kColumns + j;
-        for (int i = 0; i < kWidth; ++i) to[i * kColumns] = of[i];
+      for (int64_t j = 0; j < kColumns; j += kWidth) {
+        Vector square[kWidth];
+        for (int i = 0; i < kWidth; ++i) square[i] = load(from + (j + i) * right.column_step + begun);
+        turn(square);
+        for (int i = 0; i < kWidth; ++i) store(panel + (begun + i) * kColumns + j, square[i]);
       }
     }
   }

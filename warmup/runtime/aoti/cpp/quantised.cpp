@@ -26,8 +26,7 @@ constexpr int kTileRows = 6;  // 12 of 16
 constexpr int kTileVectors = 2;
 constexpr int64_t kColumns = kTileVectors * kWidth;
 constexpr int64_t kDepth = 512;  // 512 * 127 * 32767 is below 2^31
-constexpr int64_t kFewRows = 8;  // that nothing is packed for
-constexpr int kColumnRows = 4;      // that take a column at once
+constexpr int kFewRows = 8;  // that nothing is packed for
 constexpr int64_t kFewColumns = 32;  // of what a thread takes then
 constexpr float kMost = 32767;
 
@@ -67,7 +66,9 @@ inline Shorts widened(const int8_t* from) {
   typedef int8_t Bytes __attribute__((vector_size(2 * kWidth)));
   Bytes bytes;
   std::memcpy(&bytes, from, sizeof bytes);
-#if defined(__AVX2__) && !defined(__AVX512F__)  // which the compiler would do in halves
+#if defined(__AVX512BW__)  // which the compiler would do in halves
+  return (Shorts)_mm512_cvtepi8_epi16((__m256i)bytes);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
   return (Shorts)_mm256_cvtepi8_epi16((__m128i)bytes);
 #else
   return __builtin_convertvector(bytes, Shorts);
@@ -143,18 +144,20 @@ struct Tile {
 
 // Numbers [k, k + 2 * pairs) of some columns, as rows of kColumns pairs.
 void pack(const Quantised& of, int64_t k, int64_t pairs, int64_t column, int64_t columns, int16_t* panel) {
-  alignas(64) int16_t wide[kDepth];
   const int64_t depth = std::min(2 * pairs, of.depth - k);
-  for (int64_t j = 0; j < kColumns; ++j) {
-    int16_t* to = panel + 2 * j;
-    if (j < columns) {
-      const int8_t* from = of.right + (column + j) * of.depth + k;
-      for (int64_t i = 0; i < depth; ++i) wide[i] = from[i];
-      if (depth < 2 * pairs) wide[depth] = 0;
-    } else {
-      std::fill(wide, wide + 2 * pairs, int16_t{0});
+  for (int64_t part = 0; part < kColumns; part += kWidth) {
+    const int8_t* from[kWidth];  // of a column that is not there the last one again
+    for (int j = 0; j < kWidth; ++j) from[j] = of.right + (column + std::min(part + j, columns - 1)) * of.depth + k;
+    int16_t* to = panel + 2 * part;
+    int64_t at = 0;
+    for (; at + 2 * kWidth <= depth; at += 2 * kWidth) {
+      Vector square[kWidth];  // whose lanes are pairs
+      for (int j = 0; j < kWidth; ++j) square[j] = (Vector)widened(from[j] + at);
+      turn(square);
+      for (int i = 0; i < kWidth; ++i) std::memcpy(to + (at + 2 * i) * kColumns, &square[i], sizeof square[i]);
     }
-    for (int64_t pair = 0; pair < pairs; ++pair) std::memcpy(to + pair * 2 * kColumns, wide + 2 * pair, 4);
+    for (; at < 2 * pairs; ++at)
+      for (int j = 0; j < kWidth; ++j) to[at / 2 * 2 * kColumns + 2 * j + at % 2] = at < depth ? from[j][at] : int16_t{0};
   }
 }
 
@@ -169,49 +172,40 @@ void multiply_panel(const Quantised& of, int64_t begin, int64_t end, int64_t col
   }
 }
 
-inline int32_t total_of(Integers vector) {
-  int32_t total = 0;
-  for (int lane = 0; lane < kWidth; ++lane) total += vector[lane];
-  return total;
+// The products' sum of some numbers at the end of a row, which fill no vector.
+__attribute__((noinline)) int32_t sum_of(const int16_t* left, const int8_t* right, int64_t begin, int64_t end) {
+  int32_t sum = 0;
+  for (int64_t k = begin; k < end; ++k) sum += left[k] * right[k];
+  return sum;
 }
 
-// kRows rows by one column or two, whose weights are read once, from one end to the other, and not packed.
+// A few rows by columns [begin, end), whose weights are read once, from one end to the other, and not packed: column by
+// column, as a processor fetches ahead of one stream of reads.
 template <int kRows>
 struct Columns {
-  static constexpr int kOf = kRows == 1 ? 1 : 2;
-
-  static void run(const Quantised& of, int64_t row, int64_t begin, int64_t end) {
-    for (int64_t column = begin; column < end; column += kOf) columns(of, row, column, std::min<int64_t>(kOf, end - column));
-  }
-
-  static void columns(const Quantised& of, int64_t row, int64_t column, int64_t count) {
-    const int8_t* right[kOf];  // of a column that is not there the last one again
-    for (int64_t j = 0; j < kOf; ++j) right[j] = of.right + (column + std::min(j, count - 1)) * of.depth;
-    const int16_t* left = of.left + row * of.steps;
-    float totals[kRows][kOf] = {};
-    for (int64_t k = 0; k < of.depth; k += kDepth) {
-      const int64_t end = std::min(k + kDepth, of.depth);
-      Integers sums[kRows][kOf] = {};
-      int64_t at = k;
-      for (; at + 2 * kWidth <= end; at += 2 * kWidth) {
-        Shorts b[kOf];
-        for (int j = 0; j < kOf; ++j) b[j] = widened(right[j] + at);
-        for (int i = 0; i < kRows; ++i) {
-          const Shorts a = load_shorts(left + i * of.steps + at);
-          for (int j = 0; j < kOf; ++j) sums[i][j] = add_pairs(sums[i][j], a, b[j]);
+  static void run(const Quantised& of, int64_t begin, int64_t end) {
+    constexpr int kFours = (kRows + 3) / 4;
+    for (int64_t column = begin; column < end; ++column) {
+      const int8_t* right = of.right + column * of.depth;
+      Four totals[kFours] = {};
+      for (int64_t k = 0; k < of.depth; k += kDepth) {
+        const int64_t after = std::min(k + kDepth, of.depth);
+        Integers sums[4 * kFours] = {};
+        int64_t at = k;
+        for (; at + 2 * kWidth <= after; at += 2 * kWidth) {
+          const Shorts b = widened(right + at);
+          for (int i = 0; i < kRows; ++i) sums[i] = add_pairs(sums[i], load_shorts(of.left + i * of.steps + at), b);
         }
+        FourIntegers fours[kFours];
+        for (int i = 0; i < kFours; ++i)
+          fours[i] = sums_of<FourIntegers>(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+        if (at < after)
+          for (int i = 0; i < kRows; ++i) fours[i / 4][i % 4] += sum_of(of.left + i * of.steps, right, at, after);
+        for (int i = 0; i < kFours; ++i) totals[i] += __builtin_convertvector(fours[i], Four);
       }
       for (int i = 0; i < kRows; ++i)
-        for (int j = 0; j < kOf; ++j) {
-          int32_t total = total_of(sums[i][j]);
-          for (int64_t rest = at; rest < end; ++rest) total += left[i * of.steps + rest] * right[j][rest];
-          totals[i][j] += static_cast<float>(total);
-        }
+        of.result[i * of.columns + column] = totals[i / 4][i % 4] * (of.left_scale[i] * of.right_scale[column]);
     }
-    for (int i = 0; i < kRows; ++i)
-      for (int64_t j = 0; j < count; ++j)
-        of.result[(row + i) * of.columns + column + j] =
-            totals[i][j] * (of.left_scale[row + i] * of.right_scale[column + j]);
   }
 };
 
@@ -219,9 +213,7 @@ void multiply_columns(const Quantised& of, int threads) {
   const int64_t jobs = ceiling(of.columns, kFewColumns);
   share_out(jobs, helpers_for(threads, of.rows * of.columns * of.depth), [&](int64_t job) {
     const int64_t begin = job * kFewColumns, end = std::min(of.columns, begin + kFewColumns);
-    in_groups(0, of.rows, kColumnRows, [&](int64_t row, int64_t after) {
-      with_rows<Columns, kColumnRows>(after - row, of, row, begin, end);
-    });
+    with_rows<Columns, kFewRows>(of.rows, of, begin, end);
   });
 }
 
@@ -247,9 +239,10 @@ SNAPCAP_C AOTITorchError aoti_torch_cpu__weight_int8pack_mm(AtenTensorHandle sel
     const int64_t rows = self->sizes[0], depth = self->sizes[1], columns = weight->sizes[0];
     require(weight->sizes[1] == depth && scales->sizes[0] == columns, "the shapes of a product by int8 do not fit");
     const int64_t shape[2] = {rows, columns}, steps = depth + depth % 2;
+    const int64_t padded = ceiling(rows, kWidth) * kWidth;
     auto* made = make_tensor(2, shape, kFloat32);
-    auto* step = scratch(kLeft, rows + ceiling(rows * steps, 2));
-    auto* left = reinterpret_cast<int16_t*>(step + rows);
+    auto* step = scratch(kLeft, padded + ceiling(rows * steps, 2));
+    auto* left = reinterpret_cast<int16_t*>(step + padded);
     const int threads = thread_count();
     const int64_t parts = ceiling(rows, 16);
     share_out(parts, helpers_for(threads, rows * depth), [&](int64_t part) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -65,9 +66,11 @@ inline Vector fused(Vector a, Vector b, Vector c) {
 inline Vector fused(float a, Vector b, Vector c) { return fused(all_of(a), b, c); }
 
 typedef float Four __attribute__((vector_size(16)));
+typedef int32_t FourIntegers __attribute__((vector_size(16)));
 
-inline Four folded(Vector vector) {
-  Four parts[kWidth / 4];
+template <class Few = Four, class Many>
+inline Few folded(Many vector) {
+  Few parts[kWidth / 4];
   std::memcpy(parts, &vector, sizeof parts);
   for (int part = 1; part < kWidth / 4; ++part) parts[0] += parts[part];
   return parts[0];
@@ -94,12 +97,34 @@ inline float largest_of(Vector vector) {
 #endif
 
 // The sum of each of four vectors, as `sum_of` adds them.
-inline Four sums_of(Vector first, Vector second, Vector third, Vector fourth) {
-  typedef int32_t Places __attribute__((vector_size(16), unused));
-  const Four a = folded(first), b = folded(second), c = folded(third), d = folded(fourth);
-  const Four ab = SNAPCAP_SHUFFLE(a, b, 0, 4, 1, 5) + SNAPCAP_SHUFFLE(a, b, 2, 6, 3, 7);
-  const Four cd = SNAPCAP_SHUFFLE(c, d, 0, 4, 1, 5) + SNAPCAP_SHUFFLE(c, d, 2, 6, 3, 7);
+template <class Few = Four, class Many>
+inline Few sums_of(Many first, Many second, Many third, Many fourth) {
+  typedef FourIntegers Places __attribute__((unused));
+  const Few a = folded<Few>(first), b = folded<Few>(second), c = folded<Few>(third), d = folded<Few>(fourth);
+  const Few ab = SNAPCAP_SHUFFLE(a, b, 0, 4, 1, 5) + SNAPCAP_SHUFFLE(a, b, 2, 6, 3, 7);
+  const Few cd = SNAPCAP_SHUFFLE(c, d, 0, 4, 1, 5) + SNAPCAP_SHUFFLE(c, d, 2, 6, 3, 7);
   return SNAPCAP_SHUFFLE(ab, cd, 0, 1, 4, 5) + SNAPCAP_SHUFFLE(ab, cd, 2, 3, 6, 7);
+}
+
+// Lanes of two vectors in turn: those of their first halves with kFrom = 0, of their second halves with kWidth / 2.
+template <int kFrom, int... kLane>
+inline Vector in_turn(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
+  typedef Integers Places __attribute__((unused));
+  return SNAPCAP_SHUFFLE(a, b, (kFrom + kLane / 2 + kLane % 2 * kWidth)...);
+}
+
+// Turns a square around: lane j of vector i becomes lane i of vector j.
+inline void turn(Vector (&square)[kWidth]) {
+  constexpr int kHalf = kWidth / 2;
+  constexpr auto kLanes = std::make_integer_sequence<int, kWidth>();
+  for (int step = 1; step < kWidth; step *= 2) {
+    Vector before[kWidth];
+    std::memcpy(before, square, sizeof before);
+    for (int i = 0; i < kHalf; ++i) {
+      square[2 * i] = in_turn<0>(before[i], before[i + kHalf], kLanes);
+      square[2 * i + 1] = in_turn<kHalf>(before[i], before[i + kHalf], kLanes);
+    }
+  }
 }
 
 // e^x to within one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial for e^r, whose
