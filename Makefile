@@ -27,7 +27,8 @@ SLOW := $(patsubst %,--ignore-glob='*/test_%.py',admission body_garbage chat che
 	queue_size reference revocation scheduler_history serve_environment shared_slots store \
 	stray_files terminal tracing worker)
 ARGS ?=
-# auto: a process for each CPU; more than 8 would take more memory than a machine of that size usually spares.
+# auto: a process for each CPU, and one more, as some tests wait (tests/support/schedule.py); more than 8 would take more
+# memory than a machine of that size usually spares.
 WORKERS ?= auto
 SPREAD = -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 # Which build of torch, in the words of Dockerfile's argument: cpu, cu130, …, or "index": whatever pip's index has,
@@ -87,7 +88,7 @@ test: $(VENV)/.dev  ## run all tests on all CPUs (ARGS="-k parity" passes option
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 quick: $(VENV)/.dev  ## run two thousand tests in less than a minute
-	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile $(QUICK) $(SLOW) $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS:auto=logical) --maxprocesses 8 --dist loadfile $(QUICK) $(SLOW) $(ARGS)
 
 $(LOWEST)/.dev: $(VENV)/.dev tests/support/lowest.py
 	$(BIN)/python -m venv $(LOWEST)

@@ -11,6 +11,7 @@ import tempfile
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from support.checkpoints.compilers import share_compiler
 from support.servers.server_process import snapcap
 
+from snapcap.models.processing import chat
 from snapcap.service.telemetry import logs
 
 _KEPT = "TESTS_CACHE"  # the folder that stays from run to run
@@ -45,6 +47,24 @@ def pytest_configure(config: pytest.Config) -> None:
         else:
             os.environ[_KEPT] = str(cache.mkdir("snapcap"))
     share_compiler(Path(os.environ[_KEPT]) / "compiler")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_rendered_once() -> Iterator[None]:
+    """Has each chat template rendered once for the same messages: a process of its own does it, each time that a
+    test reads the configuration of a model that chats. Tests of rendering take ``chat._rendered.__wrapped__``."""
+    render, texts = chat._rendered, dict[str, list[str]]()
+
+    @wraps(render)
+    def rendered(*arguments: Any) -> list[str]:
+        key = json.dumps(arguments)
+        if key not in texts:
+            texts[key] = render(*arguments)
+        return texts[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat, "_rendered", rendered)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -100,7 +100,7 @@ async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
 @asynccontextmanager
 async def model_killed(world: World, replica: Replica) -> AsyncIterator[Healed]:
     """Kills a process of a model that wakes, is ready or leaves, or an engine process in reserve."""
-    born = [pid for pid, _ in descendants(replica.pid)]
+    born = descendants(replica.pid)
     pid = world.chooser.choice(born) if born else 0
     if pid:
         with contextlib.suppress(ProcessLookupError):

@@ -1,9 +1,11 @@
 """Orders the files of a run, and spreads them over its workers: long ones first, so that none ends alone.
 
-Tests that compile keep both CPUs busy, and attacks mostly wait, so attacks run beside compilers. All attacks run on
-one worker, which then starts their servers once.
+Attacks and servers that hang mostly wait, and tests that compile keep the CPUs busy. For that reason a run has a
+worker more than the machine has CPUs: while one waits, the others compile. All attacks run on one worker, which
+then starts their servers once.
 """
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,16 @@ FIRST = (
     "models/processing/test_image_memory.py",
     "abuse",
     "e2e/test_compiled_start.py",
-    "e2e/test_blip.py",
-    "e2e/test_git.py",
+    "e2e/test_qwen3_vl.py",
     "e2e/test_florence2.py",
     "e2e/test_smolvlm.py",
     "e2e/test_llava.py",
-    "e2e/test_interrupted_build.py",
-    "e2e/test_shared_build.py",
+    "e2e/test_git.py",
+    "e2e/test_blip.py",
     "warmup/start/test_jit_families.py",
     "models/regions/test_kernels.py",
+    "e2e/test_interrupted_build.py",
+    "e2e/test_shared_build.py",
     "deploy/test_observed_server.py",
     "service/test_hung_server.py",
     "e2e",
@@ -41,6 +44,12 @@ FIRST = (
 def rank(path: Path) -> int:
     """Place of a file's line in ``FIRST``; those that have none follow in their own order."""
     return next((place for place, first in enumerate(FIRST) if path.is_relative_to(TESTS / first)), len(FIRST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Returns the number of workers of `-n auto`; `-n logical` gives each CPU one, for tests that never wait."""
+    return len(os.sched_getaffinity(0)) + (config.getoption("numprocesses") == "auto")
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,7 +3,8 @@
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -12,6 +13,7 @@ from uuid import uuid4
 import pytest
 import torch
 from botocore.exceptions import ClientError
+from botocore.loaders import JSONFileLoader
 
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import Manifest, describe_all, new_manifest
@@ -25,6 +27,16 @@ from snapcap.warmup.plan.checkpoint import read_checkpoint
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.runtime.torch_model import LoadedModel, load_model
 from snapcap.warmup.s3.client import client
+
+
+@pytest.fixture(scope="session", autouse=True)
+def aws_described_once() -> Iterator[None]:
+    """Has botocore read its description of S3 once for all clients: each client is of a session of its own, and
+    would read it again, which is most of the time that a client takes to make."""
+    read = cache(JSONFileLoader().load_file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: read(path))
+        yield
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])

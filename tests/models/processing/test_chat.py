@@ -21,6 +21,7 @@ from support.checkpoints.permissions import denied
 
 from snapcap.models.config import ConfigError
 from snapcap.models.errors import PromptError
+from snapcap.models.processing import chat
 from snapcap.models.processing.chat import DEFAULT_INSTRUCTION, ChatEncoder, ChatTemplate, read_chat, read_template
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.text import ChatIds, Dialogue, ImageMarkup
@@ -45,6 +46,12 @@ OTHERS = {
     "{% endmacro %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{% for c in m.content %}{{ say(c) }}"
     "{% if loop.index > 5 %}{% break %}{% endif %}{% endfor %}{% endfor %}{% generation %}:{% endgeneration %}",
 }
+
+
+@pytest.fixture(autouse=True)
+def each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each template rendered by a process, also for messages that another test has had rendered."""
+    monkeypatch.setattr(chat, "_rendered", chat._rendered.__wrapped__)  # type: ignore[attr-defined]
 
 
 def rendered(folder: Path, text: str, parts: bool = True) -> str:

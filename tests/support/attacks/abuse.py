@@ -17,7 +17,7 @@ from support.servers.server_process import ServerProcess
 
 from snapcap.benchmarks.harness.processes import tree_memory
 
-IDLE_S = 2.0
+IDLE_S = 1.0
 # A tenth of the least that is a stall; five times as often, the watch would take as much CPU as the server.
 PROBE_S = 0.05
 # An attack may cost what other requests cost, on a machine whose two CPUs do other things too.

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from support.servers.raw_http import connected, post, read_reply
-from support.servers.server_process import ServerProcess
+from support.servers.server_process import ServerProcess, wait_until
 
 DEPTH = "snapcap_queue_depth"
 IN_FLIGHT = "snapcap_requests_in_flight"
@@ -23,8 +23,7 @@ def full_capacity(server: ServerProcess, samples: Mapping[Path, str], patience: 
     While the device is stopped, exactly `--queue-size` requests wait, a further request is refused, and all waiting
     requests get the right captions afterwards; then the queue is empty. ``patience``: seconds until nothing may be
     in flight any more."""
-    wait_idle(server, patience)
-    places = int(server.metrics()[CAPACITY])
+    places = int(wait_idle(server, patience)[CAPACITY])
     with ExitStack() as exits, stopped(server.engine_pid):
         waiting = ask(server, exits, samples, places)
         server.wait_for(lambda: server.metrics()[DEPTH] == places, 30)
@@ -36,9 +35,18 @@ def full_capacity(server: ServerProcess, samples: Mapping[Path, str], patience: 
     wait_idle(server)
 
 
-def wait_idle(server: ServerProcess, seconds: float = 60) -> None:
-    """Until no request is in flight and no place of the queue is taken."""
-    server.wait_for(lambda: all(server.metrics()[name] == 0 for name in (DEPTH, IN_FLIGHT)), seconds)
+def wait_idle(server: ServerProcess, seconds: float = 60) -> dict[str, float]:
+    """Waits until no request is in flight and no place of the queue is taken. Returns the metrics of that moment.
+
+    A server renders its metrics four times a second, so the metrics are read once for each look."""
+    metrics: dict[str, float] = {}
+
+    def is_idle() -> bool:
+        metrics.update(server.metrics())
+        return metrics[DEPTH] == metrics[IN_FLIGHT] == 0
+
+    server.wait_for(is_idle, seconds)
+    return metrics
 
 
 Waiting = list[tuple[socket.socket, str]]
@@ -65,9 +73,16 @@ def check(waiting: Waiting) -> None:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Stops a process during the block."""
+    """Stops a process during the block. The block begins when no thread of the process runs any more: on a busy
+    machine that is later than the signal."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: all(map(stands_still, Path(f"/proc/{pid}/task").iterdir())))
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def stands_still(thread: Path) -> bool:
+    """Returns whether a signal has stopped the thread."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"

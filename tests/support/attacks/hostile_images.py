@@ -4,6 +4,7 @@ import io
 import struct
 import zipfile
 import zlib
+from functools import cache
 
 from PIL import Image, PngImagePlugin
 from support.parity.pictures import encoded, scene
@@ -41,6 +42,7 @@ def with_text(size: int) -> bytes:
     return encoded(scene(32, 32), "PNG", pnginfo=info)
 
 
+@cache
 def refused() -> dict[str, bytes]:
     """No picture that is read: each is answered 422."""
     small, photo = scene(64, 48), encoded(scene(64, 48), "JPEG")
@@ -85,6 +87,7 @@ def refused() -> dict[str, bytes]:
     }
 
 
+@cache
 def read() -> dict[str, bytes]:
     """Odd pictures that are read: each gets some caption, or is refused as damaged; never more."""
     small = scene(64, 48)

@@ -24,13 +24,16 @@ _ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
+PATIENCE_MS = 30_000  # Playwright's five seconds are too few on a busy machine
 
 
 @pytest.fixture(scope="module")
 def chromium() -> "Iterator[Browser]":
     """Starts a browser for the tests of a module, not of the session: until the browser is stopped, its event loop
     is the one of the main thread."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=PATIENCE_MS)
 
     executable = shutil.which("chromium")
     if executable is None:

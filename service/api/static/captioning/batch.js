@@ -34,10 +34,13 @@ const batch = {
   async pieces(mine) {
     let tries = 0;
     for (let piece = await this.piece(mine); piece.length && !mine.signal.aborted; piece = await this.piece(mine)) {
+      const { key } = api;
       const problem = await this.send(piece, mine.signal);
       if (mine.signal.aborted) break;
       if (problem === null) tries = 0;
-      else if (problem.status === 401) break; // they wait for the key
+      else if (problem.status === 401) {
+        if (api.key === key) break; // the pictures wait for another key
+      }
       else if (isStarting(start.report) && problem.status === 503) await pause(500, mine.signal);
       else if ([429, 503].includes(problem.status) && ++tries < RETRY.times) await pause(Math.min((problem.wait || 1) * 1000, RETRY.most), mine.signal);
       else this.settle(piece, problem);

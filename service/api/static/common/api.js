@@ -77,11 +77,12 @@ const api = {
 
   /** What `read(response, again)` makes of the reply, if it is a good one. Throws what `within` throws. */
   ask(path, { timeout = 10_000, signal, ...options }, read) {
+    const { key } = this;
     const headers = { ...options.headers };
-    if (this.key) headers.Authorization = `Bearer ${this.key}`;
+    if (key) headers.Authorization = `Bearer ${key}`;
     return within(timeout, signal, async (inner, again) => {
       const response = await fetch(address(path), { ...options, headers, signal: inner });
-      this.refused = response.status === 401;
+      if (key === this.key) this.refused = response.status === 401; // a late reply tells nothing of a newer key
       if (!response.ok) throw Problem.of(response, await response.json().catch(() => null));
       return read(response, again);
     });

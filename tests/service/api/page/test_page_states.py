@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from playwright.sync_api import FilePayload, Page, expect
+from playwright.sync_api import FilePayload, Page, Route, expect
 from support.servers.live_app import on_a_port
 from support.servers.page import assert_accessible, give, phases
 
@@ -194,17 +194,36 @@ def test_a_key_is_asked_for_and_used(guarded: str, open_page: OpenPage, image) -
     expect(page.locator("#state-word")).to_have_text("ready")
 
 
-def test_many_pictures_wait_for_the_key(guarded: str, open_page: OpenPage, image) -> None:
-    page = open_page(guarded, expected="status of 401")
-    expect(page.locator("#state-word")).to_have_text("needs a key")
+def choose_two(page: Page, image: Callable[[int], bytes]) -> None:
     files: list[FilePayload] = [
         {"name": f"{number}.png", "mimeType": "image/png", "buffer": image(number)} for number in (1, 2)
     ]
     page.locator("#file").set_input_files(files)
+
+
+def test_many_pictures_wait_for_the_key(guarded: str, open_page: OpenPage, image) -> None:
+    page = open_page(guarded, expected="status of 401")
+    expect(page.locator("#state-word")).to_have_text("needs a key")
+    with page.expect_request_finished(lambda request: request.url.endswith("/v1/captions")):
+        choose_two(page, image)
     expect(page.locator("#visit-count")).to_have_text("0 of 2 pictures captioned")
     expect(page.locator(".card").first).to_contain_text("Waiting…")
     enter_key(page, "right")
     expect(page.locator("#visit-count")).to_have_text("2 captions")
+
+
+def test_a_key_that_comes_before_the_refusal_is_used(guarded: str, open_page: OpenPage, image) -> None:
+    page = open_page(guarded, expected="status of 401")
+    expect(page.locator("#state-word")).to_have_text("needs a key")
+    held: list[Route] = []
+    page.route("**/v1/captions", held.append, times=1)
+    with page.expect_request("**/v1/captions"):
+        choose_two(page, image)
+    enter_key(page, "right")
+    expect(page.locator("#state-word")).to_have_text("ready")
+    held[0].continue_()
+    expect(page.locator("#visit-count")).to_have_text("2 captions")
+    expect(page.get_by_label("API key")).to_be_hidden()
 
 
 def test_with_a_key_the_links_show_it_too(guarded: str, open_page: OpenPage, tmp_path: Path) -> None:
