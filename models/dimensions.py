@@ -102,15 +102,6 @@ class VisionConfig:
         return ()
 
     @property
-    def weights(self) -> int:
-        """Number of elements of the encoder's matrices and tables, in any layout."""
-        tokens, width = self.sequence_length, self.hidden_size
-        patch = self.patch_size[0] * self.patch_size[1] * self.num_channels
-        # Each layer of BEiT may have a bias for each pair of tokens.
-        layer = 4 * width * width + 2 * width * self.intermediate_size + self.num_heads * tokens * tokens
-        return width * (patch + tokens) + self.num_layers * layer
-
-    @property
     def multiplications(self) -> int:
         """Number of multiplications in the linear layers of all blocks, which are most of an encode, for one
         image."""
@@ -200,13 +191,6 @@ class Qwen3VisionConfig(VisionConfig):
     def taps(self) -> tuple[int, ...]:
         return self.deepstack
 
-    @property
-    def weights(self) -> int:
-        width, inner = self.hidden_size, self.intermediate_size
-        merger = 4 * width * 8 * width  # the outputs are as wide as the decoder, less than 4 * width each
-        layers = self.num_layers * (4 * width * width + 2 * width * inner)
-        return width * (768 + self.position_side**2) + layers + (1 + len(self.deepstack)) * merger
-
 
 @dataclass(frozen=True, kw_only=True)
 class DavitStage:
@@ -266,15 +250,6 @@ class DavitConfig(VisionConfig):
         return tuple((stage.num_layers, stage.output_shape) for stage in self.stages)
 
     @property
-    def weights(self) -> int:
-        total = self.hidden_size * self.sequence_length
-        for stage in self.stages:
-            width = stage.hidden_size
-            half = 4 * width * width + 2 * width * (stage.inner_size + 9)
-            total += stage.kernel**2 * stage.input_size * width + 2 * stage.num_layers * half
-        return total
-
-    @property
     def multiplications(self) -> int:
         layers = ((each.num_layers, _layer_products(each.output_shape, each.inner_size)) for each in self.stages)
         # A block attends twice, each time with an MLP.
@@ -330,11 +305,6 @@ class DecoderConfig:
         """Number of blocks through which the image's tokens go. The decoder's last layer is not run as a block,
         because only its keys and values are needed."""
         return self.num_layers - 1 if self.prefix == "decoder" else 0
-
-    @property
-    def prefix_weights(self) -> int:
-        """Number of elements of the matrices in those blocks that are not the decoder's own."""
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,10 +435,6 @@ class Florence2Config(BertConfig):
     @property
     def prefix_layers(self) -> int:
         return self.encoder_layers
-
-    @property
-    def prefix_weights(self) -> int:
-        return self.encoder_layers * (4 * self.hidden_size**2 + 2 * self.hidden_size * self.encoder_inner_size)
 
 
 class Parts(NamedTuple):
