@@ -7,6 +7,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 
 from snapcap.service.api.schema_parts import ModelState, Omittable, Responses, problems, reply
 from snapcap.service.errors import InvalidOption, ModelNotFound
+from snapcap.warmup.progress.status import BucketState, ComponentName
 
 _MODEL = {
     "name": "model",
@@ -86,9 +87,9 @@ class Phase(BaseModel):
 
 
 class Bucket(BaseModel):
-    component: Literal["encoder", "decoder"]
+    component: ComponentName
     size: int = Field(ge=1)
-    state: Literal["pending", "eager", "loaded", "warm", "captured", "failed"]
+    state: BucketState
     backend: str
     seconds: float | None = Field(description="Seconds that the warm-up of the bucket took.")
     start: float | None = Field(description="Moment at which the warm-up of the bucket began.")
