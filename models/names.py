@@ -6,6 +6,7 @@ The module is apart because both the dimensions and the families import it.
 import re
 from collections.abc import Iterable, Iterator
 from itertools import product
+from os.path import commonprefix
 
 from snapcap.models.dataclass import dataclass
 
@@ -72,15 +73,10 @@ class Names:
 
 def _difference(one: str, other: str) -> int:
     """Returns the number of letters of two names outside of their common beginning and end."""
-    begin = _alike(one, other)
+    begin = len(commonprefix([one, other]))  # noqa: RUF071 - letters are meant, not paths
     one, other = one[begin:], other[begin:]
-    return len(one) + len(other) - 2 * _alike(one[::-1], other[::-1])
-
-
-def _alike(one: str, other: str) -> int:
-    """Returns the number of letters in the common beginning of two names."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+    end = len(commonprefix([one[::-1], other[::-1]]))  # noqa: RUF071 - likewise
+    return len(one) + len(other) - 2 * end
 
 
 def _plain(name: str) -> str:
