@@ -33,7 +33,7 @@ class ImageSettings(ImageOptions):
     decode_threads: int = option(
         "decode_threads",
         0,
-        "threads that parse request bodies, and that decode images in `snapcap caption` and on Ray; 0: one for "
+        "threads that parse request bodies, and that decode images in `snapcap caption`; 0: one for "
         "each CPU, at most 8",
         parse=parse_int(0, 1024),
     )

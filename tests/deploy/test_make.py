@@ -148,13 +148,13 @@ def test_the_lowest_versions_are_those_of_the_project() -> None:
 [project]
 dependencies = ["torch>=2.11,<2.14", "numpy>=2.0", "uvloop>=0.21; sys_platform != 'win32'"]
 [project.optional-dependencies]
-ray = ["ray[serve]>=2.60"]
-dev = ["snapcap[ray]", "moto[s3,server]", "numpy", "mkdocs<2"]
+otel = ["opentelemetry-sdk[x]>=1.30"]
+dev = ["snapcap[otel]", "moto[s3,server]", "numpy", "mkdocs<2"]
 docs = ["mkdocs<2"]
 """
     pinned = "# versions\ntorch==2.13.0\nmoto==5.2.5\nnumpy==2.4.6\nmkdocs==1.6.1\nbotocore==1.44.5\n"
     assert constraints(project, pinned) == [
-        *("torch==2.13.0", "numpy==2.0", "uvloop==0.21", "ray==2.60", "moto==5.2.5", "mkdocs==1.6.1")
+        *("torch==2.13.0", "numpy==2.0", "uvloop==0.21", "opentelemetry-sdk==1.30", "moto==5.2.5", "mkdocs==1.6.1")
     ]
     with pytest.raises(ValueError, match="numpy<3 has no lower bound"):
         constraints(project.replace("numpy>=2.0", "numpy<3"), pinned)

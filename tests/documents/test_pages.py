@@ -12,7 +12,7 @@ from snapcap.service.config.settings import GROUPS
 from snapcap.warmup.option import options_of
 
 NOT_RUN = re.compile(
-    r"not run: (?:needs (?:a network|a cluster|a GPU|a machine with nothing else on it|Docker|Grafana|Ray)"
+    r"not run: (?:needs (?:a network|a cluster|a GPU|a machine with nothing else on it|Docker|Grafana)"
     r"|runs until it is stopped|writes into the repository)\b.*"
 )
 TESTS = re.compile(r"\b(tests/[\w/]+(?:\.py)?)")

@@ -88,7 +88,7 @@ def test_what_leads_nowhere_is_an_error(tmp_path: Path) -> None:
         ("docs/api.md", "[x](nowhere.md)", "'docs/api.md' contains a link 'nowhere.md'"),
         ("docs/api.md", "[x](operations.md#lost)", "'docs/operations.md' does not contain an anchor '#lost'"),
         ("README.md", "[x](#lost)", "'README.md' contains a link '#lost', but there is no such anchor"),
-        ("deploy/ray/README.md", "[x](/api/)", "'deploy/ray/README.md' contains an absolute link '/api/'"),
+        ("deploy/container/README.md", "[x](/api/)", "README.md' contains an absolute link '/api/'"),
         ("docs/left-out.md", "# Left out", "docs/left-out.md"),
     ]
     for page, text, _ in wrong:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.images.decode import EncodedImage, ThreadImageDecoder
 from snapcap.service.images.parent import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
-from snapcap.service.server.in_process import _rehearse
 from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -96,24 +94,14 @@ def test_a_rehearsal_that_fails_does_not_stop_the_start(tmp_path: Path, caplog: 
     assert "no lines learnt" in caplog.text
 
 
-@pytest.mark.parametrize(("longest", "rehearsed"), [(0.0, 0), (60.0, 1)])
-def test_a_model_whose_captions_take_long_is_ready_without_a_rehearsal(
-    longest: float, rehearsed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("longest", "slow"), [(0.0, True), (60.0, False)])
+def test_a_start_says_if_captions_of_the_model_take_long(
+    longest: float, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    endpoint = CaptionRoutes.caption
-
-    async def counted(self, request):
-        asked.append(request)
-        return await endpoint(self, request)
-
-    monkeypatch.setattr(CaptionRoutes, "caption", counted)
     monkeypatch.setattr("snapcap.warmup.start.warmer.LONGEST_RUN_S", longest)
-    with ThreadPoolExecutor(1) as pool:
-        start = Start(tmp_path, partial(_rehearse, pool))
-        start.stop()
-    assert start.loaded.slow == (not rehearsed)
-    assert len(asked) == rehearsed
+    start = Start(tmp_path)
+    start.stop()
+    assert start.loaded.slow == slow
 
 
 def test_without_a_model_each_thread_decodes_and_serves_others_later(
