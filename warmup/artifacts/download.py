@@ -53,6 +53,7 @@ LOCK, WRITING, VERIFIED = "lock", "writing", "verified"
 _FETCHING = re.compile(rf"\.([0-9a-f]{{64}})\.(?:{LOCK}|{WRITING}(?:\.[0-9a-f]{{32}})?|{VERIFIED})")
 _MANIFEST = re.compile(rf"{MODELS}/[0-9a-f]{{64}}\.json")
 _FILES_FOLDER = re.compile(r"[0-9a-f]{64}")
+_UNUSED_S = 86_400.0
 _KEPT_WEIGHTS = 8  # prepared files of a folder, of which several servers, versions and machines may use some
 _KEPT_MODELS = 16  # descriptions, of which several servers that share the folder may use some
 _LISTED = 10_000
@@ -117,9 +118,27 @@ def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
 
 def prune_weights(store: FolderStore) -> None:
     """Remove prepared files except those written or used last. Raises StoreError if something cannot be removed."""
-    names = [name for name in store.newest(WEIGHTS, _LISTED) if PREPARED_NAME.fullmatch(Path(name).name)]
-    for name in names[_KEPT_WEIGHTS:]:
+    for name in _prepared(store)[_KEPT_WEIGHTS:]:
         store.delete(name)
+
+
+def make_room(store: FolderStore, size: int) -> bool:
+    """Returns whether `size` bytes of the store's disk are free. If they are not, removes prepared files that
+    nobody has used for a day, the least recently used first. Raises StoreError if a file cannot be removed."""
+    folder = store.root / WEIGHTS
+    for name in reversed(_prepared(store)):
+        if free_bytes(folder) >= size:
+            break
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            if time.time() - store.path(name).lstat().st_mtime < _UNUSED_S:
+                break
+            store.delete(name)
+    return free_bytes(folder) >= size
+
+
+def _prepared(store: FolderStore) -> list[str]:
+    """Returns the names of prepared files, the last used one first."""
+    return [name for name in store.newest(WEIGHTS, _LISTED) if PREPARED_NAME.fullmatch(Path(name).name)]
 
 
 def mark_used(*paths: Path) -> None:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.prepared import PreparedError
-from snapcap.warmup.artifacts.download import UNFINISHED, own_name, prune_weights, remove_unfinished
+from snapcap.warmup.artifacts.download import UNFINISHED, make_room, own_name, prune_weights, remove_unfinished
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError
 from snapcap.warmup.machine.capacity import first_for_the_oom_killer, free_memory
-from snapcap.warmup.machine.files import commit, free_bytes, locked_alone, make_folder, write_all
+from snapcap.warmup.machine.files import commit, locked_alone, make_folder, write_all
 from snapcap.warmup.machine.worker import Task, Worker, WorkerError, serve_tasks
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint, read_config
@@ -86,7 +86,7 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
         if _is_there(store, record.digest, checkpoint, plan, thorough):
             prepared = Prepared("kept", f"in {path.parent}")
         else:
-            prepared = _write(unfinished, path, checkpoint, plan, record.files)
+            prepared = _write(store, unfinished, path, checkpoint, plan, record.files)
         if prepared.result == "skipped" or identify(folder) != record.files:
             return prepared
         write_record(store, folder, record)
@@ -119,14 +119,16 @@ def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Pla
     return mapped is not None and not (thorough and mapped.damaged_chunks())
 
 
-def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, files: Identity) -> Prepared:
+def _write(
+    store: FolderStore, unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, files: Identity
+) -> Prepared:
     """Read the checkpoint on the CPU, as a device of the plan's type would have it, and write that."""
     # A cast to a type of twice the size is the most that may be made of the files' pages.
     memory = 2 * sum(file.size for file in files) + _PROCESS_BYTES
     if free_memory() < memory:
         return Prepared("skipped", f"it may take {_mib(memory)} of memory, and less is free")
     contents = _contents(checkpoint, plan, path.name)
-    if free_bytes(path.parent) < 2 * contents.header.size:  # the same amount stays free for others
+    if not make_room(store, 2 * contents.header.size):  # the same amount stays free for others
         return Prepared("skipped", f"less than twice {_mib(contents.header.size)} of {path.parent} are free")
     try:
         _write_contents(unfinished, contents)

@@ -15,6 +15,7 @@ from support.checkpoints.prepared_case import Case, case_of, rewrite
 
 from snapcap.models.json_object import to_json
 from snapcap.models.weights.prepared import CHUNK_BYTES
+from snapcap.warmup.artifacts import download
 from snapcap.warmup.artifacts.download import UNFINISHED
 from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.weights import find, prepare
@@ -168,7 +169,7 @@ def test_what_goes_wrong_in_a_worker_is_a_reason(case: Case, folder: Path) -> No
 
 def test_short_disks_and_memory_are_left_to_others(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(prepare, "free_bytes", lambda _: 20 << 20)
+        patched.setattr(download, "free_bytes", lambda _: 20 << 20)
         assert "are free" in case.prepare().reason
     with monkeypatch.context() as patched:
         patched.setattr(prepare, "free_memory", lambda: 100 << 20)
@@ -176,6 +177,20 @@ def test_short_disks_and_memory_are_left_to_others(case: Case, monkeypatch: pyte
     assert case.is_clean()
     assert case.find().result == "miss"
     assert case.prepare().result == "written"
+
+
+@pytest.mark.parametrize(("days", "result"), [(0.5, "skipped"), (2.0, "written")])
+def test_a_full_disk_loses_what_nobody_has_used_for_a_day(
+    days: float, result: str, case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert case.prepare().result == "written"
+    before, used = case.file(), time.time() - days * 86_400
+    os.utime(before, (used, used))
+    monkeypatch.setattr(download, "free_bytes", lambda _: 1 << (10 if before.exists() else 40))
+    time.sleep(0.02)
+    rewrite(folder)
+    assert case.prepare().result == result
+    assert before.exists() == (result == "skipped")
 
 
 def test_a_disk_that_fills_up_leaves_nothing(case: Case, disk_that_fills_up: None) -> None:
