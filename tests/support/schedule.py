@@ -1,7 +1,7 @@
 """Orders the files of a run, and spreads them over its workers: long ones first, so that none ends alone.
 
 Attacks and servers that hang mostly wait, and tests that compile keep the CPUs busy. For that reason a run has a
-worker more than the machine has CPUs: while one waits, the others compile. All attacks run on one worker, which then
+worker more than the machine has CPUs: while one waits, the others compile. All attacks run on one worker, which
 starts their servers once.
 """
 

@@ -216,7 +216,7 @@ def test_a_key_that_comes_before_the_refusal_is_used(guarded: str, open_page: Op
     page = open_page(guarded, expected="status of 401")
     expect(page.locator("#state-word")).to_have_text("needs a key")
     held: list[Route] = []
-    page.route("**/v1/captions", lambda route: held.append(route), times=1)
+    page.route("**/v1/captions", lambda route: held.append(route), times=1)  # noqa: PLW0108  no method of a list
     with page.expect_request("**/v1/captions"):
         choose_two(page, image)
     enter_key(page, "right")
