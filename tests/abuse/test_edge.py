@@ -182,12 +182,12 @@ def test_forms_of_the_largest_size(abused: Abused, name: str) -> None:
 
 
 def test_uploads_one_byte_short(narrow: Abused) -> None:
-    """Forty bodies of 20 MiB without their last byte hold what bodies may hold together, and not for minutes."""
+    """Twenty bodies of 20 MiB without their last byte hold what bodies may hold together, and not for minutes."""
     body = bytes(20 * MIB - 1)
 
     def attack() -> None:
         with ExitStack() as exits:
-            clients = [exits.enter_context(connected(narrow.port)) for _ in range(40)]
+            clients = [exits.enter_context(connected(narrow.port)) for _ in range(20)]
             for client in clients:
                 client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (20 * MIB))
                 with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Pictures that are small to send and dear to decode, against a real server."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,32 +41,32 @@ def at_once(abused: Abused, pictures: list[bytes], query: str = "") -> list[tupl
         return list(pool.map(lambda data: caption(abused, data, query), pictures))
 
 
-def dear() -> Iterator[tuple[str, bytes, str]]:
-    """A name, a picture, and the reason for which it is refused."""
-    jpeg, png = encoded(scene(90, 70), "JPEG"), encoded(scene(90, 70))
-    frame = b"ANMF" + bytes(4)
-    yield "scans, of 164 KB", many_scans(3000, 2000, 6000), "too_complex"
-    yield "scans, of 20 MB", many_scans(*PIXELS, 190_000), "too_complex"
-    yield "segments", with_segments(jpeg, segment(0xE5, b"") * 4_000_000), "too_complex"
-    yield "chunks", with_chunks(png, chunk(b"abCd", b"") * 1_500_000), "too_complex"
-    yield "chunks of no pixels", with_chunks(png, chunk(b"IDAT", b"") * 1_500_000), "too_complex"
-    yield "comments of an animation", b"GIF89a\1\0\1\0\0\0\0!\xfe" + b"\1a" * 5_000_000, "too_complex"
-    yield "runs of a bitmap", bmp_in_runs(4000, 4000, b"\1\7"), "too_complex"
-    yield (
-        "screen of an animation",
-        b"GIF89a\xff\xff\xff\xff\0\0\0," + bytes(4) + b"\xff\xff" * 2 + bytes(50),
-        "too_large",
-    )
-    yield "frames", flat_webp(20, 20) + frame * 2_000_000, "too_complex"
-    yield "pixels", flat_webp(16_000, 16_000), "too_large"
-    yield "a thin one", flat_png("RGB", 4, 3_000_000), "too_large"
+JPEG, PNG = encoded(scene(90, 70), "JPEG"), encoded(scene(90, 70))
+FRAME = b"ANMF" + bytes(4)
+COMPLEX, LARGE = "too_complex", "too_large"
+# What makes a picture, and the reason for which it is refused. Made in the tests: each worker collects all files.
+DEAR: dict[str, tuple[Callable[[], bytes], str]] = {
+    "scans, of 164 KB": (lambda: many_scans(3000, 2000, 6000), COMPLEX),
+    "scans, of 20 MB": (lambda: many_scans(*PIXELS, 190_000), COMPLEX),
+    "segments": (lambda: with_segments(JPEG, segment(0xE5, b"") * 4_000_000), COMPLEX),
+    "chunks": (lambda: with_chunks(PNG, chunk(b"abCd", b"") * 1_500_000), COMPLEX),
+    "chunks of no pixels": (lambda: with_chunks(PNG, chunk(b"IDAT", b"") * 1_500_000), COMPLEX),
+    "comments of an animation": (lambda: b"GIF89a\1\0\1\0\0\0\0!\xfe" + b"\1a" * 5_000_000, COMPLEX),
+    "runs of a bitmap": (lambda: bmp_in_runs(4000, 4000, b"\1\7"), COMPLEX),
+    "screen of an animation": (
+        lambda: b"GIF89a\xff\xff\xff\xff\0\0\0," + bytes(4) + b"\xff\xff" * 2 + bytes(50),
+        LARGE,
+    ),
+    "frames": (lambda: flat_webp(20, 20) + FRAME * 2_000_000, COMPLEX),
+    "pixels": (lambda: flat_webp(16_000, 16_000), LARGE),
+    "a thin one": (lambda: flat_png("RGB", 4, 3_000_000), LARGE),
+}
 
 
-DEAR = list(dear())
-
-
-@pytest.mark.parametrize(("data", "reason"), [each[1:] for each in DEAR], ids=[each[0] for each in DEAR])
-def test_what_is_dear_is_refused_before_it_is_decoded(abused: Abused, data: bytes, reason: str) -> None:
+@pytest.mark.parametrize("name", DEAR)
+def test_what_is_dear_is_refused_before_it_is_decoded(abused: Abused, name: str) -> None:
+    make, reason = DEAR[name]
+    data = make()
     abused.withstands(lambda: check_all(at_once(abused, [data] * 4), {(422, reason)}))
 
 

@@ -2,7 +2,7 @@
 
 Attacks and servers that hang mostly wait, and tests that compile keep the CPUs busy. For that reason a run has a
 worker more than the machine has CPUs: while one waits, the others compile. All attacks run on one worker, which
-then starts their servers once.
+starts their servers once.
 """
 
 import os

@@ -31,8 +31,8 @@ from snapcap.warmup.s3.client import client
 
 @pytest.fixture(scope="session", autouse=True)
 def aws_described_once() -> Iterator[None]:
-    """Has botocore read its description of S3 once for all clients: each client is of a session of its own, and
-    would read it again, which is most of the time that a client takes to make."""
+    """Has botocore read its description of S3 once for all clients. Each client has a session of its own, and would
+    read the description again, which is most of the time that a client takes to make."""
     read = cache(JSONFileLoader().load_file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: read(path))

@@ -107,5 +107,5 @@ class HangingCompiler:
 
     @property
     def is_gone(self) -> bool:
-        """Tells if all processes of the compiler have ended."""
-        return all(is_gone(int(pid)) for pid in self.pids.read_text().split())
+        """Tells if all processes of the compiler have ended, or none has begun."""
+        return not self.hangs or all(is_gone(int(pid)) for pid in self.pids.read_text().split())
