@@ -408,7 +408,7 @@ class _NotRenderedError(Exception):
 
 
 def _rendered(template: str, conversations: Sequence[object], names: Mapping[str, str]) -> list[str]:
-    """Returns the text of each conversation. Raises ConfigError if the template refuses one, or _NotRenderedError."""
+    """Returns the text of each conversation. Raises ConfigError if the template refuses one; _NotRenderedError."""
     asked = json.dumps({"template": template, "messages": conversations, "names": names})
     # The child needs only Jinja. Isolated and without an environment, it reads no secrets from variables.
     command = [sys.executable, "-I", str(_CHILD)]
