@@ -272,13 +272,16 @@ def read_template(folder: Path) -> ChatTemplate:
     template, or it does more than put text around a message's parts."""
     template, names = _template(folder), special_tokens(folder)
     try:
-        return _around(template, names, _parts)
-    except ConfigError as error:
-        # A template without messages of several parts adds the image itself, as JoyCaption's does.
         try:
-            return _around(template, names, _whole)
-        except ConfigError:
-            raise error from None
+            return _around(template, names, _parts)
+        except ConfigError as error:
+            # A template without messages of several parts adds the image itself, as JoyCaption's does.
+            try:
+                return _around(template, names, _whole)
+            except ConfigError:
+                raise error from None
+    except _NotRenderedError as error:
+        raise _refused(str(error)) from None
 
 
 def _parts(text: str, lead: str = "") -> list[dict[str, str]]:
@@ -395,7 +398,13 @@ def _template(folder: Path) -> str:
     raise _refused(f"the checkpoint has none; {_FILE} is expected")
 
 
+class _NotRenderedError(Exception):
+    """The rendering process gave no answer, so nothing is known of the template. On a busy machine, another
+    process may get an answer, so this must not change what the model reads."""
+
+
 def _rendered(template: str, conversations: Sequence[object], names: Mapping[str, str]) -> list[str]:
+    """Returns the text of each conversation. Raises ConfigError if the template refuses one; _NotRenderedError."""
     asked = json.dumps({"template": template, "messages": conversations, "names": names})
     # The child needs only Jinja. Isolated and without an environment, it reads no secrets from variables.
     command = [sys.executable, "-I", str(_CHILD)]
@@ -404,12 +413,12 @@ def _rendered(template: str, conversations: Sequence[object], names: Mapping[str
             command, input=asked.encode(), capture_output=True, timeout=_SECONDS, env={}, check=False
         )
     except subprocess.TimeoutExpired:
-        raise _refused(f"it is not rendered within {_SECONDS} seconds") from None
+        raise _NotRenderedError(f"it is not rendered within {_SECONDS} seconds") from None
     if run.returncode < 0:
-        raise _refused("it takes more time or memory than it may")
+        raise _NotRenderedError("it takes more time or memory than it may")
     if run.returncode:
         last = run.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise _refused(f"cannot be rendered ({last[:300]})")
+        raise _NotRenderedError(f"cannot be rendered ({last[:300]})")
     reply: dict[str, Any] = json.loads(run.stdout)
     if "error" in reply:
         raise _refused(f"cannot be rendered ({reply['error']})")

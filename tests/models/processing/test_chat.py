@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -357,6 +359,25 @@ def test_a_hostile_template_is_refused_in_one_line(case: str, tmp_path: Path) ->
     assert refused.value.field == "chat_template"
     assert len(str(refused.value).splitlines()) == 1
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_rendering_without_an_answer_changes_nothing_that_the_model_reads(
+    slow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is too busy, one process of a server would read conversations, and another would not."""
+    run, calls = subprocess.run, iter(range(9))
+
+    def answer(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == slow:
+            raise subprocess.TimeoutExpired("python", 60)
+        return run(*arguments, **options)
+
+    monkeypatch.setattr("snapcap.models.processing.chat.subprocess.run", answer)
+    qwen3_vl_files.write_files(tmp_path)
+    with pytest.raises(ConfigError, match="it is not rendered within 60 seconds"):
+        read_template(tmp_path)
+    assert read_template(tmp_path).frames
 
 
 def test_a_template_sees_nothing_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
