@@ -15,8 +15,8 @@ from PIL import Image
 from support.attacks.attack_pictures import bmp_in_runs
 from support.parity.pictures import encoded, masked, scene
 
-from snapcap.models.processing.headers import read_tiff
 from snapcap.models.processing.image_formats import ImageError, NeedsMemory, is_readable
+from snapcap.models.processing.tiff import read_tiff
 from snapcap.models.processing.transform import ImageTransform
 
 WIDTH, HEIGHT = 90, 70
