@@ -3,6 +3,7 @@
 For each format a function returns the `Header`. The function refuses a file whose parts cost more than its pixels.
 """
 
+import math
 import re
 import struct
 import zlib
@@ -523,7 +524,7 @@ def read_bmp(data: bytes) -> Header:
         return Header("bmp", data, (width, height), variant=f"of {depth} bits with these masks")
     if width * height > MOST_RUN_PIXELS or len(data) > MOST_RUN_BYTES:
         raise too_complex("BMP", "its pixels in runs and is large", "save it without compression")
-    return Header("bmp", _with_all_rows(data, height), (width, height), memory=4 * width * height)
+    return Header("bmp", _with_all_rows(data, width, height), (width, height), memory=4 * width * height)
 
 
 def _bmp_masks(data: bytes, head: int, depth: int, compression: int) -> tuple[int, int, int, int] | None:
@@ -548,12 +549,13 @@ def _bmp_masks(data: bytes, head: int, depth: int, compression: int) -> tuple[in
     return red, green, blue, alpha
 
 
-def _with_all_rows(data: bytes, height: int) -> bytes:
-    """Returns a BMP in runs that jumps to its last pixel where it ends, as Pillow refuses one that ends before."""
+def _with_all_rows(data: bytes, width: int, height: int) -> bytes:
+    """Returns a BMP in runs with all rows, as Pillow refuses a picture that ends before its last row."""
     end = data.rfind(b"\0\1")
     if end < 0 or data[end + 2 :].strip(b"\0"):
         return data
-    return data[:end] + b"\0\2\xff\xff" * (height // 255 + 1)  # a jump of 255 rows and 255 columns
+    row = b"\xff\0" * math.ceil(width / 255) + b"\0\0"
+    return data[:end] + row * height
 
 
 def _with_number(data: bytes, at: int, number: int) -> bytes:

@@ -425,11 +425,10 @@ def opened(data: bytes, name: str) -> Image.Image:
     if name == "heic":
         opened: Image.Image = _plugin(name).HeifImageFile(io.BytesIO(data))
         return opened
-    if name in _RARE:
-        _plugin(name)
+    plugin = _plugin(name) if name in _RARE else None
     image = Image.open(io.BytesIO(data), formats=(name.upper(),))
     if name == "tiff":
-        mend_tiles(image)
+        mend_tiles(image, plugin)
     return image
 
 

@@ -5,6 +5,7 @@ Pillow gets a directory with only the tags of the first page that it needs.
 
 import math
 import struct
+import threading
 from typing import Any, NamedTuple
 
 from snapcap.models.processing.headers import MOST_PARTS, MOST_SCANNED, MOST_SCANS, Header
@@ -219,7 +220,10 @@ LAYOUTS = {
 }
 
 
-def mend_tiles(image: Any) -> None:
+_SETUP = threading.Lock()
+
+
+def mend_tiles(image: Any, plugin: Any) -> None:
     """Corrects how Pillow unpacks the numbers of a TIFF.
 
     libtiff returns numbers in the machine's byte order. Pillow knows this only for unsigned numbers of 16 bits.
@@ -227,13 +231,14 @@ def mend_tiles(image: Any) -> None:
     multiplied with the alpha.
     """
     tags, tile = image.tag_v2, image.tile[0]
-    stored, *others = tile.args
-    mode = "RGBa" if image.mode == "RGBA" and 1 in tags.get(_EXTRA, ()) else image.mode
-    numbers = ";16N" if max(tags.get(_BITS, (1,))) == 16 else ""
     if tile.codec_name == "libtiff":
+        stored, *others = tile.args
         if stored.startswith(("I;", "F;")):
             image.tile = [tile._replace(args=(stored.replace("B", "N"), *others))]
-    elif tags.get(_PLANES, 1) == 2 and (numbers or mode == "RGBa"):
-        image.use_load_libtiff = True
-        box, args = (0, 0, tags[_WIDTH], tags[_HEIGHT]), (mode + numbers, False, tags.offset)
-        image.tile = [tile._replace(codec_name="libtiff", extents=box, offset=0, args=args)]
+    elif tags.get(_PLANES, 1) == 2 and (max(tags.get(_BITS, (1,))) == 16 or 1 in tags.get(_EXTRA, ())):
+        with _SETUP:
+            plugin.READ_LIBTIFF = True
+            try:
+                image._setup()
+            finally:
+                plugin.READ_LIBTIFF = False
