@@ -7,7 +7,6 @@ import math
 import re
 import struct
 import zlib
-from typing import NamedTuple
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import damaged, too_complex, unsupported, zero_size
@@ -515,7 +514,7 @@ def read_bmp(data: bytes) -> Header:
         return Header("bmp", data, (width, height), variant=f"of {depth} bits with these masks")
     if width * height > MOST_RUN_PIXELS or len(data) > MOST_RUN_BYTES:
         raise too_complex("BMP", "its pixels in runs and is large", "save it without compression")
-    return Header("bmp", _with_all_rows(data, height), (width, height), memory=4 * width * height)
+    return Header("bmp", _with_all_rows(data, width, height), (width, height), memory=4 * width * height)
 
 
 def _bmp_masks(data: bytes, head: int, depth: int, compression: int) -> tuple[int, int, int, int] | None:
@@ -540,206 +539,14 @@ def _bmp_masks(data: bytes, head: int, depth: int, compression: int) -> tuple[in
     return red, green, blue, alpha
 
 
-def _with_all_rows(data: bytes, height: int) -> bytes:
-    """Returns a BMP in runs that jumps to its last pixel where it ends, as Pillow refuses one that ends before."""
+def _with_all_rows(data: bytes, width: int, height: int) -> bytes:
+    """Returns a BMP in runs with all rows, as Pillow refuses a picture that ends before its last row."""
     end = data.rfind(b"\0\1")
     if end < 0 or data[end + 2 :].strip(b"\0"):
         return data
-    return data[:end] + b"\0\2\xff\xff" * (height // 255 + 1)  # a jump of 255 rows and 255 columns
+    row = b"\xff\0" * math.ceil(width / 255) + b"\0\0"
+    return data[:end] + row * height
 
 
 def _with_number(data: bytes, at: int, number: int) -> bytes:
     return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
-
-
-# TIFF
-
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
-_STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES = 273, 277, 278, 279, 284
-_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
-_PALETTE, _NUMBERS = 320, 339  # the latter: unsigned, signed or floating numbers
-_SUB_DIRECTORIES, _DNG = 330, 50706
-# The numbers below are fill order, orientation, options of fax codes, predictor, palette, extra samples, number
-# format, JPEG's tables, coefficients and subsampling of YCbCr, and its reference black and white.
-_KEPT_TAGS = frozenset(
-    {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES}
-    | {_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES}
-    | {266, 274, 292, 293, 317, _PALETTE, 338, _NUMBERS, 347, 529, 530, 531, 532}
-)
-_TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
-_TIFF_INTEGERS = {1: "B", 3: "H", 4: "I"}
-_TIFF_RAW, _TIFF_JPEG = 1, 7
-# Uncompressed, fax, LZW, JPEG, Deflate and PackBits.
-_TIFF_COMPRESSIONS = frozenset({_TIFF_RAW, 2, 3, 4, 5, _TIFF_JPEG, 8, 32773, 32946})
-_NOT_READ = {6: "old JPEG", 34712: "JPEG 2000", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard", 50001: "WEBP"}
-_CAMERA = (32803, 34892)  # samples of a colour filter array, and linear raw data
-_WHITE_IS_ZERO, _LAB = 0, 8
-_MOST_SAMPLES = 6  # Pillow's own limit of samples per pixel
-
-
-class _TiffEntry(NamedTuple):
-    kind: int
-    values: int  # number of values
-    at: int  # offset of the values in the file
-    raw: bytes  # the entry's last four bytes in the directory
-
-
-def read_tiff(data: bytes) -> Header:
-    """Returns the header of a TIFF's first page.
-
-    Raises:
-        ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
-    """
-    directory = _TiffDirectory(data)
-    entries = directory.entries
-    photometric = directory.number(_PHOTOMETRIC, 0)
-    if _DNG in entries or photometric in _CAMERA:
-        raise unsupported("camera RAW images")
-    # The first page of NEF, ARW and other RAW files is a thumbnail.
-    if directory.number(254, 0) & 1 and _SUB_DIRECTORIES in entries:
-        raise unsupported("camera RAW images")
-    if photometric == _LAB:
-        raise unsupported("TIFF images in CIELAB colours")
-    size = directory.number(_WIDTH, 0), directory.number(_HEIGHT, 0)
-    if 0 in size:
-        raise zero_size()
-    compression = directory.number(_COMPRESSION, _TIFF_RAW)
-    if compression not in _TIFF_COMPRESSIONS:
-        raise unsupported(f"TIFF images with {_NOT_READ.get(compression, f'compression {compression}')}")
-    samples, bits = directory.number(_SAMPLES, 1), directory.numbers(_BITS, _MOST_SAMPLES) or (1,)
-    if samples > _MOST_SAMPLES or max(bits) > 64:
-        raise unsupported(f"TIFF images of {samples} samples and {max(bits)} bits")
-    pieces = _TiffPieces(directory, size, samples, max(bits))
-    pieces.check(compression)
-    inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
-    memory = 0 if compression == _TIFF_RAW and pieces.planes == 1 else pieces.memory  # libtiff reads all others
-    # libtiff gets a copy of the file.
-    unsigned, written, memory = directory.number(_NUMBERS, 1) == 1, directory.written(pieces), memory + len(data)
-    variant = f"with {samples} × {max(bits)} bits a pixel, of this kind,"
-    return Header("tiff", written, size, memory=memory, inverted=inverted, unsigned=unsigned, variant=variant)
-
-
-class _TiffDirectory:
-    """The tags of the first page."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.order = "<" if data.startswith(b"II") else ">"
-        self._entry = struct.Struct(f"{self.order}HHI4s")
-        at = self._unpack("I", 4)
-        count = self._unpack("H", at)
-        if count == 0 or at + 2 + count * self._entry.size > len(data):
-            raise damaged("tiff")
-        self.entries: dict[int, _TiffEntry] = {}
-        for number in range(count):
-            start = at + 2 + number * self._entry.size
-            tag, kind, values, inline = self._entry.unpack_from(data, start)
-            length = _TIFF_SIZES.get(kind, 0) * values
-            place = start + 8 if length <= 4 else struct.unpack(f"{self.order}I", inline)[0]
-            self.entries.setdefault(tag, _TiffEntry(kind, values, place, inline))
-
-    def numbers(self, tag: int, most: int) -> tuple[int, ...]:
-        """Returns up to ``most`` values of a tag. Empty if the tag is missing."""
-        entry = self.entries.get(tag)
-        if entry is None:
-            return ()
-        letter, count = _TIFF_INTEGERS.get(entry.kind), min(entry.values, most)
-        if letter is None or not count or entry.at + count * _TIFF_SIZES[entry.kind] > len(self.data):
-            raise damaged("tiff")
-        return struct.unpack_from(f"{self.order}{count}{letter}", self.data, entry.at)
-
-    def number(self, tag: int, default: int) -> int:
-        values = self.numbers(tag, 1)
-        return values[0] if values else default
-
-    def written(self, pieces: "_TiffPieces") -> bytes:
-        """Returns the file with a new directory at its end, which has only the tags that are needed and no further
-        pages."""
-        kept = []
-        padding = b"\0" * (len(self.data) & 1)
-        palette = self._wide_palette()
-        for tag in sorted(_KEPT_TAGS & self.entries.keys()):
-            kind, count, at, raw = self.entries[tag]
-            if tag == _PALETTE and palette:
-                raw = struct.pack(f"{self.order}I", len(self.data) + len(padding))
-            size = _TIFF_SIZES.get(kind, 0)
-            if tag in pieces.tags and count > pieces.count:
-                count = pieces.count  # Pillow would read pieces that are not in the picture
-                if count * size <= 4:  # values that fit lie in the directory itself
-                    raw = self.data[at : at + count * size].ljust(4, b"\0")
-            if not size or count > MOST_PARTS * 2 or at + count * size > len(self.data):
-                raise damaged("tiff")
-            kept.append(self._entry.pack(tag, kind, count, raw))
-        head = self.data[:4] + struct.pack(f"{self.order}I", len(self.data) + len(padding) + len(palette))
-        length = struct.pack(f"{self.order}H", len(kept))
-        return b"".join([head, memoryview(self.data)[8:], padding, palette, length, *kept, bytes(4)])
-
-    def _wide_palette(self) -> bytes:
-        """Returns the palette in 16 bits a number, if a program wrote it in 8, as libtiff finds out too."""
-        entry = self.entries.get(_PALETTE)
-        values = self.numbers(_PALETTE, 3 << 8) if entry and entry.kind == 3 and entry.values <= 3 << 8 else ()
-        if max(values, default=256) > 255:
-            return b""
-        return struct.pack(f"{self.order}{len(values)}H", *(257 * value for value in values))
-
-    def _unpack(self, letter: str, at: int) -> int:
-        try:
-            return int(struct.unpack_from(f"{self.order}{letter}", self.data, at)[0])
-        except struct.error:
-            raise damaged("tiff") from None
-
-
-class _TiffPieces:
-    """The strips or tiles of a page."""
-
-    def __init__(self, directory: _TiffDirectory, size: tuple[int, int], samples: int, bits: int) -> None:
-        self._directory = directory
-        width, height = size
-        self.planes = planes = samples if directory.number(_PLANES, 1) == 2 else 1
-        if _TILES in directory.entries and _STRIPS not in directory.entries:
-            self.tags = (_TILES, _TILE_BYTES)
-            across, down = directory.number(_TILE_WIDTH, 0), directory.number(_TILE_HEIGHT, 0)
-        else:
-            self.tags = (_STRIPS, _STRIP_BYTES)
-            across, down = width, min(directory.number(_ROWS, height), height)
-        if 0 in (across, down):
-            raise damaged("tiff")
-        self.count = math.ceil(width / across) * math.ceil(height / down) * planes
-        self._pixels = across * down
-        self._tiled = self.tags == (_TILES, _TILE_BYTES)
-        self._rows = down, height
-        self._row_bytes = math.ceil(across * bits * (1 if planes > 1 else samples) / 8)
-        # The memory of an unpacked piece, and of its conversion to RGBA.
-        self.memory = self._pixels * (samples * bits // 8 + 1 + 4)
-
-    def check(self, compression: int) -> None:
-        """Refuses pages that take much longer than their pixels and bytes suggest."""
-        offsets, lengths = self.tags
-        if self.count > MOST_PARTS:
-            raise too_complex("TIFF", f"more than {MOST_PARTS} strips or tiles", "save it with larger ones")
-        places = self._directory.numbers(offsets, self.count)
-        if len(places) < self.count:
-            raise damaged("tiff")
-        data = self._directory.data
-        sizes = self._directory.numbers(lengths, self.count) if compression != _TIFF_RAW else self._uncompressed()
-        # Behind the file's end Pillow would find the new directory, and read it as pixels.
-        if any(place + size > len(data) for place, size in zip(places, sizes, strict=False)):
-            raise damaged("tiff")
-        if compression == _TIFF_RAW:
-            return
-        if sum(sizes) > 2 * len(data) + MOST_PARTS:  # data shared by several pieces is unpacked once for each
-            raise too_complex("TIFF", "strips or tiles that lie on each other", "save it anew")
-        if compression == _TIFF_JPEG:
-            scans = data.count(b"\xff\xda")
-            if scans > MOST_SCANS * self.count or scans * self._pixels > max(
-                MOST_SCANNED, self.count * self._pixels
-            ):
-                raise too_complex("TIFF", "too many scans of JPEG at this size", "save it with fewer")
-
-    def _uncompressed(self) -> list[int]:
-        """Returns the bytes of each uncompressed piece. The last strip ends with the picture, a tile never does."""
-        down, height = self._rows
-        strips = math.ceil(height / down)
-        last = down if self._tiled else height - (strips - 1) * down
-        rows = [last if number % strips == strips - 1 else down for number in range(self.count)]
-        return [each * self._row_bytes for each in rows]

@@ -30,7 +30,6 @@ from snapcap.models.processing.headers import (
     read_gif,
     read_jpeg,
     read_png,
-    read_tiff,
     read_webp,
 )
 from snapcap.models.processing.image_formats import (
@@ -45,6 +44,7 @@ from snapcap.models.processing.image_formats import (
     zero_size,
 )
 from snapcap.models.processing.resample import Pixels, Resampler, resized
+from snapcap.models.processing.tiff import LAYOUTS, mend_tiles, read_tiff
 
 _HEADERS: dict[str, Callable[[bytes], Header]] = {
     "jpeg": read_jpeg,
@@ -416,59 +416,18 @@ def opened(data: bytes, name: str) -> Image.Image:
     if name == "heic":
         opened: Image.Image = _plugin(name).HeifImageFile(io.BytesIO(data))
         return opened
-    if name in _RARE:
-        _plugin(name)
+    plugin = _plugin(name) if name in _RARE else None
     image = Image.open(io.BytesIO(data), formats=(name.upper(),))
     if name == "tiff":
-        _mend_tiles(image)
+        mend_tiles(image, plugin)
     return image
 
 
 def _plugin(name: str) -> Any:
     plugin: Any = import_module(_RARE[name])
-    if name == "tiff" and _LAYOUTS.keys() - plugin.OPEN_INFO.keys():
-        plugin.OPEN_INFO.update(_LAYOUTS)
+    if name == "tiff":
+        plugin.OPEN_INFO.update(LAYOUTS)
     return plugin
-
-
-# Tags of a TIFF.
-_WIDTH, _HEIGHT, _BITS, _PLANES, _EXTRA = 256, 257, 258, 284, 338
-# Kinds of greys of a TIFF that Pillow reads in one byte order only, or whose 0 is white, with the image's mode and
-# the mode of the data. A key has the byte order, the kind of grey, the kind of numbers, the order of bits, and the
-# bits of each sample.
-_LAYOUTS = {
-    (order, zero, (numbers,), 1, (bits,), ()): (mode, stored)
-    for zero in (0, 1)
-    for order, numbers, bits, mode, stored in (
-        (b"MM", 1, 12, "I;16", "I;12"),
-        (b"II", 1, 12, "I;16", "I;12"),
-        (b"MM", 1, 16, "I;16B", "I;16B"),
-        (b"MM", 1, 32, "I", "I;32B"),
-        (b"II", 1, 32, "I", "I;32N"),
-        (b"MM", 3, 64, "F", "F;64BF"),
-        (b"II", 3, 64, "F", "F;64F"),
-    )
-}
-
-
-def _mend_tiles(image: Any) -> None:
-    """Corrects how Pillow unpacks the numbers of a TIFF.
-
-    libtiff returns numbers in the machine's byte order. Pillow knows this only for unsigned numbers of 16 bits.
-    libtiff also reads separate planes that Pillow's own decoder cannot read: of 16 bits, and of colours that are
-    multiplied with the alpha.
-    """
-    tags, tile = image.tag_v2, image.tile[0]
-    stored, *others = tile.args
-    mode = "RGBa" if image.mode == "RGBA" and 1 in tags.get(_EXTRA, ()) else image.mode
-    numbers = ";16N" if max(tags.get(_BITS, (1,))) == 16 else ""
-    if tile.codec_name == "libtiff":
-        if stored.startswith(("I;", "F;")):
-            image.tile = [tile._replace(args=(stored.replace("B", "N"), *others))]
-    elif tags.get(_PLANES, 1) == 2 and (numbers or mode == "RGBa"):
-        image.use_load_libtiff = True
-        box, args = (0, 0, tags[_WIDTH], tags[_HEIGHT]), (mode + numbers, False, tags.offset)
-        image.tile = [tile._replace(codec_name="libtiff", extents=box, offset=0, args=args)]
 
 
 def draft(image: Image.Image, least: tuple[int, int]) -> tuple[float, float, float, float] | None:

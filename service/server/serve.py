@@ -104,10 +104,11 @@ def _has_model(settings: Settings) -> bool:
 def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     """Returns a listening socket, in whose backlog connections wait until the application is there.
 
-    `option` is the option that chooses the port, for the message of BindError."""
+    `host` may have the brackets that an IPv6 address has in a URL. `option` is the option that chooses the port,
+    for the message of BindError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
         try:

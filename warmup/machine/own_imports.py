@@ -35,8 +35,9 @@ def import_only_what_is_installed() -> None:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
     try:
         here = os.getcwd()
-    except OSError:  # the folder is deleted, or may not be looked at
-        here = ""
+    except OSError:  # the folder is deleted; MKL ends a process that has none
+        os.chdir("/")
+        here = "/"
     unwanted = {os.path.normpath(os.path.join(here, entry)) for entry in given if not os.path.isabs(entry)}
     if not sys.flags.safe_path and sys.path and sys.path[0] in ("", here):
         unwanted.add(here)

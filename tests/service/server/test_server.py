@@ -170,6 +170,13 @@ def test_a_host_that_does_not_exist_is_one_clear_line() -> None:
         bind("host.invalid", 80)
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_address_with_the_brackets_of_a_url(host: str) -> None:
+    with bind(host, 0) as listener:
+        assert listener.getsockname()[0] == "::1"
+
+
 def test_connections_wait_from_the_moment_of_the_bind() -> None:
     with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname(), PATIENCE):
         pass
