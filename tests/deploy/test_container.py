@@ -141,7 +141,7 @@ def test_the_commands_of_the_first_page_are_commands_of_the_image_that_it_builds
     for run in runs:
         name, *arguments = run[run.index("snapcap") + 1 :]
         assert run[run.index("-v") + 1] == f"snapcap:{cache}"
-        parser = commands._command_parser(name, commands._COMMANDS[name], shown_alone=False)
+        parser = commands._command_parser(name, commands._COMMANDS[name], None)
         assert parser.parse_known_args(arguments)[1] == []
 
 

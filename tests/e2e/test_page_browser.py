@@ -222,15 +222,6 @@ def test_the_start_is_shown_as_it_was(open_page: OpenPage, address: str, server:
     expect(page.locator("#artifacts")).to_contain_text("was not looked for")
 
 
-def test_the_trace_can_be_saved(open_page: OpenPage, address: str, tmp_path: Path) -> None:
-    page = open_page(address)
-    with page.expect_download() as download:
-        page.get_by_role("link", name="trace").click()
-    download.value.save_as(tmp_path / "trace.json")
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    assert "import_torch" in {event["name"] for event in trace["traceEvents"]}
-
-
 def test_the_reference_shows_every_route_and_option(open_page: OpenPage, address: str, server) -> None:
     page = open_page(address + "docs")
     expect(page.locator(".operation").first).to_be_visible()

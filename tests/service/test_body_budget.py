@@ -187,7 +187,7 @@ def test_accounts() -> None:
 
 
 def test_the_share_is_of_the_memory_that_there_is(services, monkeypatch) -> None:
-    monkeypatch.setattr("snapcap.service.server.http_process.memory_limit", lambda: 4 << 30)
+    monkeypatch.setattr("snapcap.service.memory.memory_limit", lambda: 4 << 30)
     chosen = body_limits(HttpLimits(body_total_timeout=7.0), services.metrics)
     assert chosen.budget.limit == 256 * MIB
     assert chosen.total_timeout == 7.0

@@ -307,9 +307,10 @@ def test_no_process_outlives_a_server_that_is_killed(serve: Serve, sample: Path)
 
 
 @pytest.fixture(scope="module")
-def one_model(server: ServerProcess) -> int:
-    """Bytes of memory that the processes of one model take."""
-    return int(server.metrics()['snapcap_model_host_bytes{model="demo"}'])
+def one_model(built_cache: Path, models_file: Path) -> int:
+    """Bytes of memory that the processes of one model take when it has just become ready."""
+    with serving(built_cache, models_file) as process:
+        return int(process.wait_ready().metrics()['snapcap_model_host_bytes{model="demo"}'])
 
 
 def test_the_model_that_was_used_least_recently_leaves_for_another(
