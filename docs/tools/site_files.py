@@ -42,8 +42,8 @@ def _pages(nav: object) -> list[str]:
 
 
 def _address(path: str) -> str:
-    """Where a page is: `docs/api.md` at `api/`, `deploy/x/README.md` at `deploy/x/`, README.md at the root, and
-    what lies beside that, such as SECURITY.md, at `project/security/`."""
+    """Returns the address of a page: `docs/api.md` at `api/`, `deploy/x/README.md` at `deploy/x/`, README.md at the
+    root. A page beside README.md, such as SECURITY.md, has its address below `project/`."""
     folder, name = posixpath.split(path)
     stem = "" if name == "README.md" else name.removesuffix(".md").lower()
     folder = "" if folder == "docs" else folder if folder or not stem else "project"

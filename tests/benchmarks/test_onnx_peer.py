@@ -53,7 +53,7 @@ def test_samples_get_their_captions_alone_and_together(
 
 
 def test_in_int8_samples_get_their_captions(workload: Workload, sets: Path, samples: dict[Path, str]) -> None:
-    """Each product by weights is one of integers: a decoder whose weights were left alone would caption as well."""
+    """The products by weights are counted, as a decoder whose weights were not rounded would caption as well."""
     import onnx
 
     peer = PEERS["onnxruntime-int8"]

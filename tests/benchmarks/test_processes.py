@@ -1,4 +1,4 @@
-"""What the kernel tells of processes: their children, the parts of a server, and memory."""
+"""Facts about processes that the kernel tells: their children, the parts of a server, and memory."""
 
 import os
 import subprocess

@@ -104,7 +104,7 @@ def test_an_engine_that_works_or_idles_is_left_alone(server: FaultyServer, sampl
 
 
 def test_a_server_that_was_stopped_as_a_whole_goes_on(compiled_options: tuple[str, ...], sample: Path) -> None:
-    """As by Ctrl-Z, a paused container, a machine that sleeps; whichever of its processes goes on first."""
+    """Ctrl-Z, a paused container or a sleeping machine stops a server so. Any of its processes may go on first."""
     with ExitStack() as exits:
         servers = [exits.enter_context(ServerProcess(*compiled_options, *WATCHED)) for _ in range(2)]
         pids = [(each.wait_ready().process.pid, each.engine_pid) for each in servers]

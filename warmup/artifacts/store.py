@@ -156,7 +156,8 @@ def blob_name(blob: Blob) -> str:
 
 
 def record_name(room: str, folder: Path) -> str:
-    """Where the record of a checkpoint folder is: named by its place, so that a new record replaces the old one."""
+    """Returns the name of the record of a checkpoint folder in a store. The folder's path decides it, so that a new
+    record replaces the old one."""
     place = str(folder.resolve()).encode(errors="surrogateescape")
     return f"{room}/{hashlib.sha256(place).hexdigest()}.json"
 

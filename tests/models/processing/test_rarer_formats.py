@@ -171,7 +171,7 @@ def test_greys_of_each_size_order_and_direction(
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("kind", ["RGB", "multiplied alpha", "alpha", "CMYK"])
 def test_colours_in_separate_planes(kind: str, bits: int, order: str) -> None:
-    """Each plane is a strip."""
+    """The strips of the file are its planes, one strip for each."""
     image = PICTURE.convert("CMYK") if kind == "CMYK" else see_through() if "alpha" in kind else PICTURE
     samples = np.asarray(image).astype(int)
     if kind == "multiplied alpha":

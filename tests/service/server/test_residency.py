@@ -87,6 +87,16 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def begun(
+    residents: Callable[[], dict[str, Resident]], clients: list[Client]
+) -> tuple[Resident, "asyncio.Task[None]"]:
+    """Returns a model whose processes have been started, and a request that waits for it."""
+    model = residents()["a"]
+    waking = asyncio.create_task(model.wake())
+    await until(lambda: clients)
+    return model, waking
+
+
 def test_a_model_that_never_wakes_is_refused_for_a_minute_at_most(
     residents: Callable[[], dict[str, Resident]], clients: list[Client]
 ) -> None:
@@ -117,9 +127,7 @@ def test_a_model_that_has_failed_refuses_at_once_while_its_processes_end(
     residents: Callable[[], dict[str, Resident]], clients: list[Client]
 ) -> None:
     async def run() -> None:
-        model = residents()["a"]
-        waking = asyncio.create_task(model.wake())
-        await until(lambda: clients)
+        model, waking = await begun(residents, clients)
         clients[0].gone.clear()
         model.told_failed("broken")
         with pytest.raises(ModelNotAwake):
@@ -139,9 +147,7 @@ def test_a_start_that_has_failed_is_not_ready_afterwards(
     """The message of the engine process may be on its way when the decode processes fail."""
 
     async def run() -> None:
-        model = residents()["a"]
-        waking = asyncio.create_task(model.wake())
-        await until(lambda: clients)
+        model, waking = await begun(residents, clients)
         model.told_failed("no image can be decoded")
         clients[0].ready()
         with pytest.raises(ModelNotAwake):
@@ -155,7 +161,7 @@ def test_a_start_that_has_failed_is_not_ready_afterwards(
 def test_requests_with_short_time_limits_get_their_model_a_turn(
     residents: Callable[[], dict[str, Resident]], clients: list[Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each ends before a busy model must leave; together they wait long enough."""
+    """No request waits until a busy model must leave, but all of them together do."""
     monkeypatch.setattr(residency, "_TURN_S", 0.3)
 
     async def run() -> None:
