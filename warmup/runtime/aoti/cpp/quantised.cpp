@@ -1,13 +1,15 @@
 // Multiplies float32 by weights of int8, which have a scale for each output: torch's _weight_int8pack_mm.
 //
-// Each row of the left matrix is rounded to 16-bit integers, in steps of its largest number, so that what a result
-// loses comes from the weights. Products of integers are added exactly in int32, kDepth of them at a time, and these
-// sums are added in float32, one after the other. So a row's result is the same with any number of rows and threads.
+// Each row of the left matrix is rounded to whole steps. A step is 1/127 of a bound, above which are few numbers of the
+// row, so most numbers fit into int8. The rest of a larger number is kept beside the row, as in LLM.int8() (Dettmers et
+// al., 2022), so a few large inputs do not make the steps of the others coarse. Products of integers are added exactly
+// in int32, so a row's result is the same with any number of rows and threads.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "matrix.h"
 #include "team.h"
@@ -25,158 +27,238 @@ constexpr int kTileRows = 6;  // 12 of 16
 #endif
 constexpr int kTileVectors = 2;
 constexpr int64_t kColumns = kTileVectors * kWidth;
-constexpr int64_t kDepth = 512;  // 512 * 127 * 32767 is below 2^31
+constexpr int64_t kDepth = 1024;  // of a panel, which then is 32 KiB at most
 constexpr int kFewRows = 8;  // that nothing is packed for
 constexpr int64_t kFewColumns = 32;  // of what a thread takes then
-constexpr float kMost = 32767;
 
-typedef int16_t Shorts __attribute__((vector_size(4 * kWidth)));  // pairs of numbers, one after the other in depth
+typedef int8_t Bytes __attribute__((vector_size(4 * kWidth)));  // quads of numbers, one after the other in depth
+
+// A number of a row that int8 does not hold: where it is, and how many steps are missing.
+struct Rest {
+  int32_t at, steps;
+};
+
+struct Row {
+  float step;     // what an integer stands for
+  int32_t total;  // of the integers without rests
+  const Rest *begin, *end;
+};
 
 struct Quantised {
-  int64_t rows, columns, depth, steps;  // `steps`: between rows, even
-  const int16_t* left;                  // [rows, steps], zeros behind the depth
-  const float* left_scale;              // [rows]
+  int64_t rows, columns, depth, width;  // `width`: of a row on the left, whole vectors
+  const int8_t* left;                   // [rows, width], zeros behind the depth
+  const Row* row;                       // [rows]
   const int8_t* right;                  // [columns, depth]
-  const float* right_scale;             // [columns]
+  const float* scale;                   // [columns]
   float* result;                        // [rows, columns]
 };
 
-Shorts load_shorts(const int16_t* from) {
-  Shorts vector;
-  std::memcpy(&vector, from, sizeof vector);
-  return vector;
-}
+constexpr int kMost = 127;  // so that a number and its negative are both there
+constexpr int64_t kDeepest = 1 << 16;  // so that `kAdded` times a row's total is below 2^31
 
-// Adds the products of both numbers of each pair.
-inline Integers add_pairs(Integers sums, Shorts a, Shorts b) {
-#if defined(__AVX512VNNI__)
-  return (Integers)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512BW__)
-  return sums + (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-  return sums + (Integers)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+constexpr int64_t most_rests(int64_t depth) { return depth / 128; }
+
+// The instruction for quads takes numbers without a sign on one side: weights, with 128 added.
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+constexpr int kAdded = 128;
 #else
-  for (int lane = 0; lane < kWidth; ++lane) sums[lane] += a[2 * lane] * b[2 * lane] + a[2 * lane + 1] * b[2 * lane + 1];
+constexpr int kAdded = 0;
+#endif
+
+// Adds the products of the four numbers of each quad. `right`: weights `with_added`, whose share the caller takes away.
+inline Integers add_quads(Integers sums, Bytes left, Bytes right) {
+#if defined(__AVX512VNNI__)
+  return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)right, (__m512i)left);
+#elif defined(__AVX512BW__)
+  const __m512i ones = _mm512_set1_epi16(1), size = _mm512_abs_epi8((__m512i)left), weights = (__m512i)right;
+  const __m512i turned = _mm512_mask_sub_epi8(weights, _mm512_movepi8_mask((__m512i)left), _mm512_setzero_si512(), weights);
+  return sums + (Integers)_mm512_madd_epi16(_mm512_maddubs_epi16(size, turned), ones);
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+  return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)right, (__m256i)left);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i ones = _mm256_set1_epi16(1), size = _mm256_abs_epi8((__m256i)left);
+  const __m256i turned = _mm256_sign_epi8((__m256i)right, (__m256i)left);
+  return sums + (Integers)_mm256_madd_epi16(_mm256_maddubs_epi16(size, turned), ones);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return (Integers)vdotq_s32((int32x4_t)sums, (int8x16_t)left, (int8x16_t)right);
+#else
+  for (int lane = 0; lane < kWidth; ++lane)
+    for (int k = 4 * lane; k < 4 * lane + 4; ++k) sums[lane] += left[k] * right[k];
   return sums;
 #endif
 }
 
-// 2 * kWidth numbers of int8.
-inline Shorts widened(const int8_t* from) {
-  typedef int8_t Bytes __attribute__((vector_size(2 * kWidth)));
-  Bytes bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-#if defined(__AVX512BW__)  // which the compiler would do in halves
-  return (Shorts)_mm512_cvtepi8_epi16((__m256i)bytes);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-  return (Shorts)_mm256_cvtepi8_epi16((__m128i)bytes);
-#else
-  return __builtin_convertvector(bytes, Shorts);
-#endif
+// Weights as `add_quads` takes them.
+inline Bytes with_added(Bytes weights) { return weights ^ static_cast<int8_t>(kAdded); }
+
+template <class Many>
+Many load_many(const void* from) {
+  Many vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
 }
 
-// A row as integers; returns what one of them stands for. A row of zeros stays zero, and a row with a number that is
-// none, or infinite, has a step that is none.
-float round_row(const float* from, int64_t depth, int16_t* to, int64_t steps) {
-  typedef int16_t Halves __attribute__((vector_size(2 * kWidth)));
+inline Vector size_of(Vector x) { return x < 0.0f ? -x : x; }
+
+// The numbers of a row, a vector at a time; zeros behind its end.
+template <class Body>
+inline void each_vector(const float* row, int64_t depth, const Body& body) {
+  int64_t k = 0;
+  for (; k + kWidth <= depth; k += kWidth) body(k, load(row + k));
+  if (k == depth) return;
+  Vector end{};
+  std::memcpy(&end, row + k, (depth - k) * sizeof(float));
+  body(k, end);
+}
+
+// The sizes of a row's numbers up to a bound: their total and the largest of them. `above`: how many are larger.
+struct Sizes {
+  float total, largest, above;
+};
+
+Sizes sizes_up_to(float bound, const float* row, int64_t depth) {
+  Vector total{}, largest{}, above{};
+  each_vector(row, depth, [&](int64_t, Vector x) {
+    const Vector size = size_of(x), within = size > bound ? all_of(0) : size;
+    total += within;
+    largest = within > largest ? within : largest;
+    above += size > bound ? all_of(1) : all_of(0);
+  });
+  return {sum_of(total), largest_of(largest), sum_of(above)};
+}
+
+// The step of a row: 1/127 of a bound that at most `most_rests` numbers exceed. The bound is three standard deviations
+// of normally distributed numbers of the mean size that the row has without the numbers above the bound, or the largest
+// number if that is less. Not a number if a number of the row is infinite or none.
+float step_of(const float* row, int64_t depth) {
+  constexpr float kDeviations = 3.76f;   // three standard deviations / the mean size of normally distributed numbers
+  constexpr float kGrowth = 1.25f;
+  constexpr float kMostSteps = 1 << 22;  // of a row: its sum with weights of int8 is below 2^31
+  constexpr float kLeast = std::numeric_limits<float>::min();  // whose inverse is finite
+  const float most = static_cast<float>(most_rests(depth)), infinite = std::numeric_limits<float>::infinity();
+  const auto bound_of = [&](const Sizes& sizes) {
+    return std::max(std::min(kDeviations * sizes.total / (depth - sizes.above), sizes.largest), kMost * kLeast);
+  };
+  const Sizes all = sizes_up_to(infinite, row, depth);
+  if (!(all.total < infinite)) return std::numeric_limits<float>::quiet_NaN();
+  float bound = bound_of(all);
+  Sizes sizes = sizes_up_to(bound, row, depth);
+  while (sizes.above > 0 && sizes.above <= most && bound_of(sizes) * kGrowth < bound) {
+    bound = bound_of(sizes);
+    sizes = sizes_up_to(bound, row, depth);
+  }
+  for (; sizes.above > most; sizes = sizes_up_to(bound, row, depth)) bound *= kGrowth;
+  return std::max(bound / kMost, all.total / kMostSteps);
+}
+
+// Rounds a row to integers of steps, with zeros behind its end, and their rests.
+Row round_row(const float* from, int64_t depth, int8_t* to, int64_t width, Rest* rest) {
+  typedef int8_t Numbers __attribute__((vector_size(kWidth)));
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
-  const int64_t whole = depth / kWidth * kWidth;
-  Vector most{}, none{};
-  for (int64_t k = 0; k < whole; k += kWidth) {
-    const Vector x = load(from + k), size = x < 0.0f ? -x : x;
-    most = size > most ? size : most;
-    none += x * 0.0f;
-  }
-  float largest = largest_of(most), is_none = sum_of(none);
-  for (int64_t k = whole; k < depth; ++k) {
-    largest = std::max(largest, std::fabs(from[k]));
-    is_none += from[k] * 0.0f;
-  }
-  const float step = largest / kMost + is_none, factor = step > 0 ? kMost / largest : 0;
-  for (int64_t k = 0; k < whole; k += kWidth) {
-    const Vector shifted = load(from + k) * factor + kToInteger;
-    const Integers bits = (Integers)shifted - (Integers)all_of(kToInteger);
-    const Halves rounded = __builtin_convertvector(bits, Halves);
+  std::memset(to + depth, 0, width - depth);
+  const float step = step_of(from, depth), factor = 1 / step;
+  Integers totals{};
+  Rest* next = rest;
+  each_vector(from, depth, [&](int64_t k, Vector x) {
+    const Integers whole = step == step ? (Integers)(x * factor + kToInteger) - (Integers)all_of(kToInteger) : Integers{};
+    const Integers held = whole > kMost ? Integers{} + kMost : (whole < -kMost ? Integers{} - kMost : whole);
+    const Integers missing = whole - held;
+    const Numbers rounded = __builtin_convertvector(held, Numbers);
     std::memcpy(to + k, &rounded, sizeof rounded);
-  }
-  for (int64_t k = whole; k < depth; ++k) to[k] = static_cast<int16_t>(std::nearbyint(from[k] * factor));
-  std::fill(to + depth, to + steps, int16_t{0});
-  return step;
+    totals += held;
+    if (largest_of(size_of(__builtin_convertvector(missing, Vector))) > 0)
+      for (int lane = 0; lane < kWidth; ++lane)
+        if (missing[lane] != 0) *next++ = {static_cast<int32_t>(k + lane), missing[lane]};
+  });
+  int32_t total = 0;
+  for (int lane = 0; lane < kWidth; ++lane) total += totals[lane];
+  return {step, total, rest, next};
 }
 
-// Adds the sums of a chunk of the depth to those of the chunks before it, and after the last one scales the result.
-inline void put(const Quantised& of, int64_t row, int64_t k, int64_t column, int64_t columns, Integers sums) {
-  float* to = of.result + row * of.columns + column;
-  const bool first = k == 0, last = k + kDepth >= of.depth;
-  Vector found = __builtin_convertvector(sums, Vector);
-  if (columns >= kWidth) {
-    if (!first) found += load(to);
-    store(to, last ? found * (of.left_scale[row] * load(of.right_scale + column)) : found);
-    return;
-  }
-  for (int64_t lane = 0; lane < columns; ++lane) {
-    if (!first) found[lane] += to[lane];
-    to[lane] = last ? found[lane] * (of.left_scale[row] * of.right_scale[column + lane]) : found[lane];
-  }
-}
-
-// Rows of a chunk of the depth: `panel` has pairs, kColumns of them a row.
+// Rows of a chunk of the depth: `panel` has quads, kColumns of them a row.
 template <int kRows>
 struct Tile {
-  static void run(const Quantised& of, int64_t row, int64_t k, int64_t pairs, int64_t column, int64_t columns,
-                  const int16_t* panel) {
-    Integers sums[kRows][kTileVectors] = {};
-    const int16_t* left = of.left + row * of.steps + k;
-    for (int64_t pair = 0; pair < pairs; ++pair, panel += 2 * kColumns) {
-      Shorts b[kTileVectors];
-      for (int j = 0; j < kTileVectors; ++j) b[j] = load_shorts(panel + j * 2 * kWidth);
+  static void run(const Quantised& of, int64_t row, int64_t k, int64_t quads, int64_t column, int64_t columns,
+                  const int8_t* panel) {
+    const bool first = k == 0, last = k + 4 * quads >= of.depth;
+    Integers sums[kRows][kTileVectors];
+    for (int i = 0; i < kRows; ++i)
+      for (int j = 0; j < kTileVectors; ++j)
+        sums[i][j] = first ? Integers{} - kAdded * of.row[row + i].total : kept(of, row + i, column + j * kWidth, columns - j * kWidth);
+    const int8_t* left = of.left + row * of.width + k;
+    const int8_t* right = panel;
+    for (int64_t quad = 0; quad < quads; ++quad, right += 4 * kColumns) {
+      Bytes b[kTileVectors];
+      for (int j = 0; j < kTileVectors; ++j) b[j] = load_many<Bytes>(right + j * 4 * kWidth);
       for (int i = 0; i < kRows; ++i) {
-        int32_t both;
-        std::memcpy(&both, left + i * of.steps + 2 * pair, sizeof both);
-        const Integers a = Integers{} + both;
-        for (int j = 0; j < kTileVectors; ++j) sums[i][j] = add_pairs(sums[i][j], (Shorts)a, b[j]);
+        int32_t four;
+        std::memcpy(&four, left + i * of.width + 4 * quad, sizeof four);
+        const Bytes a = (Bytes)(Integers{} + four);
+        for (int j = 0; j < kTileVectors; ++j) sums[i][j] = add_quads(sums[i][j], a, b[j]);
       }
     }
-    for (int i = 0; i < kRows; ++i)
-      for (int j = 0; j < kTileVectors; ++j) put(of, row + i, k, column + j * kWidth, columns - j * kWidth, sums[i][j]);
+    for (int i = 0; i < kRows; ++i) {
+      for (const Rest* each = of.row[row + i].begin; each < of.row[row + i].end; ++each) {
+        const int64_t at = each->at - k;
+        if (at < 0 || at >= 4 * quads) continue;
+        for (int j = 0; j < kTileVectors; ++j) {
+          const Integers quad = load_many<Integers>(panel + (at / 4 * kColumns + j * kWidth) * 4);
+          sums[i][j] += (((quad << (24 - 8 * (at % 4))) ^ (kAdded << 24)) >> 24) * each->steps;
+        }
+      }
+      for (int j = 0; j < kTileVectors; ++j) put(of, row + i, column + j * kWidth, columns - j * kWidth, sums[i][j], last);
+    }
+  }
+
+  // Between two chunks of the depth, sums stay as integers where the result will be.
+  static Integers kept(const Quantised& of, int64_t row, int64_t column, int64_t columns) {
+    Integers sums{};
+    if (columns > 0) std::memcpy(&sums, of.result + row * of.columns + column, std::min<int64_t>(columns, kWidth) * 4);
+    return sums;
+  }
+
+  static void put(const Quantised& of, int64_t row, int64_t column, int64_t columns, Integers sums, bool last) {
+    if (columns <= 0) return;
+    float* to = of.result + row * of.columns + column;
+    Vector found = (Vector)sums;
+    if (columns >= kWidth) {
+      store(to, last ? __builtin_convertvector(sums, Vector) * (of.row[row].step * load(of.scale + column)) : found);
+      return;
+    }
+    if (last)
+      for (int64_t lane = 0; lane < columns; ++lane) found[lane] = static_cast<float>(sums[lane]) * (of.row[row].step * of.scale[column + lane]);
+    std::memcpy(to, &found, columns * sizeof(float));
   }
 };
 
-// Numbers [k, k + 2 * pairs) of some columns, as rows of kColumns pairs.
-void pack(const Quantised& of, int64_t k, int64_t pairs, int64_t column, int64_t columns, int16_t* panel) {
-  const int64_t depth = std::min(2 * pairs, of.depth - k);
+// Numbers [k, k + 4 * quads) of some columns, as rows of kColumns quads.
+void pack(const Quantised& of, int64_t k, int64_t quads, int64_t column, int64_t columns, int8_t* panel) {
+  const int64_t depth = std::min(4 * quads, of.depth - k);
   for (int64_t part = 0; part < kColumns; part += kWidth) {
     const int8_t* from[kWidth];  // of a column that is not there the last one again
     for (int j = 0; j < kWidth; ++j) from[j] = of.right + (column + std::min(part + j, columns - 1)) * of.depth + k;
-    int16_t* to = panel + 2 * part;
+    int8_t* to = panel + 4 * part;
     int64_t at = 0;
-    for (; at + 2 * kWidth <= depth; at += 2 * kWidth) {
-      Vector square[kWidth];  // whose lanes are pairs
-      for (int j = 0; j < kWidth; ++j) square[j] = (Vector)widened(from[j] + at);
+    for (; at + 4 * kWidth <= depth; at += 4 * kWidth) {
+      Vector square[kWidth];  // whose lanes are quads
+      for (int j = 0; j < kWidth; ++j) square[j] = (Vector)with_added(load_many<Bytes>(from[j] + at));
       turn(square);
-      for (int i = 0; i < kWidth; ++i) std::memcpy(to + (at + 2 * i) * kColumns, &square[i], sizeof square[i]);
+      for (int i = 0; i < kWidth; ++i) std::memcpy(to + (at + 4 * i) * kColumns, &square[i], sizeof square[i]);
     }
-    for (; at < 2 * pairs; ++at)
-      for (int j = 0; j < kWidth; ++j) to[at / 2 * 2 * kColumns + 2 * j + at % 2] = at < depth ? from[j][at] : int16_t{0};
+    for (; at < 4 * quads; ++at)
+      for (int j = 0; j < kWidth; ++j) to[at / 4 * 4 * kColumns + 4 * j + at % 4] = (at < depth ? from[j][at] : int8_t{0}) ^ kAdded;
   }
 }
 
 void multiply_panel(const Quantised& of, int64_t begin, int64_t end, int64_t column, int64_t columns) {
-  auto* panel = reinterpret_cast<int16_t*>(scratch(kPanel, kDepth * kColumns / 2));
+  auto* panel = reinterpret_cast<int8_t*>(scratch(kPanel, kDepth * kColumns / 4));
   for (int64_t k = 0; k < of.depth; k += kDepth) {
-    const int64_t pairs = ceiling(std::min(kDepth, of.depth - k), 2);
-    pack(of, k, pairs, column, columns, panel);
+    const int64_t quads = ceiling(std::min(kDepth, of.depth - k), 4);
+    pack(of, k, quads, column, columns, panel);
     in_groups(begin, end, kTileRows, [&](int64_t row, int64_t after) {
-      with_rows<Tile, kTileRows>(after - row, of, row, k, pairs, column, columns, panel);
+      with_rows<Tile, kTileRows>(after - row, of, row, k, quads, column, columns, panel);
     });
   }
-}
-
-// The products' sum of some numbers at the end of a row, which fill no vector.
-__attribute__((noinline)) int32_t sum_of(const int16_t* left, const int8_t* right, int64_t begin, int64_t end) {
-  int32_t sum = 0;
-  for (int64_t k = begin; k < end; ++k) sum += left[k] * right[k];
-  return sum;
 }
 
 // A few rows by columns [begin, end), whose weights are read once, from one end to the other, and not packed: column by
@@ -187,24 +269,26 @@ struct Columns {
     constexpr int kFours = (kRows + 3) / 4;
     for (int64_t column = begin; column < end; ++column) {
       const int8_t* right = of.right + column * of.depth;
-      Four totals[kFours] = {};
-      for (int64_t k = 0; k < of.depth; k += kDepth) {
-        const int64_t after = std::min(k + kDepth, of.depth);
-        Integers sums[4 * kFours] = {};
-        int64_t at = k;
-        for (; at + 2 * kWidth <= after; at += 2 * kWidth) {
-          const Shorts b = widened(right + at);
-          for (int i = 0; i < kRows; ++i) sums[i] = add_pairs(sums[i], load_shorts(of.left + i * of.steps + at), b);
-        }
-        FourIntegers fours[kFours];
-        for (int i = 0; i < kFours; ++i)
-          fours[i] = sums_of<FourIntegers>(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-        if (at < after)
-          for (int i = 0; i < kRows; ++i) fours[i / 4][i % 4] += sum_of(of.left + i * of.steps, right, at, after);
-        for (int i = 0; i < kFours; ++i) totals[i] += __builtin_convertvector(fours[i], Four);
+      Integers sums[4 * kFours] = {};
+      int64_t k = 0;
+      for (; k + 4 * kWidth <= of.depth; k += 4 * kWidth) {
+        const Bytes b = with_added(load_many<Bytes>(right + k));
+        for (int i = 0; i < kRows; ++i) sums[i] = add_quads(sums[i], load_many<Bytes>(of.left + i * of.width + k), b);
       }
-      for (int i = 0; i < kRows; ++i)
-        of.result[i * of.columns + column] = totals[i / 4][i % 4] * (of.left_scale[i] * of.right_scale[column]);
+      if (k < of.depth) {
+        Bytes b{};
+        std::memcpy(&b, right + k, of.depth - k);
+        b = with_added(b);
+        for (int i = 0; i < kRows; ++i) sums[i] = add_quads(sums[i], load_many<Bytes>(of.left + i * of.width + k), b);
+      }
+      FourIntegers totals[kFours];
+      for (int i = 0; i < kFours; ++i)
+        totals[i] = sums_of<FourIntegers>(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+      for (int i = 0; i < kRows; ++i) {
+        int32_t total = totals[i / 4][i % 4] - kAdded * of.row[i].total;
+        for (const Rest *each = of.row[i].begin; each < of.row[i].end; ++each) total += each->steps * right[each->at];
+        of.result[i * of.columns + column] = static_cast<float>(total) * (of.row[i].step * of.scale[column]);
+      }
     }
   }
 };
@@ -237,19 +321,20 @@ SNAPCAP_C AOTITorchError aoti_torch_cpu__weight_int8pack_mm(AtenTensorHandle sel
                 scales->row_major() && self->strides[1] == 1,
             "products by int8 are served of float32, row by row");
     const int64_t rows = self->sizes[0], depth = self->sizes[1], columns = weight->sizes[0];
-    require(weight->sizes[1] == depth && scales->sizes[0] == columns, "the shapes of a product by int8 do not fit");
-    const int64_t shape[2] = {rows, columns}, steps = depth + depth % 2;
-    const int64_t padded = ceiling(rows, kWidth) * kWidth;
+    require(weight->sizes[1] == depth && scales->sizes[0] == columns && depth <= kDeepest,
+            "the shapes of a product by int8 do not fit");
+    const int64_t shape[2] = {rows, columns};
     auto* made = make_tensor(2, shape, kFloat32);
-    auto* step = scratch(kLeft, padded + ceiling(rows * steps, 2));
-    auto* left = reinterpret_cast<int16_t*>(step + padded);
+    const int64_t width = ceiling(depth, 4 * kWidth) * 4 * kWidth, rests = most_rests(depth);
+    auto* row = reinterpret_cast<Row*>(scratch(kLeft, ceiling(rows * (sizeof(Row) + rests * sizeof(Rest) + width), 4)));
+    auto* rest = reinterpret_cast<Rest*>(row + rows);
+    auto* left = reinterpret_cast<int8_t*>(rest + rows * rests);
     const int threads = thread_count();
-    const int64_t parts = ceiling(rows, 16);
-    share_out(parts, helpers_for(threads, rows * depth), [&](int64_t part) {
-      for (int64_t row = part * 16; row < std::min(rows, part * 16 + 16); ++row)
-        step[row] = round_row(self->data<float>() + row * self->strides[0], depth, left + row * steps, steps);
+    share_out(ceiling(rows, 16), helpers_for(threads, rows * depth), [&](int64_t part) {
+      for (int64_t i = part * 16; i < std::min(rows, part * 16 + 16); ++i)
+        row[i] = round_row(self->data<float>() + i * self->strides[0], depth, left + i * width, width, rest + i * rests);
     });
-    const Quantised of{rows, columns, depth, steps, left, step, weight->data<int8_t>(), scales->data<float>(), made->data<float>()};
+    const Quantised of{rows, columns, depth, width, left, row, weight->data<int8_t>(), scales->data<float>(), made->data<float>()};
     if (rows <= kFewRows) {
       multiply_columns(of, threads);
     } else {
