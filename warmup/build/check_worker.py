@@ -53,7 +53,7 @@ def check(
         CheckError: they differ by more than the dtype explains.
     """
     run(*(empty(spec, device).zero_() for spec in _specs(model, region, bucket)))  # GPU starts do so
-    dtype = DTYPES[model.state.dtype]
+    dtype = torch.int8 if any(each.dtype == torch.int8 for each in layer) else DTYPES[model.state.dtype]
     worst = 0.0
     for padding in (False, True):
         inputs = example_inputs(model, layer, region, bucket, padding, device)
