@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,26 @@ def test_a_row_with_no_number_has_no_result_by_int8(number: float, rows: int, li
     (ours,) = library("_weight_int8pack_mm", x, weight, torch.ones(5), results=1)
     assert ours[1].isnan().all()
     assert torch.allclose(ours[0], torch.full((5,), 40.0), rtol=1e-6)
+
+
+def test_memory_of_large_results_is_used_again(handle: int) -> None:
+    """The C library would ask the system for pages, and the system clear them, for each result of this size."""
+    libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
+    tensors = torch.ones(640, 16), torch.ones(1 << 14, 16, dtype=torch.int8), torch.ones(1 << 14)
+    given = [over_tensor(libtorch, each) for each in tensors]
+
+    def multiply() -> None:
+        result = Handle()
+        handles = [Handle(each.handle) for each in given]
+        assert functions.aoti_torch_cpu__weight_int8pack_mm(*handles, ctypes.byref(result)) == 0
+        NativeTensor(libtorch, result.value or 0)  # freed at once
+
+    multiply()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        multiply()
+    pages = 640 * (1 << 14) * 4 // resource.getpagesize()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -41,19 +39,25 @@ inline int64_t item_bytes(int32_t dtype) {
   }
 }
 
-// Memory that is counted by the tensors over it, and is freed with the last one where it is its own.
+// A block of memory, aligned to `kAlignment`.
+struct Block {
+  char* data;
+  size_t size;
+};
+
+// Returns a block of at least so many bytes, perhaps one that was given back. Throws std::bad_alloc.
+Block take_block(size_t bytes);
+void give_back(Block block);
+
+// Memory that is counted by the tensors over it, and is given back with the last one where it is its own.
 class Storage {
  public:
-  explicit Storage(int64_t bytes) : bytes_(bytes), owned_(true) {
-    const size_t rounded = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
-    data_ = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  Storage(void* data, int64_t bytes) : data_(static_cast<char*>(data)), bytes_(bytes), owned_(false) {}
+  explicit Storage(int64_t bytes) : block_(take_block(static_cast<size_t>(bytes))), bytes_(bytes), owned_(true) {}
+  Storage(void* data, int64_t bytes) : block_{static_cast<char*>(data), 0}, bytes_(bytes), owned_(false) {}
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  char* data() const { return data_; }
+  char* data() const { return block_.data; }
   int64_t bytes() const { return bytes_; }
   Storage* share() {
     count_.fetch_add(1, std::memory_order_relaxed);
@@ -65,10 +69,10 @@ class Storage {
 
  private:
   ~Storage() {
-    if (owned_) std::free(data_);
+    if (owned_) give_back(block_);
   }
 
-  char* data_;
+  Block block_;
   int64_t bytes_;
   bool owned_;
   std::atomic<int64_t> count_{1};

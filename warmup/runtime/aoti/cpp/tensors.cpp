@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
 
 #include "matrix.h"
 #include "tensor.h"
@@ -14,6 +18,58 @@ using namespace snapcap;
 namespace {
 
 std::atomic<int> threads{1};
+
+// Keeps the last large blocks that were given back. The system would clear each of their pages again whenever it is
+// asked for one, an eighth of an encode's time.
+class Kept {
+ public:
+  Kept() { blocks_.reserve(kMost); }
+
+  Block take(size_t bytes) {
+    const size_t size = (bytes + kAlignment) / kAlignment * kAlignment;
+    if (size >= kLarge) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      auto best = blocks_.end();
+      for (auto each = blocks_.begin(); each != blocks_.end(); ++each)
+        if (each->size >= size && each->size <= 2 * size && (best == blocks_.end() || each->size < best->size)) best = each;
+      if (best != blocks_.end()) {
+        const Block found = *best;
+        blocks_.erase(best);
+        return found;
+      }
+    }
+    auto* data = static_cast<char*>(std::aligned_alloc(kAlignment, size));
+    if (data == nullptr) throw std::bad_alloc();
+    return {data, size};
+  }
+
+  void give_back(Block block) {
+    if (block.size >= kLarge) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (blocks_.size() == kMost) {  // the one that has been here the longest goes
+        std::swap(block, blocks_.front());
+        std::rotate(blocks_.begin(), blocks_.begin() + 1, blocks_.end());
+      } else {
+        blocks_.push_back(block);
+        return;
+      }
+    }
+    std::free(block.data);
+  }
+
+ private:
+  static constexpr size_t kLarge = 1 << 18;  // bytes, of which glibc begins to take blocks from the system
+  static constexpr size_t kMost = 12;        // more than a layer has at once
+
+  std::mutex mutex_;
+  std::vector<Block> blocks_;
+};
+
+// Never destroyed, as threads may outlive what ends a process.
+Kept& kept() {
+  static auto* blocks = new Kept;
+  return *blocks;
+}
 
 template <class T>
 void copy_elements(const Tensor& target, const Tensor& source) {
@@ -54,6 +110,10 @@ void snapcap::copy(const Tensor& target, const Tensor& source) {
     copy_elements<uint64_t>(target, source);
   }
 }
+
+Block snapcap::take_block(size_t bytes) { return kept().take(bytes); }
+
+void snapcap::give_back(Block block) { kept().give_back(block); }
 
 int snapcap::thread_count() { return threads.load(std::memory_order_relaxed); }
 
