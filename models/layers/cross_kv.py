@@ -6,6 +6,7 @@ B is the padded batch, T the encoder tokens, D the hidden size, H the heads, d t
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.layers.linear import linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource
 
+_CACHED = 1 << 20  # numbers of fp32 that stay in a CPU's cache
 # Takes states, slots, key cache, value cache, weight and bias.
 WriteCrossKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -22,15 +24,27 @@ def write_cross_kv(
     slots: Tensor,  # [B] int64
     key_cache: Tensor,  # [N, slots + 1, H, d, T], written in place
     value_cache: Tensor,  # [N, slots + 1, H, T, d], written in place
-    weight: Tensor,  # [N * 2 * D, width of the states]
+    weight: Tensor,  # [at least N * 2 * D, width of the states]; its last outputs are keys and values
     bias: Tensor,
 ) -> None:
-    """Computes all decoder layers' keys and values with one product, and writes them into the rows' slots."""
+    """Computes all decoder layers' keys and values, and writes them into the rows' slots: with one product, or on a
+    CPU with several, whose results stay in a cache until they are written."""
     layers, _, heads, length, head_dim = value_cache.shape
-    kv = linear(states, weight, bias).view(-1, length, layers, 2, heads, head_dim)
-    key, value = kv.unbind(3)  # each [B, T, N, H, d]
-    key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
-    value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
+    each = 2 * heads * head_dim
+    at_once = max(_CACHED // (states.shape[0] * length * each), 1) if states.device.type == "cpu" else layers
+    for first in range(0, layers, at_once):
+        count = min(at_once, layers - first)
+        begin = bias.shape[0] - (layers - first) * each
+        kv = linear(states, weight, bias, slice(begin, begin + count * each))
+        key, value = kv.view(-1, length, count, 2, heads, head_dim).unbind(3)  # each [B, T, layers, H, d]
+        if count == layers:
+            key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
+            value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
+        else:
+            # Of a cache that is indexed by a slice of its layers, the compiler would write a copy.
+            some = torch.arange(first, first + count, device=slots.device).unsqueeze(1)
+            key_cache[some, slots] = key.permute(2, 0, 3, 4, 1)
+            value_cache[some, slots] = value.permute(2, 0, 3, 1, 4)
 
 
 def cross_kv(

@@ -317,7 +317,9 @@ def _write_cross_kv(
 ) -> None:
     from snapcap.models.kernels.attention import cross_kv  # noqa: PLC0415  Triton
 
-    cross_kv(states, slots, key_cache, value_cache, weight, bias)
+    layers, _, heads, _, head_dim = value_cache.shape
+    last = slice(-layers * 2 * heads * head_dim, None)
+    cross_kv(states, slots, key_cache, value_cache, weight[last], bias[last])
 
 
 def compiled_function(function: RegionFunction, device: torch.device, dtype: torch.dtype) -> RegionFunction:

@@ -21,7 +21,7 @@ from snapcap.models.dimensions import GitConfig
 from snapcap.models.layers import bert
 from snapcap.models.layers.attention import attend_all, attend_prefixed
 from snapcap.models.layers.cross_kv import WriteCrossKV, write_cross_kv
-from snapcap.models.layers.linear import Activation, activation, last_outputs, linear
+from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.vit import Activated, activated
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, weight_names
 
@@ -95,9 +95,7 @@ def prefix_end(
     write: WriteCrossKV = write_cross_kv,
 ) -> Tensor:  # [B, T, D], the input of the last layer
     """Writes the keys and values of the last layer into the rows' slots."""
-    width = hidden.shape[-1]
-    kv_weight = last_outputs(qkv_weight, 2 * width, width)
-    write(hidden, slots, key_cache, value_cache, kv_weight, qkv_bias[width:])
+    write(hidden, slots, key_cache, value_cache, qkv_weight, qkv_bias)
     return hidden.clone()  # a region must not return its input
 
 

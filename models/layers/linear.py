@@ -44,6 +44,7 @@ def activation(name: str) -> Activation:
     return table[name]
 
 
+ALL = slice(None)
 _SCALE_BYTES = 4  # an output has one scale, in fp32
 _MOST = 127  # so that a number and its negative are both there
 
@@ -63,14 +64,6 @@ def quantised(
     return torch.cat((rounded.flatten(), scale.contiguous().view(torch.int8)))
 
 
-def last_outputs(weight: Tensor, outputs: int, inputs: int) -> Tensor:
-    """Returns the weight of a layer's last ``outputs``: of a weight [out, inputs], or of a ``quantised`` one."""
-    if weight.dtype != torch.int8:
-        return weight[-outputs:]
-    end = weight.shape[0] // (inputs + _SCALE_BYTES) * inputs
-    return torch.cat((weight[end - outputs * inputs : end], weight[-outputs * _SCALE_BYTES :]))
-
-
 _LARGE = 1 << 17  # number of weights below which they stay in a CPU's cache, where the library's product is as fast
 
 
@@ -78,8 +71,9 @@ def linear(
     x: Tensor,  # [..., in]
     weight: Tensor,  # [out, in], or int8 as `quantised` returns it
     bias: Tensor | None = None,  # [out]
-) -> Tensor:  # [..., out]
-    """Computes `torch.nn.functional.linear`.
+    outputs: slice = ALL,
+) -> Tensor:  # [..., out], or the outputs in the slice
+    """Computes `torch.nn.functional.linear`, or some outputs of it.
 
     By weights of int8, torch multiplies in fp32. Packages run on the CPU library, which rounds each row of ``x`` to
     8 bits first, but for a few large numbers, and adds integers.
@@ -89,8 +83,10 @@ def linear(
     loop (benchmarks/NOTES.md). The input row is stored first: otherwise the compiler would compute it again for
     each sum.
     """
+    bias = None if bias is None else bias[outputs]
     if weight.dtype == torch.int8:
-        return _linear_int8(x, weight, bias)
+        return _linear_int8(x, weight, bias, outputs)
+    weight = weight[outputs]
     compiled = torch.compiler.is_compiling() and x.device.type == "cpu" and x.dtype != torch.float16
     if not compiled or x.numel() != x.shape[-1] or weight.numel() < _LARGE:
         return F.linear(x, weight, bias)
@@ -101,17 +97,14 @@ def linear(
     return rounded.to(x.dtype).view(*x.shape[:-1], -1)
 
 
-def _linear_int8(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_int8(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: slice) -> Tensor:
     inputs = x.shape[-1]
-    outputs = weight.shape[0] // (inputs + _SCALE_BYTES)
-    numbers, scale = (
-        weight[: outputs * inputs].view(outputs, inputs),
-        weight[outputs * inputs :].view(torch.float32),
-    )
+    end = weight.shape[0] // (inputs + _SCALE_BYTES) * inputs
+    numbers, scale = weight[:end].view(-1, inputs)[outputs], weight[end:].view(torch.float32)[outputs]
     if not torch.compiler.is_exporting():
         # Only the CPU library has a fast product for this operation. torch's takes twenty times as long as these.
         return F.linear(x, numbers.float() * scale.unsqueeze(1), bias)
-    product = torch._weight_int8pack_mm(x.reshape(-1, inputs), numbers, scale).view(*x.shape[:-1], outputs)
+    product = torch._weight_int8pack_mm(x.reshape(-1, inputs), numbers, scale).view(*x.shape[:-1], -1)
     return product if bias is None else product + bias
 
 

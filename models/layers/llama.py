@@ -30,7 +30,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import LlamaConfig
 from snapcap.models.layers.attention import attend_prefixed
 from snapcap.models.layers.choice import advance
-from snapcap.models.layers.linear import Activation, activation, last_outputs, linear
+from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, weight_names
 from snapcap.models.text import RopeConfig
 
@@ -162,8 +162,10 @@ def last_heads_of(
 ) -> tuple[Tensor, Tensor]:  # twice [B, H, S, d]
     """Returns only the keys and values of `heads_of`, head by head."""
     heads, head_dim = values.shape[-3], values.shape[-1]
-    kv_weight = last_outputs(qkv_weight, 2 * heads * head_dim, hidden.shape[-1])
-    kv = linear(norm(hidden, norm_weight, eps), kv_weight).view(*hidden.shape[:-1], 2, heads, head_dim)
+    last = slice(-2 * heads * head_dim, None)
+    kv = linear(norm(hidden, norm_weight, eps), qkv_weight, outputs=last).view(
+        *hidden.shape[:-1], 2, heads, head_dim
+    )
     key, value = kv.unbind(-3)
     return _turned(key, k_norm_weight, angles, eps).transpose(1, 2), value.transpose(1, 2)
 

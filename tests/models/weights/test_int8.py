@@ -11,7 +11,7 @@ from support.parity import device_cases
 from support.parity.device_cases import Captioner, open_model, open_runner, plan_of, steps_with_logits
 from torch import Tensor
 
-from snapcap.models.layers.linear import last_outputs, linear, quantised
+from snapcap.models.layers.linear import linear, quantised
 from snapcap.models.regions.table import Weights
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.model import EagerBackend
@@ -57,11 +57,11 @@ def test_a_weight_is_rounded_in_steps_of_each_output() -> None:
     assert ((rounded(weight) - weight).abs() <= step / 2 * 1.0001).all()
 
 
-def test_the_last_outputs_of_a_layer_are_a_layer() -> None:
-    weight, x = torch.randn(30, 24), torch.randn(3, 24)
-    whole = linear(x, quantised(weight))
-    torch.testing.assert_close(linear(x, last_outputs(quantised(weight), 12, 24)), whole[:, -12:])
-    assert torch.equal(last_outputs(weight, 12, 24), weight[-12:])
+@pytest.mark.parametrize("outputs", [slice(-12, None), slice(6, 18)])
+def test_some_outputs_of_a_layer_are_those_of_the_whole(outputs: slice) -> None:
+    weight, bias, x = torch.randn(30, 24), torch.randn(30), torch.randn(3, 24)
+    for each in (weight, quantised(weight)):
+        torch.testing.assert_close(linear(x, each, bias, outputs), linear(x, each, bias)[:, outputs])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
