@@ -342,32 +342,6 @@ def test_memory_of_large_results_is_used_again(handle: int) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages
 
 
-@pytest.mark.parametrize(
-    ("dim", "shapes"), [(0, [(5,), (0,), (3,)]), (1, [(2, 3, 4), (2, 1, 4)]), (-1, [(2, 3), (2, 5)])]
-)
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float32])
-def test_tensors_are_joined(
-    dim: int, shapes: list[tuple[int, ...]], dtype: torch.dtype, handle: int, library: Any
-) -> None:
-    """By a package of a Llama decoder with weights in int8, too: torch's compiler writes no code for it."""
-    libtorch = Libtorch(handle)
-
-    def joined(tensors: list[Tensor]) -> Tensor:
-        kept = [over_tensor(libtorch, each) for each in tensors]
-        handles = (Handle * len(kept))(*(each.handle for each in kept))
-        found: Tensor
-        (found,) = library("cat", handles, ctypes.c_int64(len(kept)), ctypes.c_int64(dim), results=1)
-        return found
-
-    tensors = [torch.randint(-9, 9, shape).to(dtype) for shape in shapes]
-    assert torch.equal(joined(tensors), torch.cat(tensors, dim))
-    turned = [each.mT.contiguous().mT if each.dim() > 1 else each[::2] for each in tensors]
-    assert torch.equal(joined(turned), torch.cat(turned, dim))
-    for other in (tensors[0].half(), tensors[0][None]):
-        with pytest.raises(AotiError):
-            joined([tensors[0], other])
-
-
 def test_bytes_are_read_as_numbers(library: Any) -> None:
     numbers = torch.tensor([1.5, -2.0, 3.25])
     (read,) = library("view_dtype", numbers.view(torch.int8), FLOAT32, results=1)

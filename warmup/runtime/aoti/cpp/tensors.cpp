@@ -211,30 +211,6 @@ SNAPCAP_C AOTITorchError aoti_torch_copy_(AtenTensorHandle self, AtenTensorHandl
   return guarded(__func__, [&] { copy(*self, *source); });
 }
 
-// Tensors one after the other along a dimension.
-SNAPCAP_C AOTITorchError aoti_torch_cpu_cat(const AtenTensorHandle* tensors, int64_t count, int64_t dim,
-                                            AtenTensorHandle* result) {
-  return guarded(__func__, [&] {
-    require(count > 0 && dim >= -tensors[0]->dims && dim < tensors[0]->dims, "nothing is joined, or along no dimension");
-    if (dim < 0) dim += tensors[0]->dims;
-    auto sizes = tensors[0]->sizes;
-    for (int64_t i = 1; i < count; ++i) {
-      require(tensors[i]->dtype == tensors[0]->dtype && tensors[i]->dims == tensors[0]->dims, "tensors that differ are not joined");
-      auto others = tensors[i]->sizes;
-      others[dim] = sizes[dim];
-      require(others == sizes, "tensors whose shapes do not fit are not joined");
-      sizes[dim] += tensors[i]->sizes[dim];
-    }
-    std::unique_ptr<Tensor> made(make_tensor(tensors[0]->dims, sizes.data(), tensors[0]->dtype));
-    int64_t begin = 0;
-    for (int64_t i = 0; i < count; begin += tensors[i++]->sizes[dim])
-      copy({made->storage->share(), begin * made->strides[dim], made->dtype, made->dims, tensors[i]->sizes.data(),
-            made->strides.data()},
-           *tensors[i]);
-    *result = made.release();
-  });
-}
-
 SNAPCAP_C AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle self, void** data) {
   return guarded(__func__, [&] { *data = self->storage->data() + self->offset * item_bytes(self->dtype); });
 }
