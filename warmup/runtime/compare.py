@@ -8,8 +8,8 @@ from torch import Tensor
 
 from snapcap.models.layers.weights import RegionFunction
 
-# ‖a − b‖ / ‖b‖ of one region. Reordered sums differ by a few ulp; a wrong input layout differs by about 1. With weights
-# of int8, compiled products round their inputs to 8 bits and eager ones do not.
+# ‖a − b‖ / ‖b‖ of one region. Reordered sums differ by a few ulp; a wrong input layout differs by about 1. With
+# weights of int8, compiled products round their inputs to 8 bits and eager ones do not.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.int8: 3e-2}
 _PART_NUMBERS = 1 << 22  # in fp64 and three times, 100 MB
 
