@@ -29,7 +29,8 @@ constexpr int kTileVectors = 2;
 constexpr int64_t kColumns = kTileVectors * kWidth;
 constexpr int64_t kDepth = 1024;  // of a panel, which then is 32 KiB at most
 constexpr int kFewRows = 8;  // that nothing is packed for
-constexpr int64_t kFewColumns = 32;  // of what a thread takes then
+constexpr int64_t kFewColumns = 32;  // at least, of what a thread takes then
+constexpr int64_t kPartsEach = 3;  // that a product has for each thread, so that none has much to do when others end
 
 typedef int8_t Bytes __attribute__((vector_size(4 * kWidth)));  // quads of numbers, one after the other in depth
 
@@ -262,7 +263,8 @@ void multiply_panel(const Quantised& of, int64_t begin, int64_t end, int64_t col
 }
 
 // A few rows by columns [begin, end), whose weights are read once, from one end to the other, and not packed: column by
-// column, as a processor fetches ahead of one stream of reads.
+// column, as a processor fetches ahead of one stream of reads. Threads read far from each other for the same reason: with
+// 32 columns each in turn, two read no faster than one.
 template <int kRows>
 struct Columns {
   static void run(const Quantised& of, int64_t begin, int64_t end) {
@@ -294,17 +296,17 @@ struct Columns {
 };
 
 void multiply_columns(const Quantised& of, int threads) {
-  const int64_t jobs = ceiling(of.columns, kFewColumns);
-  share_out(jobs, helpers_for(threads, of.rows * of.columns * of.depth), [&](int64_t job) {
-    const int64_t begin = job * kFewColumns, end = std::min(of.columns, begin + kFewColumns);
-    with_rows<Columns, kFewRows>(of.rows, of, begin, end);
+  const int helpers = helpers_for(threads, of.rows * of.columns * of.depth);
+  const int64_t each = std::max(ceiling(of.columns, kPartsEach * (helpers + 1)), kFewColumns);
+  share_out(ceiling(of.columns, each), helpers, [&](int64_t job) {
+    with_rows<Columns, kFewRows>(of.rows, of, job * each, std::min(of.columns, (job + 1) * each));
   });
 }
 
 void multiply_panels(const Quantised& of, int threads) {
   const int64_t panels = ceiling(of.columns, kColumns);
   const int helpers = helpers_for(threads, of.rows * of.columns * of.depth);
-  const int64_t parts = helpers == 0 ? 1 : std::clamp<int64_t>(ceiling(3 * (helpers + 1), panels), 1, ceiling(of.rows, kTileRows));
+  const int64_t parts = helpers == 0 ? 1 : std::clamp<int64_t>(ceiling(kPartsEach * (helpers + 1), panels), 1, ceiling(of.rows, kTileRows));
   share_out(panels * parts, helpers, [&](int64_t job) {
     const int64_t column = job / parts * kColumns, part = job % parts;
     multiply_panel(of, of.rows * part / parts, of.rows * (part + 1) / parts, column, std::min(kColumns, of.columns - column));
