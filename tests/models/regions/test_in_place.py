@@ -14,6 +14,7 @@ from support.parity import device_cases
 from support.parity.device_cases import open_model, plan_of
 from torch.fx import Node
 
+from snapcap.models.layers import cross_kv
 from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.plan.plan import Bucket
@@ -55,10 +56,16 @@ def copied(model: LoadedModel, region: Region, bucket: Bucket) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("at_once", ["all layers", "a layer"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.__name__))
 def test_caches_are_written_where_they_are(
-    family: Callable[[Path], device_cases.Captioner], tmp_path: Path
+    family: Callable[[Path], device_cases.Captioner],
+    at_once: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if at_once == "a layer":
+        monkeypatch.setattr(cross_kv, "_CACHED", 1)
     captioner = family(tmp_path)
     plan = plan_of(torch.device("cpu"), "float32", (2,))
     model = open_model(captioner, plan)
@@ -68,3 +75,19 @@ def test_caches_are_written_where_they_are(
         assert {region.name: copied(model, region, plan.table.largest) for region in writing} == {
             region.name: [] for region in writing
         }
+
+
+@pytest.mark.parametrize("numbers", [1, 2 * 3 * 5 * 2 * 8, 1 << 20])
+def test_keys_and_values_are_the_same_some_layers_at_a_time(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five layers: one, two and all at a time. Of the weight's outputs the last ones are keys and values."""
+    monkeypatch.setattr(cross_kv, "_CACHED", numbers)
+    states, slots = torch.randn(3, 5, 6), torch.tensor([2, 0, 1])
+    weight, bias = torch.randn(4 + 5 * 2 * 8, 6), torch.randn(4 + 5 * 2 * 8)
+    keys, values = torch.zeros(5, 4, 2, 4, 5), torch.zeros(5, 4, 2, 5, 4)
+    cross_kv.write_cross_kv(states, slots, keys, values, weight, bias)
+    both = (states @ weight[4:].T + bias[4:]).view(3, 5, 5, 2, 2, 4)  # row, token, layer, key or value, head
+    for row, slot in enumerate(slots):
+        torch.testing.assert_close(keys[:, slot], both[row, :, :, 0].permute(1, 2, 3, 0))
+        torch.testing.assert_close(values[:, slot], both[row, :, :, 1].permute(1, 2, 0, 3))
+    assert not keys[:, 3].any()
+    assert not values[:, 3].any()
