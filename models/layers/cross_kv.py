@@ -27,8 +27,8 @@ def write_cross_kv(
     weight: Tensor,  # [at least N * 2 * D, width of the states]; its last outputs are keys and values
     bias: Tensor,
 ) -> None:
-    """Computes all decoder layers' keys and values, and writes them into the rows' slots: with one product, or on a
-    CPU with several, whose results stay in a cache until they are written."""
+    """Computes all decoder layers' keys and values, and writes them into the rows' slots. A CPU takes some layers
+    at a time, so that what it computes is still in its own cache when it is written."""
     layers, _, heads, length, head_dim = value_cache.shape
     each = 2 * heads * head_dim
     at_once = max(_CACHED // (states.shape[0] * length * each), 1) if states.device.type == "cpu" else layers
@@ -41,7 +41,7 @@ def write_cross_kv(
             key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
             value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
         else:
-            # Of a cache that is indexed by a slice of its layers, the compiler would write a copy.
+            # If a slice indexed the layers, the compiler would copy the whole K/V cache.
             some = torch.arange(first, first + count, device=slots.device).unsqueeze(1)
             key_cache[some, slots] = key.permute(2, 0, 3, 4, 1)
             value_cache[some, slots] = value.permute(2, 0, 3, 1, 4)

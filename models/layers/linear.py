@@ -75,8 +75,8 @@ def linear(
 ) -> Tensor:  # [..., out], or the outputs in the slice
     """Computes `torch.nn.functional.linear`, or some outputs of it.
 
-    By weights of int8, torch multiplies in fp32. Packages run on the CPU library, which rounds each row of ``x`` to
-    8 bits first, but for a few large numbers, and adds integers.
+    With weights of int8, torch multiplies in fp32. Packages run on the CPU library, which rounds each row of ``x``
+    to 8 bits, except a few large numbers, and adds integers.
 
     The product of a single row takes as long as reading the weights. Compiled for a CPU, it is a sum over each row
     of the weights, which Inductor writes as one loop. MKL and oneDNN read the weights at half the speed of this

@@ -90,8 +90,8 @@ class Captured(Protocol[B_co]):
 
 
 class CpuLanes:
-    """Decides how the CPUs are shared between encodes and decode steps, if one operation leaves a CPU free. Only
-    the device thread calls it.
+    """Shares the CPUs between encodes and decode steps, if an operation leaves a CPU free. Only the device thread
+    calls it.
 
     A single request gets all CPUs for each operation. With more requests, each operation has the usual number of
     threads, and an image is encoded on a thread of its own while decode steps go on: two operations on two CPUs

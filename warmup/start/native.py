@@ -113,8 +113,9 @@ class NativeLoader:
             libtorch = Libtorch(library)
             self._memory = host = NativeMemory(libtorch)
             self._packages = NativePackages(libtorch, "cpu", None, self._opening, standalone, plan.threads)
-            if not standalone or plan.threads >= whole_cpus():
-                libtorch.set_num_threads(plan.threads)  # libtorch has a number for each thread that calls it
+            # libtorch has a number of threads for each thread that calls it.
+            if not standalone or plan.threads >= max(available_cpus(), 2):
+                libtorch.set_num_threads(plan.threads)
                 return CpuDevice(host)
             alone = self._options.compute.threads or whole_cpus()
             lanes = CpuLanes(libtorch.set_num_threads, plan.threads, alone)

@@ -79,7 +79,7 @@ def test_caches_are_written_where_they_are(
 
 @pytest.mark.parametrize("numbers", [1, 2 * 3 * 5 * 2 * 8, 1 << 20])
 def test_keys_and_values_are_the_same_some_layers_at_a_time(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five layers: one, two and all at a time. Of the weight's outputs the last ones are keys and values."""
+    """Five layers: one, two and all at a time. The weight's last outputs are keys and values."""
     monkeypatch.setattr(cross_kv, "_CACHED", numbers)
     states, slots = torch.randn(3, 5, 6), torch.tensor([2, 0, 1])
     weight, bias = torch.randn(4 + 5 * 2 * 8, 6), torch.randn(4 + 5 * 2 * 8)

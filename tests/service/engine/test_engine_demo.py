@@ -14,7 +14,6 @@ import pytest
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.warmup.machine.capacity import whole_cpus
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -86,7 +85,7 @@ def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
     thread.start()
     loaded, engine = started.result(PATIENCE)
-    assert loaded.runner.encodes_beside is (request.param == "aot" and whole_cpus() > 1)
+    assert loaded.runner.encodes_beside is (request.param == "aot")
     yield Demo(request.param, loaded, engine, observer)
     engine.stop()
     thread.join()

@@ -308,8 +308,8 @@ def test_no_process_outlives_a_server_that_is_killed(serve: Serve, sample: Path)
 
 @pytest.fixture(scope="module")
 def one_model(built_cache: Path, models_file: Path) -> int:
-    """Bytes of memory that the processes of a model take that a request has woken. The first model of a server
-    takes an eighth more, as its processes are forked from the server's."""
+    """Bytes of memory that the processes of a model take after a request has woken it. A server's first model takes
+    an eighth more: its processes are forked from the server's."""
     with serving(built_cache, models_file) as process:
         return int(process.wait_ready().metrics()['snapcap_model_host_bytes{model="short"}'])
 

@@ -264,7 +264,7 @@ def test_a_product_by_int8_is_the_product_by_the_rounded_weights(
     x[0] = 0
     (ours,) = library("_weight_int8pack_mm", x, weight, scale, results=1)
     exact = x.double() @ weight.double().T * scale
-    # A number is rounded to a step: an error of half a step each, of 1 / 127 of a bound that few numbers exceed.
+    # Each number errs by at most half a step, which is 1 / 127 of a bound that few numbers exceed.
     sizes = x.abs().sort(dim=1, descending=True).values
     few = sizes[:, depth // 128, None]
     steps = torch.minimum(torch.maximum(3.77 * sizes.mean(dim=1, keepdim=True), 1.25 * few), sizes[:, :1]) / 127
@@ -294,7 +294,7 @@ def test_a_few_large_inputs_do_not_make_a_product_by_int8_worse(rows: int, large
 def test_a_row_of_zeros_but_for_some_numbers_is_multiplied_by_int8(
     rows: int, size: float, count: int, library: Any
 ) -> None:
-    """However small or large these are."""
+    """They may be tiny or huge."""
     x = torch.zeros(rows, 300)
     x[:, torch.arange(count) * 7] = size
     (ours,) = library("_weight_int8pack_mm", x, torch.ones(5, 300, dtype=torch.int8), torch.ones(5), results=1)
@@ -312,6 +312,18 @@ def test_a_row_by_int8_is_the_same_alone_and_among_others(library: Any) -> None:
         assert torch.equal(some, whole[:rows])
 
 
+@pytest.mark.parametrize("depth", [10, 96, 700])
+def test_a_row_of_one_number_is_exact_by_int8(depth: int, library: Any) -> None:
+    """Its step is 1 / 127 of the number, or finer. The largest numbers of fp32 are in range."""
+    for size in (1.0, 3e38):
+        x = torch.zeros(1, depth)
+        x[0, 7] = size
+        (ours,) = library(
+            "_weight_int8pack_mm", x, torch.ones(3, depth, dtype=torch.int8), torch.ones(3), results=1
+        )
+        torch.testing.assert_close(ours, torch.full((1, 3), size), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("rows", [2, 20])
 def test_a_row_with_no_number_has_no_result_by_int8(number: float, rows: int, library: Any) -> None:
@@ -323,7 +335,7 @@ def test_a_row_with_no_number_has_no_result_by_int8(number: float, rows: int, li
 
 
 def test_memory_of_large_results_is_used_again(handle: int) -> None:
-    """The C library would ask the system for pages, and the system clear them, for each result of this size."""
+    """Otherwise the system would clear new pages for each result of this size."""
     libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
     tensors = torch.ones(640, 16), torch.ones(1 << 14, 16, dtype=torch.int8), torch.ones(1 << 14)
     given = [over_tensor(libtorch, each) for each in tensors]

@@ -1,7 +1,7 @@
 // Multiplies float32 by weights of int8, which have a scale for each output: torch's _weight_int8pack_mm.
 //
-// Each row of the left matrix is rounded to whole steps. A step is 1/127 of a bound, above which are few numbers of the
-// row, so most numbers fit into int8. The rest of a larger number is kept beside the row, as in LLM.int8() (Dettmers et
+// Each row of the left matrix is rounded to whole steps. A step is 1/127 of a bound that few numbers of the row exceed,
+// so most numbers fit into int8. The rest of a larger number is kept beside the row, as in LLM.int8() (Dettmers et
 // al., 2022), so a few large inputs do not make the steps of the others coarse. Products of integers are added exactly
 // in int32, so a row's result is the same with any number of rows and threads.
 
@@ -29,8 +29,8 @@ constexpr int kTileVectors = 2;
 constexpr int64_t kColumns = kTileVectors * kWidth;
 constexpr int64_t kDepth = 1024;  // of a panel, which then is 32 KiB at most
 constexpr int kFewRows = 8;  // that nothing is packed for
-constexpr int64_t kFewColumns = 32;  // at least, of what a thread takes then
-constexpr int64_t kPartsEach = 3;  // that a product has for each thread, so that none has much to do when others end
+constexpr int64_t kFewColumns = 32;  // that a thread takes at least
+constexpr int64_t kPartsEach = 3;  // jobs of a product for each thread, so that all threads end together
 
 typedef int8_t Bytes __attribute__((vector_size(4 * kWidth)));  // quads of numbers, one after the other in depth
 
@@ -41,32 +41,33 @@ struct Rest {
 
 struct Row {
   float step;     // what an integer stands for
-  int32_t total;  // of the integers without rests
+  int32_t total;  // of the row's numbers in int8
   const Rest *begin, *end;
 };
 
 struct Quantised {
-  int64_t rows, columns, depth, width;  // `width`: of a row on the left, whole vectors
+  int64_t rows, columns, depth, width;  // `width`: bytes of a left row, whole vectors
   const int8_t* left;                   // [rows, width], zeros behind the depth
   const Row* row;                       // [rows]
-  const int8_t* right;                  // [columns, depth]
+  const int8_t* right;                  // [columns, depth], from -127 to 127
   const float* scale;                   // [columns]
   float* result;                        // [rows, columns]
 };
 
 constexpr int kMost = 127;  // so that a number and its negative are both there
-constexpr int64_t kDeepest = 1 << 16;  // so that `kAdded` times a row's total is below 2^31
+constexpr int64_t kDeepest = 1 << 16;  // so that 255 * 127 * depth is below 2^31
 
 constexpr int64_t most_rests(int64_t depth) { return depth / 128; }
 
-// The instruction for quads takes numbers without a sign on one side: weights, with 128 added.
+// The instruction for quads takes unsigned numbers on one side: weights plus 128.
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 constexpr int kAdded = 128;
 #else
 constexpr int kAdded = 0;
 #endif
 
-// Adds the products of the four numbers of each quad. `right`: weights `with_added`, whose share the caller takes away.
+// Adds the products of the four numbers of each quad. `right`: weights `with_added`; the caller subtracts what that
+// adds.
 inline Integers add_quads(Integers sums, Bytes left, Bytes right) {
 #if defined(__AVX512VNNI__)
   return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)right, (__m512i)left);
@@ -112,7 +113,7 @@ inline void each_vector(const float* row, int64_t depth, const Body& body) {
   body(k, end);
 }
 
-// The sizes of a row's numbers up to a bound: their total and the largest of them. `above`: how many are larger.
+// The total and the maximum of a row's absolute values up to a bound. `above`: how many values exceed it.
 struct Sizes {
   float total, largest, above;
 };
@@ -128,13 +129,13 @@ Sizes sizes_up_to(float bound, const float* row, int64_t depth) {
   return {sum_of(total), largest_of(largest), sum_of(above)};
 }
 
-// The step of a row: 1/127 of a bound that at most `most_rests` numbers exceed. The bound is three standard deviations
-// of normally distributed numbers of the mean size that the row has without the numbers above the bound, or the largest
-// number if that is less. Not a number if a number of the row is infinite or none.
+// The step of a row: 1/127 of a bound that at most `most_rests` numbers exceed. The bound is 3.76 times the mean size
+// of the numbers below it, which is three standard deviations of normal ones, or the largest number if that is less.
+// NaN if a number is NaN, or the sum of the sizes is infinite.
 float step_of(const float* row, int64_t depth) {
   constexpr float kDeviations = 3.76f;   // three standard deviations / the mean size of normally distributed numbers
   constexpr float kGrowth = 1.25f;
-  constexpr float kMostSteps = 1 << 22;  // of a row: its sum with weights of int8 is below 2^31
+  constexpr float kMostSteps = 1 << 22;  // in a row, so that its sums with weights of int8 stay below 2^31
   constexpr float kLeast = std::numeric_limits<float>::min();  // whose inverse is finite
   const float most = static_cast<float>(most_rests(depth)), infinite = std::numeric_limits<float>::infinity();
   const auto bound_of = [&](const Sizes& sizes) {
@@ -148,11 +149,11 @@ float step_of(const float* row, int64_t depth) {
     bound = bound_of(sizes);
     sizes = sizes_up_to(bound, row, depth);
   }
-  for (; sizes.above > most; sizes = sizes_up_to(bound, row, depth)) bound *= kGrowth;
+  for (; sizes.above > most; sizes = sizes_up_to(bound, row, depth)) bound = std::min(bound * kGrowth, all.largest);
   return std::max(bound / kMost, all.total / kMostSteps);
 }
 
-// Rounds a row to integers of steps, with zeros behind its end, and their rests.
+// Rounds a row to int8 and rests, in steps. Zeros follow the row's end.
 Row round_row(const float* from, int64_t depth, int8_t* to, int64_t width, Rest* rest) {
   typedef int8_t Numbers __attribute__((vector_size(kWidth)));
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
@@ -176,7 +177,7 @@ Row round_row(const float* from, int64_t depth, int8_t* to, int64_t width, Rest*
   return {step, total, rest, next};
 }
 
-// Rows of a chunk of the depth: `panel` has quads, kColumns of them a row.
+// Multiplies rows by a panel, whose rows are kColumns quads.
 template <int kRows>
 struct Tile {
   static void run(const Quantised& of, int64_t row, int64_t k, int64_t quads, int64_t column, int64_t columns,
@@ -211,7 +212,7 @@ struct Tile {
     }
   }
 
-  // Between two chunks of the depth, sums stay as integers where the result will be.
+  // Between two chunks of the depth, the result's memory holds the sums as integers.
   static Integers kept(const Quantised& of, int64_t row, int64_t column, int64_t columns) {
     Integers sums{};
     if (columns > 0) std::memcpy(&sums, of.result + row * of.columns + column, std::min<int64_t>(columns, kWidth) * 4);
@@ -262,9 +263,9 @@ void multiply_panel(const Quantised& of, int64_t begin, int64_t end, int64_t col
   }
 }
 
-// A few rows by columns [begin, end), whose weights are read once, from one end to the other, and not packed: column by
-// column, as a processor fetches ahead of one stream of reads. Threads read far from each other for the same reason: with
-// 32 columns each in turn, two read no faster than one.
+// Multiplies a few rows by columns [begin, end). Weights are not packed but read once, column by column, because a
+// processor fetches ahead of one stream of reads. So threads read far from each other: two that took 32 columns in turn
+// read no faster than one.
 template <int kRows>
 struct Columns {
   static void run(const Quantised& of, int64_t begin, int64_t end) {

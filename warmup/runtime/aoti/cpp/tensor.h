@@ -45,11 +45,11 @@ struct Block {
   size_t size;
 };
 
-// Returns a block of at least so many bytes, perhaps one that was given back. Throws std::bad_alloc.
+// Returns a block of at least `bytes`, new or given back before. Throws std::bad_alloc.
 Block take_block(size_t bytes);
 void give_back(Block block);
 
-// Memory that is counted by the tensors over it, and is given back with the last one where it is its own.
+// Memory under one or more tensors. The last of them gives it back if the Storage owns it.
 class Storage {
  public:
   explicit Storage(int64_t bytes) : block_(take_block(static_cast<size_t>(bytes))), bytes_(bytes), owned_(true) {}

@@ -19,9 +19,8 @@ namespace {
 
 std::atomic<int> threads{1};
 
-// Keeps large blocks that were given back, as the system would clear each of their pages again whenever it is asked for
-// one: an eighth of an encode's time. All blocks together take at most half as much again as those in use once did, as sizes do
-// not fit exactly.
+// Keeps large blocks that were given back. The system clears the pages of new ones, which took an eighth of an encode's
+// time. All blocks take at most 1.5 times the most that was ever in use, because sizes do not fit exactly.
 class Kept {
  public:
   Kept() { blocks_.reserve(kMost); }
@@ -45,14 +44,14 @@ class Kept {
     if (block.size < kLarge) return std::free(block.data);
     const std::lock_guard<std::mutex> lock(mutex_);
     used_ -= block.size;
-    if (blocks_.size() == kMost) return std::free(block.data);
+    if (blocks_.size() == kMost) free_one();
     blocks_.push_back(block);
     kept_ += block.size;
     free_oldest();
   }
 
  private:
-  static constexpr size_t kLarge = 1 << 17;  // bytes, of which glibc begins to take blocks from the system
+  static constexpr size_t kLarge = 1 << 17;  // bytes; glibc takes larger blocks from the system
   static constexpr size_t kMost = 256;
 
   static Block made(size_t size) {
@@ -62,10 +61,12 @@ class Kept {
   }
 
   void free_oldest() {
-    while (used_ + kept_ > most_used_ + most_used_ / 2) {
-      std::free(blocks_.front().data);
-      forget(blocks_.begin());
-    }
+    while (used_ + kept_ > most_used_ + most_used_ / 2) free_one();
+  }
+
+  void free_one() {
+    std::free(blocks_.front().data);
+    forget(blocks_.begin());
   }
 
   void forget(std::vector<Block>::iterator block) {
@@ -78,7 +79,7 @@ class Kept {
   size_t used_ = 0, most_used_ = 0, kept_ = 0;
 };
 
-// Never destroyed, as threads may outlive what ends a process.
+// Never destroyed, as threads may run while a process exits.
 Kept& kept() {
   static auto* blocks = new Kept;
   return *blocks;
