@@ -48,8 +48,11 @@ def address(site: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Writes nothing."""
 
+    class Patient(http.server.ThreadingHTTPServer):
+        request_queue_size = 128  # 5 by default; a browser opens more connections than that at once
+
     handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with Patient(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
