@@ -24,7 +24,7 @@ _ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE_MS = 30_000  # Playwright's five seconds are too few on a busy machine
+PATIENCE_MS = 90_000  # beside four busy loops on two CPUs a page takes 20 s; Playwright has five, and thirty to load
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def open_page(chromium: "Browser") -> "Iterator[Callable[..., Page]]":
             context.on("request", lambda request: _check(request.url, origin, wrong))
             page.on("pageerror", lambda error: wrong.append(f"thrown: {error}"))
             page.on("console", lambda message: _heard(message.type, message.text, expected, wrong))
-            page.goto(address)
+            page.goto(address, timeout=PATIENCE_MS)
             return page
 
         yield open_one
