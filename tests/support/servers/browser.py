@@ -24,7 +24,7 @@ _ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE_MS = 90_000  # beside four busy loops on two CPUs a page takes 20 s; Playwright has five, and thirty to load
+PATIENCE_MS = 90_000  # a page takes 20 s beside four busy loops on two CPUs; Playwright waits five, or thirty
 
 
 @pytest.fixture(scope="module")
