@@ -52,8 +52,8 @@ void give_back(Block block);
 // Memory under one or more tensors. The last of them gives it back if the Storage owns it.
 class Storage {
  public:
-  explicit Storage(int64_t bytes) : block_(take_block(static_cast<size_t>(bytes))), bytes_(bytes), owned_(true) {}
-  Storage(void* data, int64_t bytes) : block_{static_cast<char*>(data), 0}, bytes_(bytes), owned_(false) {}
+  explicit Storage(int64_t bytes) : block_(take_block(static_cast<size_t>(bytes))), bytes_(bytes) {}
+  Storage(void* data, int64_t bytes) : block_{static_cast<char*>(data), 0}, bytes_(bytes) {}
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
@@ -69,12 +69,11 @@ class Storage {
 
  private:
   ~Storage() {
-    if (owned_) give_back(block_);
+    if (block_.size > 0) give_back(block_);
   }
 
-  Block block_;
+  Block block_;  // without a size if it is somebody else's
   int64_t bytes_;
-  bool owned_;
   std::atomic<int64_t> count_{1};
 };
 
