@@ -1,4 +1,7 @@
-"""fp32 on a GPU, without TF32: transformers' greedy tokens, from every bucket, eager and compiled."""
+"""fp32 on a GPU, without TF32: transformers' greedy tokens, from every bucket, eager and compiled.
+
+Rounding decides between two tokens whose logits are equal, so an image with such a step is encoded and not compared.
+"""
 
 from typing import Any
 
@@ -20,6 +23,7 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)
+TIE = 5e-5  # of logits up to 5, whose rounding differs by some 1e-6
 CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT), ("git", ()), ("git", PROMPT), ("smolvlm", PROMPT)]
 CASES += [("llava", PROMPT), ("florence2", ()), ("florence2", PROMPT), ("qwen3-vl", ()), ("qwen3-vl", PROMPT)]
 
@@ -49,20 +53,24 @@ def test_tokens_equal_transformers_in_every_bucket(
     expected, expected_logits = captioner.generate(reference, images, STEPS, prompt)
     wanted = torch.stack(expected_logits, dim=1).float().cpu()
     assert len({tuple(row) for row in expected}) > len(images) // 2, "the model must see the images"
+    best, second = wanted.topk(2).values.unbind(-1)
+    certain = [image for image, gap in enumerate((best - second).amin(-1).tolist()) if gap > TIE]
+    assert len(certain) >= len(images) - 1, "few images may be left out"
     for bucket in plan.table.buckets:
         for count in {bucket.size, max(1, bucket.size - 1)}:  # full, and with a padding row
             output = captioner.real(runner.encode(bucket, images[:count], 0), images[:count])
             torch.testing.assert_close(output, encoded[:count], rtol=1e-3, atol=1e-3)
-            rows = [SlotRequest(prompt)] * count
-            tokens, logits = steps_with_logits(runner, bucket, rows, STEPS)
-            assert tokens == expected[:count], f"bucket {bucket.size}"
-            torch.testing.assert_close(logits[:, len(prompt) :], wanted[:count], rtol=1e-3, atol=1e-3)
-            if model.config.decoder.reads_prompt:  # as a server does: the prompt with the image
-                rows = [SlotRequest(prompt, prefilled=len(prompt))] * count
-                runner.encode(bucket, images[:count], 0, rows)
-                tokens, logits = steps_with_logits(runner, bucket, rows, STEPS - len(prompt))
-                assert tokens == [row[len(prompt) :] for row in expected[:count]], f"bucket {bucket.size}"
-                torch.testing.assert_close(logits, wanted[:count], rtol=1e-3, atol=1e-3)
+            compared = [image for image in certain if image < count]
+            for prefilled in (0, len(prompt)) if model.config.decoder.reads_prompt else (0,):
+                rows = [SlotRequest(prompt, prefilled=prefilled)] * count
+                if prefilled:  # as a server does: the prompt with the image
+                    runner.encode(bucket, images[:count], 0, rows)
+                tokens, logits = steps_with_logits(runner, bucket, rows, STEPS - prefilled)
+                assert [tokens[image] for image in compared] == [expected[image][prefilled:] for image in compared], (
+                    f"bucket {bucket.size}"
+                )
+                logits = logits[:, len(prompt) - prefilled :]
+                torch.testing.assert_close(logits[compared], wanted[compared], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot"])

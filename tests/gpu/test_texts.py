@@ -22,8 +22,6 @@ ASKED = (
     SamplingParams(num_beams=3, early_stopping=True),
     SamplingParams(no_repeat_ngram_size=3),
 )
-# The third is longer than what an encode reads.
-INSTRUCTIONS = ((17, 44, 60), (9,), tuple(range(20, 53)), ())
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot"])
@@ -68,9 +66,10 @@ def test_tokens_after_each_instruction_equal_transformers(
     runs = EagerBackend() if backend == "eager" else packages.backend(family, "float32", model)
     runner = open_runner(model, plan, runs)
     images, most = captioner.images(4), captioner.config.decoder.text_tokens
-    assert len(INSTRUCTIONS[2]) > most
-    rows = [SlotRequest(text, prefilled=min(len(text), most)) for text in INSTRUCTIONS]
+    longer = tuple(range(20, 21 + most))  # than what an encode reads
+    instructions = ((17, 44, 60), (9,), longer, ())
+    rows = [SlotRequest(text, prefilled=min(len(text), most)) for text in instructions]
     found = search(runner, plan.table, list(zip(images, rows, strict=True)), NEW_TOKENS + 1)
-    for image, text, tokens in zip(images, INSTRUCTIONS, found, strict=True):
+    for image, text, tokens in zip(images, instructions, found, strict=True):
         (expected,), _ = captioner.generate(reference, [image], len(text) + NEW_TOKENS, text)
         assert tokens[:NEW_TOKENS] == expected[len(text) :], text
