@@ -6,13 +6,14 @@ The engine process is forked before the command line is read, and gets the setti
          └▶ parent: imports the command line, reads the settings, binds ─▶ sends them ─▶ forks the decode processes
 
 A model that wakes later has spawned processes, which do the same after their interpreter's start
-(`spawned.py`).
+(`spawned.py`). An engine process in reserve imports all that the start of a model imports before it gets settings.
 
 The child imports compiled modules first because they need no setting, and the start waits for them. This module
 imports little, because both processes wait for its import.
 """
 
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
 
 
 _SPAWNED = "snapcap.service.server.spawned"
+# Modules that the start of every model imports; they import the others.
+_OF_EVERY_START = (
+    "snapcap.service.engine.device_thread",
+    "snapcap.service.server.background",
+    "snapcap.service.server.engine_process",
+    "snapcap.service.telemetry.logs",
+    "snapcap.warmup.runtime.aoti.native",
+    "snapcap.warmup.start.preparation",
+    "snapcap.warmup.start.warmer",
+)
 
 
 @dataclass(frozen=True)
@@ -64,13 +75,21 @@ class ForkedEngine(NamedTuple):
 
         # The device comes first: the driver of a GPU can then be opened before the modules of the settings are
         # imported.
-        messages = pack(settings.compute.device) + pack((settings, pixels.slots, origin))
+        messages = pack((settings.compute.device, True)) + pack((settings, pixels.slots, origin))
         try:
             sent = socket.send_fds(self.process.end, [messages], [pixels.file])
             self.process.end.sendall(messages[sent:])
         except (BrokenPipeError, ConnectionResetError):
             code = os.waitstatus_to_exitcode(os.waitpid(self.process.pid, 0)[1])
             raise ForkError(f"the engine process ended {how_it_ended(code)}") from None
+
+    def reserve(self, device: str) -> None:
+        """Has the engine process load what every model on `device` needs, while it waits for its settings. The
+        process takes no memory of the device yet."""
+        from snapcap.service.ipc.framing import pack  # noqa: PLC0415  the fork must not wait for pickle
+
+        with suppress(BrokenPipeError, ConnectionResetError):  # `hand_over` reports that the process has ended
+            self.process.end.sendall(pack((device, False)))
 
     def end(self) -> None:
         """Ends the engine process, which has no request, and waits for its end."""
@@ -172,9 +191,15 @@ def import_and_serve(serve: "Serve", end: socket.socket) -> int:
     import_compiled()
     files: list[int] = []
     try:
-        device: str = receive_message(end, files)
-        from snapcap.warmup.machine.torch_libraries import begin_device_context  # noqa: PLC0415
+        from snapcap.warmup.machine.torch_libraries import begin_device_context, begin_device_libraries  # noqa: PLC0415
 
+        while True:
+            device, has_model = receive_message(end, files)
+            if has_model:
+                break
+            begin_device_libraries(device)
+            for name in _OF_EVERY_START:
+                importlib.import_module(name)
         begin_device_context(device)
         handed: tuple[Any, ...] = receive_message(end, files)
     except EOFError:  # the parent ended: the command line was wrong or the address is taken, which it reports

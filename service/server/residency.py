@@ -485,7 +485,8 @@ class Residency:
         making_room.add_done_callback(self._tasks.discard)
 
     def became_absent(self) -> None:
-        """Starts an engine process in reserve, so that the next wake does not wait for an interpreter."""
+        """Starts an engine process in reserve, so that the next wake waits neither for an interpreter nor for
+        modules and libraries."""
         if self._spare is None and not self._closing and self._services.readiness.state is State.READY:
             self.loop.call_later(AFTER_READY_S, self._reserve)
 
@@ -517,6 +518,7 @@ class Residency:
             states = " ".join(f"{name}:{each.state}" for name, each in self.residents.items())
             fields = {"s": services.timeline.marks()["ready"], "models": states}
             _logger.info("ready", extra={"fields": fields})
+            self.loop.call_later(AFTER_READY_S, self._prepare_spare)
 
     def _reserve(self) -> None:
         if self._spare is None and not self._closing:
@@ -524,6 +526,11 @@ class Residency:
                 self._spare = spawn_engine()
             except OSError as error:  # the next wake tries again, and reports the error
                 _logger.warning("no engine process in reserve", extra={"fields": {"error": str(error)}})
+            self._prepare_spare()
+
+    def _prepare_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.reserve(self._settings.compute.device)
 
     def _resident(self, name: str, settings: Settings, count: int, *, first: bool) -> Resident:
         services = self._services

@@ -12,7 +12,13 @@ import threading
 from pathlib import Path
 
 from snapcap.warmup.machine import cuda_driver, installation
-from snapcap.warmup.machine.cuda_driver import CudaDriverError, has_cuda_driver, open_context, open_library
+from snapcap.warmup.machine.cuda_driver import (
+    CudaDriverError,
+    cuda_device,
+    has_cuda_driver,
+    open_context,
+    open_library,
+)
 from snapcap.warmup.machine.installation import MachineError, package_folder, resolve_device
 
 # Modules with native code among all that a compiled start imports.
@@ -102,18 +108,29 @@ def begin_device_context(device: str) -> None:
     ``device`` is as in the options; for a CPU there is nothing to do. Errors of a driver or device are ignored
     here: the first use of the device reports them.
     """
-    threading.Thread(target=_open, args=(device,), name="device-context", daemon=True).start()
+    threading.Thread(target=_open, args=(device, True), name="device-context", daemon=True).start()
 
 
-def _open(device: str) -> None:
+def begin_device_libraries(device: str) -> None:
+    """Do what ``begin_device_context`` does before it makes the context: initialise the driver and load torch's
+    libraries, on a thread. No memory of the device is taken."""
+    threading.Thread(target=_open, args=(device, False), name="device-libraries", daemon=True).start()
+
+
+def _open(device: str, with_context: bool) -> None:
     with contextlib.suppress(CudaDriverError, MachineError, AttributeError):
         built_for_cuda = device != "auto" or installation.torch_version().cuda is not None
         if device == "cpu" or not built_for_cuda or not has_cuda_driver():
             return
         begin_torch_libraries()
-        kind, _, index = resolve_device(device).partition(":")
-        if kind == "cuda":
-            open_context(int(index or 0))
-            if (library := load_torch_libraries()) is not None:
-                # The runtime's first call shows the context all kernels that libtorch has.
-                ctypes.CDLL(None, handle=library).cudaSetDevice(int(index or 0))
+        kind, _, number = resolve_device(device).partition(":")
+        index = int(number or 0)
+        if kind != "cuda":
+            return
+        if not with_context:
+            cuda_device(index)  # initialises the driver
+            return
+        open_context(index)
+        if (library := load_torch_libraries()) is not None:
+            # The runtime's first call shows the context all kernels that libtorch has.
+            ctypes.CDLL(None, handle=library).cudaSetDevice(index)

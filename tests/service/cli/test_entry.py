@@ -104,7 +104,7 @@ def test_the_first_process_of_a_container_ends_by_a_signal_at_any_time(number: s
 
 
 HANDED = """
-import os
+import os, sys
 from snapcap.service.server.processes import fork_engine
 
 def serve(settings, end, pixels, origin, importing):
@@ -114,10 +114,13 @@ def serve(settings, end, pixels, origin, importing):
     write_image(file := image_file((1, 2)), bytes(range(6)))
     pixels.copy(2, file)
     same = (settings.http.port, settings.compute.device, pixels.slots, origin)
-    end.sendall(repr((same, -1e9 < importing < 1e9, "numpy" in sys.modules, "torch" in sys.modules)).encode())
+    imported = [name in sys.modules for name in ("numpy", "snapcap.warmup.start.preparation", "torch")]
+    end.sendall(repr((same, -1e9 < importing < 1e9, imported)).encode())
     return 5
 
 engine = fork_engine(serve)
+for device in sys.argv[1:]:
+    engine.reserve(device)
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.shared_pixels import SharedPixels
@@ -132,10 +135,14 @@ print(os.waitstatus_to_exitcode(os.waitpid(unused.process.pid, 0)[1]))
 """
 
 
-def test_the_engine_process_serves_what_it_is_handed_and_ends_where_it_is_handed_nothing() -> None:
-    run = python("-c", HANDED)
+@pytest.mark.parametrize("devices", [(), ("cpu",), ("auto", "cpu")])
+def test_the_engine_process_serves_what_it_is_handed_and_ends_where_it_is_handed_nothing(
+    devices: tuple[str, ...],
+) -> None:
+    """In reserve it imports the engine first, without torch."""
+    run = python("-c", HANDED, *devices)
     assert run.stdout.splitlines() == [
-        "((8123, 'auto', 3, 17.5), True, True, False)",
+        f"((8123, 'auto', 3, 17.5), True, [True, {bool(devices)}, False])",
         "5 b'\\x00\\x01\\x02\\x03\\x04\\x05'",
         "0",
     ], run.stderr
