@@ -373,7 +373,7 @@ class Resident:
         self.state = ModelState.ABSENT
         _logger.info("model absent", extra={"fields": {"model": self.name}})
         self._left.set_result(None)
-        self._owner.became_absent()
+        self._owner.look_at_reserve()
 
     def _new_start(self, timeline: Timeline, status: StartupStatus) -> Start:
         return Start(Readiness(lambda: timeline.current() or str(self.state)), timeline, status)
@@ -483,11 +483,13 @@ class Residency:
         making_room = self.loop.create_task(self.room_for(resident))
         self._tasks.add(making_room)
         making_room.add_done_callback(self._tasks.discard)
+        self.look_at_reserve()
 
-    def became_absent(self) -> None:
-        """Starts an engine process in reserve, so that the next wake waits neither for an interpreter nor for
-        modules and libraries."""
-        if self._spare is None and not self._closing and self._services.readiness.state is State.READY:
+    def look_at_reserve(self) -> None:
+        """Starts an engine process in reserve if a model is absent, so that the next wake waits neither for an
+        interpreter nor for modules and libraries."""
+        absent = any(each.state is ModelState.ABSENT for each in self.residents.values())
+        if absent and self._services.readiness.state is State.READY:
             self.loop.call_later(AFTER_READY_S, self._reserve)
 
     def cannot_wake(self, resident: Resident, sentence: str) -> None:

@@ -74,9 +74,16 @@ def states(server: ServerProcess) -> dict[str, str]:
 
 
 def engines(server: ServerProcess) -> list[int]:
-    """The engine processes that have a model: an engine process in reserve, and a parent of decode processes, have
-    one thread."""
-    return [pid for pid in children(server.process.pid) if len(list(Path(f"/proc/{pid}/task").glob("*"))) > 1]
+    """The engine processes that have a model: an engine process in reserve has at most two threads, and a parent of
+    decode processes has one."""
+    return [pid for pid in children(server.process.pid) if len(list(Path(f"/proc/{pid}/task").glob("*"))) > 2]
+
+
+def spawned_engines(server: ServerProcess) -> list[int]:
+    """The engine processes that were started after READY."""
+    module, kind = b"snapcap.service.server.spawned", b"engine"
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children(server.process.pid)}
+    return [pid for pid, command in commands.items() if module in command and kind in command]
 
 
 def post(server: ServerProcess, path: str, message: Any) -> tuple[int, Any, dict[str, str]]:
@@ -183,6 +190,15 @@ def test_a_model_wakes_for_a_request_and_leaves_when_idle(serve: Serve, samples:
     assert server.caption(path)["caption"] == caption
     server.terminate()
     assert server.process.wait(PATIENCE) == 0
+
+
+def test_an_engine_process_in_reserve_serves_the_next_model_that_wakes(serve: Serve, sample: Path) -> None:
+    server = serve("--preload", "demo")
+    server.wait_for(lambda: spawned_engines(server))
+    (reserve,) = spawned_engines(server)
+    server.caption(sample, "?model=short")
+    assert reserve in engines(server)
+    assert spawned_engines(server) == [reserve]
 
 
 def test_requests_of_all_kinds_wait_for_one_wake(serve: Serve, sample: Path) -> None:
