@@ -155,6 +155,9 @@ _logger = logging.getLogger("snapcap.engine")
 # Greatest number of steps that a free slot stays empty while other slots are about to become free: see
 # `Scheduler.admit`.
 MOST_STEPS_HELD = 8
+# Part of an image's encode for which the device stays idle while the clients of a batch may send their next images:
+# see `Scheduler.wait`.
+_GATHERED_PART = 0.5
 # Seconds of the longest wait for a lock, because Python refuses a timeout of centuries and without requests there
 # is no deadline.
 _LONGEST_WAIT_S = 3600.0
@@ -185,6 +188,10 @@ class Scheduler:
         self._woken = False
         self._held = 0  # steps since a free slot was first kept empty
         self._cancelled = False  # a request was cancelled since the last `drop_lost`
+        self._ended: deque[float] = deque(maxlen=table.largest.size)  # when the last captions ended
+        self._gathering = 0  # requests that `wait` waits for, until `_gather_until`
+        self._gather_until = -math.inf
+        self.image_s = 0.0  # seconds of the last encode, divided by its images
         self._look_at = math.inf  # the earliest deadline
 
     @property
@@ -217,12 +224,21 @@ class Scheduler:
         request.future.add_done_callback(self._note_cancelled)
 
     def wait(self) -> None:
-        """Sleeps until there is a request to serve, ``wake`` or ``close`` was called, or a deadline has passed."""
+        """Sleeps until there is a request to serve, ``wake`` or ``close`` was called, or a deadline has passed.
+
+        Clients whose captions ended together often send their next images together too, and the first of these
+        images would be encoded alone. So if nothing runs after a batch has ended, the first image waits for as many
+        as the batch had, but not longer after the batch's end than half of the time that an image's encode takes."""
         with self._changed:
             # A request that no ready bucket fits does not wake the thread before its deadline.
             patience = min(max(self._look_at - self._clock(), 0.0), _LONGEST_WAIT_S)
             self._changed.wait_for(self._has_work, patience)
             self._woken = False
+            if self._waiting.servable and not self.running:
+                left = self._gather_until - self._clock()
+                if left > 0:
+                    self._changed.wait_for(self._has_gathered, left)
+                self._gather_until = -math.inf
 
     def wake(self) -> None:
         """Makes the next (or the present) ``wait`` return."""
@@ -396,10 +412,18 @@ class Scheduler:
                     row.finish_reason = "length"
             if row.finish_reason is not None:
                 finished.append(row)
-        now = self._clock() if finished else 0.0
+        if not finished:
+            return []
+        now = self._clock()
         for row in finished:
             self._complete(row, backend, now)
-        return self._compact(finished)
+        moves = self._compact(finished)
+        self._ended += [now] * len(finished)
+        if not self.running:
+            patience = _GATHERED_PART * self.image_s
+            self._gathering = sum(now - moment <= patience for moment in self._ended)
+            self._gather_until = now + patience if self._gathering > 1 else -math.inf
+        return moves
 
     def fail(self, rows: Iterable[RunningRequest], error: Exception) -> list[tuple[int, int]]:
         """Fails running rows and frees their slots. Waiting requests are kept.
@@ -425,6 +449,9 @@ class Scheduler:
         for entry in waiting:
             entry.request.fail(NotReady("failed"))
         self.fail_running(NotReady("failed"))
+
+    def _has_gathered(self) -> bool:
+        return self._closed or self._waiting.servable >= self._gathering
 
     def _has_work(self) -> bool:
         over = self._closed and not self._waiting

@@ -1,6 +1,6 @@
 """When a free slot is left empty for a while: only under load, and not for long."""
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -82,3 +82,49 @@ def test_one_bucket_holds_nobody_back() -> None:
     scheduler = Scheduler(BucketTable.of((8,)), LIMITS)
     submit(scheduler, 30)
     assert [step(scheduler, ending=1) for _ in range(4)] == [8, 1, 1, 1]
+
+
+def batch_ended(scheduler: Scheduler, images: int, image_s: float) -> None:
+    """Serves ``images`` captions that end together, after which nothing runs."""
+    scheduler.image_s = image_s
+    submit(scheduler, images)
+    scheduler.wait()  # for the wake-up that the requests gave
+    while scheduler.depth:
+        scheduler.admit()
+    scheduler.advance(scheduler.launched(), [EOS] * images, "eager")
+
+
+@pytest.mark.parametrize("images", [2, 3, 8])
+def test_the_first_image_after_a_batch_waits_for_as_many_as_the_batch_had(
+    scheduler: Scheduler, images: int
+) -> None:
+    batch_ended(scheduler, images, image_s=600.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(scheduler.wait)
+        for _ in range(images):
+            with pytest.raises(TimeoutError):
+                waiting.result(0.02)
+            submit(scheduler, 1)
+        waiting.result(30)
+    assert scheduler.depth == images
+
+
+def test_images_wait_for_others_at_most_half_the_time_of_an_encode(scheduler: Scheduler) -> None:
+    batch_ended(scheduler, 3, image_s=0.2)
+    submit(scheduler, 1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(scheduler.wait).result(30)
+    assert step(scheduler, ending=1) == 1
+
+
+@pytest.mark.parametrize(("images", "closed"), [(1, False), (3, True)])
+def test_no_image_waits_for_others_after_a_lone_caption_or_at_the_end(
+    scheduler: Scheduler, images: int, closed: bool
+) -> None:
+    batch_ended(scheduler, images, image_s=600.0)
+    submit(scheduler, 1)
+    if closed:
+        scheduler.close()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(scheduler.wait).result(30)
+    assert step(scheduler, ending=1) == 1
