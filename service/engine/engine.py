@@ -376,7 +376,7 @@ class Engine:
         for encoded in step.encoded:
             seconds = encoded.timer.seconds()
             self._observer.encoded(encoded.bucket, len(encoded.rows), seconds)
-            self._scheduler.image_s = seconds / len(encoded.rows)
+            self._scheduler.encoded(len(encoded.rows), seconds)
             for row in encoded.rows:
                 row.encode_s = seconds
         self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())

@@ -191,7 +191,7 @@ class Scheduler:
         self._ended: deque[float] = deque(maxlen=table.largest.size)  # when the last captions ended
         self._gathering = 0  # requests that `wait` waits for, until `_gather_until`
         self._gather_until = -math.inf
-        self.image_s = 0.0  # seconds of the last encode, divided by its images
+        self._image_s = 0.0  # least seconds of an encode for each of its images
         self._look_at = math.inf  # the earliest deadline
 
     @property
@@ -363,6 +363,10 @@ class Scheduler:
         self._held += 1
         return self._held <= MOST_STEPS_HELD
 
+    def encoded(self, images: int, seconds: float) -> None:
+        """Notes the time of an encode. The least time counts, because other work may hold an encode up."""
+        self._image_s = min(self._image_s or math.inf, seconds / images)
+
     def slots_of(self, row: RunningRequest) -> list[int]:
         """Returns the slots of a running request."""
         return [slot for slot, each in enumerate(self.running) if each is row]
@@ -420,7 +424,7 @@ class Scheduler:
         moves = self._compact(finished)
         self._ended += [now] * len(finished)
         if not self.running:
-            patience = _GATHERED_PART * self.image_s
+            patience = _GATHERED_PART * self._image_s
             self._gathering = sum(now - moment <= patience for moment in self._ended)
             self._gather_until = now + patience if self._gathering > 1 else -math.inf
         return moves
