@@ -228,7 +228,7 @@ class Scheduler:
 
         Clients whose captions ended together often send their next images together too, and the first of these
         images would be encoded alone. So if nothing runs after a batch has ended, the first image waits for as many
-        as the batch had, but not longer after the batch's end than half of the time that an image's encode takes."""
+        as the batch had. The wait ends half the time of an image's encode after the batch."""
         with self._changed:
             # A request that no ready bucket fits does not wake the thread before its deadline.
             patience = min(max(self._look_at - self._clock(), 0.0), _LONGEST_WAIT_S)

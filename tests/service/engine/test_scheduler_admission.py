@@ -110,8 +110,8 @@ def test_the_first_image_after_a_batch_waits_for_as_many_as_the_batch_had(
 
 
 def test_images_wait_for_others_at_most_half_the_time_of_an_encode(scheduler: Scheduler) -> None:
-    batch_ended(scheduler, 3, image_s=0.2)
     scheduler.encoded(1, 600.0)  # an encode that other work held up
+    batch_ended(scheduler, 3, image_s=0.2)
     submit(scheduler, 1)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(scheduler.wait).result(30)
