@@ -34,11 +34,10 @@ from snapcap.service.images.messages import (
     Began,
     Ended,
     Notice,
-    NoticeReader,
     Setup,
 )
 from snapcap.service.ipc.fork import how_it_ended
-from snapcap.service.ipc.framing import RECEIVE_BYTES, pack, receive
+from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack, receive
 from snapcap.service.telemetry.metrics import Metrics, Why
 
 START_S = 30.0
@@ -280,7 +279,7 @@ class NoticeChannel:
         self._began = began
         self._said = said
         self._gone = gone
-        self._reader = NoticeReader()
+        self._unpacker: Unpacker[Notice] = Unpacker()
         self._files: deque[int] = deque()
         loop.add_reader(end, self._receive)
 
@@ -322,7 +321,7 @@ class NoticeChannel:
             self._loop.remove_reader(self._end)
             self._gone()
             return
-        for notice in self._reader.feed(data):
+        for notice in self._unpacker.feed(data):
             if not isinstance(notice, Began):
                 self._said(notice)
             elif self._files:
