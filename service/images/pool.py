@@ -94,8 +94,8 @@ class ImageRoom:
 
 
 class ProcessImageDecoder:
-    """Decodes images in processes. An `ImageDecoder`, and the user of the processes; its methods run on the event
-    loop.
+    """Decodes images in processes. An `ImageDecoder`, which the family of the processes tells of each one. Its
+    methods run on the event loop.
 
     `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for decoding. `most_s`: the
     most CPU seconds that one image may take. `failed`: called once, with the error, when no image can be decoded
@@ -122,7 +122,7 @@ class ProcessImageDecoder:
         self._waiting: deque[Job] = deque()
         self._large: deque[Job] = deque()  # jobs that wait for a large part of the memory
         self._idle: list[Worker] = []
-        self._answered_once = False
+        self.works = False  # True once a decode process has answered
         self._looking = False
         self._failures = 0  # consecutive failed requests, counting only failures that no image should cause
         self._refusals = 0  # consecutive refused images
@@ -141,11 +141,6 @@ class ProcessImageDecoder:
     def pids(self) -> list[int]:
         """The ids of the decode processes and of their parent."""
         return self._family.pids
-
-    @property
-    def works(self) -> bool:
-        """True once a decode process has answered."""
-        return self._answered_once
 
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
         if self._family.over or self._family.left:
@@ -212,7 +207,7 @@ class ProcessImageDecoder:
                 self.misbehaved(worker, BadAnswer(str(error)))
                 return
         self._taken_from(worker)
-        self._answered_once = True
+        self.works = True
         if isinstance(answer, Needs):
             self._wait_for_room(job, answer.size)
         else:
@@ -329,7 +324,8 @@ class ProcessImageDecoder:
     def _end(self, job: Job, outcome: DecodedImage | Exception) -> None:
         """Ends a job with its outcome. After several failures that no image should cause, the next new process gets
         the server's own picture; each of these failures ended a process, so a new one will come."""
-        if isinstance(outcome, ImageProcessError) or _is_crash(outcome):
+        crashed = isinstance(outcome, UnprocessableImage) and outcome.reason == _CRASHED
+        if isinstance(outcome, ImageProcessError) or crashed:
             self._failures += 1
             if self._failures >= _SUSPICIOUS and self._check is None and not self._family.over:
                 self._begin_check()
@@ -423,10 +419,6 @@ class ProcessImageDecoder:
         if worker.job is not None and why not in TRIED_AGAIN:
             too_complex = unreadable("too_complex", _TOO_COMPLEX_SENTENCE)
             self._finish(worker.job, too_complex if why in ("too_complex", "threads") else DeadlineExceeded())
-
-
-def _is_crash(outcome: DecodedImage | Exception) -> bool:
-    return isinstance(outcome, UnprocessableImage) and outcome.reason == _CRASHED
 
 
 def _discard(outcome: DecodedImage | Exception) -> None:
