@@ -50,18 +50,13 @@ class Admission:
         self.capacity = capacity
         self._clock = clock
         self._lock = threading.Lock()
-        self._taken = 0
+        self.taken = 0  # number of places that are taken
         self._pace = Pace()
-
-    @property
-    def taken(self) -> int:
-        """Number of places that are taken."""
-        return self._taken
 
     @property
     def is_full(self) -> bool:
         """Tells if no place is free."""
-        return self._taken >= self.capacity
+        return self.taken >= self.capacity
 
     def admit(self) -> "Permit":
         """Returns a permit that has no place yet. Raises QueueFull if no place is free."""
@@ -72,9 +67,9 @@ class Admission:
     def take(self, permit: "Permit", places: int) -> None:
         """Gives a permit ``places`` more places, all or none. Raises QueueFull if fewer are free."""
         with self._lock:
-            if self._taken + places > self.capacity:
+            if self.taken + places > self.capacity:
                 raise self._full()
-            self._taken += places
+            self.taken += places
             permit.places += places
 
     def give_back(self, permit: "Permit", places: int) -> None:
@@ -82,7 +77,7 @@ class Admission:
         with self._lock:
             places = min(places, permit.places)
             permit.places -= places
-            self._taken -= places
+            self.taken -= places
 
     def completed(self) -> None:
         """Counts a finished request. Its moment sets the Retry-After of later refusals."""
