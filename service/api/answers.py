@@ -226,7 +226,7 @@ def chat_fields(
 
 def usage_of(stream: CaptionStream) -> tuple[int, int]:
     """Returns the number of tokens of the prompt and of the answer. An image counts as 0 tokens."""
-    return len(stream.prompt_ids), stream.completion_tokens
+    return len(stream.prompt_ids), len(stream.tokens)
 
 
 def caption_options(
