@@ -391,8 +391,13 @@ class Captioner:
                 model = await self._awake()
                 resolved = await self._resolve(model, options, encoded, live=live)
                 decoded = await self._decode(model, encoded, times)
+                text = model.defaults.tokenizer(resolved.task).stream(resolved.prompt_ids)
+                shown = model.defaults.pieces(resolved, stop)
                 read = partial(model.defaults.answer, resolved, size=decoded.size)
-                stream = self._new_stream(model, resolved, stop, deadline, times, read)
+                ids, handoff = resolved.prompt_ids, self._handoff()
+                stream = CaptionStream(text.push, text.end, shown, ids, deadline, handoff, times, read)
+                stream.model, stream.warning = model, resolved.warning
+                stream.future.add_done_callback(partial(self._ended, times))
                 # A stop sequence ends the generation early, so it needs each token at once. A beam search has no
                 # token to give before its end.
                 on_token = stream.feed if live or (stop and not resolved.params.searches) else None
@@ -447,23 +452,6 @@ class Captioner:
         self._metrics.image_decoded(decoded.format, decoded.seconds)
         times.image_decoded(decoded)
         return decoded
-
-    def _new_stream(
-        self,
-        model: _Model,
-        resolved: Resolved,
-        stop: Sequence[str],
-        deadline: float,
-        times: CaptionTimes,
-        read: Callable[[Sequence[int]], Answer],
-    ) -> CaptionStream:
-        prompt_ids = resolved.prompt_ids
-        text = model.defaults.tokenizer(resolved.task).stream(prompt_ids)
-        shown = model.defaults.pieces(resolved, stop)
-        stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times, read)
-        stream.model, stream.warning = model, resolved.warning
-        stream.future.add_done_callback(partial(self._ended, times))
-        return stream
 
     def _handoff(self) -> LoopHandoff:
         """Returns the handoff of the running event loop, making it on first use."""
