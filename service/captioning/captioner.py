@@ -18,13 +18,7 @@ from snapcap.service.captioning.stream import CaptionStream, LoopHandoff, until
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady, PromptTooLong, UnprocessableImage
-from snapcap.service.images.decode import (
-    DecodedImage,
-    EncodedImage,
-    ImageDecoder,
-    ThreadImageDecoder,
-    decode_threads,
-)
+from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder, decode_threads
 from snapcap.service.memory import BodyAccount
 from snapcap.service.readiness import Readiness, State
 from snapcap.service.telemetry.metrics import Metrics
@@ -32,8 +26,6 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.models.processing.tokenizer import Tokenizer
-    from snapcap.models.processing.transform import ImageTransform
     from snapcap.models.text import PromptIds, Region
     from snapcap.service.captioning.prompts import PromptReader
     from snapcap.service.engine.request import CaptionEngine, Completion
@@ -45,14 +37,12 @@ _MOST_TEXT_IDS = 1 << 15
 @dataclass(frozen=True)
 class CaptionLimits:
     """Limits of captioning. `timeout`: the most seconds that a caption may take. `queue_size`: the most
-    requests that may wait. `decode_threads`: number of decode threads; 0 lets `images.decode.decode_threads`
-    choose. `image_room`: the most bytes of memory that decoding one image may take on such a thread; None sets
-    no limit."""
+    requests that may wait. `decode_threads`: number of threads that parse bodies; 0 lets
+    `images.decode.decode_threads` choose."""
 
     timeout: float
     queue_size: int
     decode_threads: int = 0
-    image_room: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,6 @@ class CaptionResult:
 class _Model:
     engine: "CaptionEngine"
     image_decoder: ImageDecoder
-    tokenizer: "Tokenizer"
     name: str
     created: float
     defaults: ModelDefaults
@@ -257,21 +246,18 @@ class Captioner:
     def attach(
         self,
         engine: "CaptionEngine",
-        transform: "ImageTransform",
-        tokenizer: "Tokenizer",
         model_name: str,
-        image_decoder: ImageDecoder | None = None,
-        defaults: ModelDefaults | None = None,
+        image_decoder: ImageDecoder,
+        defaults: ModelDefaults,
         prompts: "PromptReader | None" = None,
     ) -> None:
-        """Sets the model; requests are served from now on, until `detach`. Without `image_decoder`, `pool` decodes
-        images. Without `prompts`, a prompt is tokenized in this process, on the event loop."""
-        image_decoder = image_decoder or ThreadImageDecoder(self.pool, transform, self._limits.image_room)
-        defaults = defaults or ModelDefaults(tokenizer)
+        """Sets the model; requests are served from now on, until `detach`. Without `prompts`, a prompt is tokenized
+        in this process, on the event loop."""
+        tokenizer = defaults.tokenizer(None)
         takes = tokenizer.takes_instructions, tokenizer.takes_conversations
         self.facts = ModelFacts(defaults.family, defaults.tasks, defaults.not_done, *takes)
         self.model_name = model_name
-        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
+        self._model = _Model(engine, image_decoder, model_name, time.time(), defaults, prompts)
 
     def detach(self) -> Callable[[], None]:
         """Removes the model, which leaves or has failed: later requests wait until it is ready again. Returns a

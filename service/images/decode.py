@@ -1,25 +1,22 @@
-"""Decodes images: the protocol of a decoder with its input and result, and the two ways to decode.
+"""Decodes images in processes: the protocol of a decoder with its input and result, and the fork of the processes.
 
-Threads of this process cannot be killed. They are for a user's own images, and for servers behind another server.
-`snapcap serve` decodes in processes. This module forks the parent of these processes (`parent.py`) before the
-server imports `pool.py`, which gives images to them.
+`snapcap caption` and the library decode a user's own images in threads, which cannot be killed. `snapcap serve`
+decodes in processes. This module forks the parent of these processes (`parent.py`) before the server imports
+`pool.py`, which gives images to them.
 """
 
 import socket
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
+from snapcap.service.errors import UnprocessableImage
 from snapcap.service.ipc.fork import ChildProcess, Closable, fork_child
 from snapcap.warmup.machine.capacity import available_cpus
 from snapcap.warmup.machine.denied import library_file, report_denied
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     import numpy as np
 
     from snapcap.models.processing.transform import ImageTransform
@@ -63,7 +60,7 @@ class DecodedImage:
 
 
 class ImageDecoder(Protocol):
-    """Decodes images: in threads (`ThreadImageDecoder`) or in processes (`ProcessImageDecoder`)."""
+    """Decodes images, as `ProcessImageDecoder` does. The rehearsal has a decoder of its own."""
 
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
         """Decodes an image. The caller passes the pixels to an engine, or discards the image. Cancelling the call
@@ -121,42 +118,6 @@ def decode_threads(asked: int) -> int:
     throughput was lower than with 8 (``snapcap bench throughput --serve=--decode-threads=16``).
     """
     return asked or min(available_cpus(), 8)
-
-
-class ThreadImageDecoder:
-    """Decodes images on the threads of `pool`. `room`: the most bytes of memory that decoding one image may take;
-    None sets no limit."""
-
-    def __init__(self, pool: "Executor", transform: "ImageTransform", room: int | None = None) -> None:
-        self._pool = pool
-        self._transform = transform
-        self._room = room
-
-    async def decode(self, encoded: EncodedImage) -> DecodedImage:
-        # The command line, the library and the processes that are forked here have no event loop.
-        import asyncio  # noqa: PLC0415
-
-        future = self._pool.submit(self._run, encoded)
-        if encoded.account is not None:
-            # The thread keeps the bytes until it is done with them, even if the request is cancelled before.
-            account = encoded.account.hold()
-            future.add_done_callback(lambda _: account.release())
-        return await asyncio.wrap_future(future)
-
-    def _run(self, encoded: EncodedImage) -> DecodedImage:
-        # Already imported by now.
-        from snapcap.models.processing.image_formats import ImageError, NeedsMemory  # noqa: PLC0415
-
-        began = time.monotonic()
-        if began >= encoded.deadline:
-            raise DeadlineExceeded
-        try:
-            decoded = self._transform.decode(encoded.data, self._room)
-        except ImageError as error:
-            raise unreadable(error.reason, str(error)) from None
-        except NeedsMemory as needs:
-            raise too_large(needs.size, self._room or 0) from None
-        return DecodedImage(decoded.pixels, decoded.format, began, time.monotonic() - began, decoded.size)
 
 
 @dataclass(frozen=True)

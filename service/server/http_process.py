@@ -30,8 +30,7 @@ from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import HttpLimits, Settings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
-from snapcap.service.images.decode import decode_threads
-from snapcap.service.memory import BodyBudget, body_memory, decode_memory, memory_limit
+from snapcap.service.memory import BodyBudget, body_memory, memory_limit
 from snapcap.service.readiness import Readiness
 from snapcap.service.server.uvicorn_server import make_server
 from snapcap.service.telemetry.metrics import Metrics
@@ -141,8 +140,7 @@ AddApis: TypeAlias = Callable[[Application, Services, BodyLimits, Exposure], Non
 
 def caption_limits(settings: Settings) -> CaptionLimits:
     """Returns the limits of captioning with one model."""
-    threads = decode_threads(settings.images.decode_threads)
-    return CaptionLimits(settings.queue.timeout, settings.queue.size, threads, decode_memory(settings) // threads)
+    return CaptionLimits(settings.queue.timeout, settings.queue.size, settings.images.decode_threads)
 
 
 def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Services:

@@ -36,14 +36,13 @@ _BODY = BodyLimits(1 << 20, TIMEOUT_S)
 def rehearse(
     engine: "CaptionEngine",
     checkpoint: "Checkpoint",
-    image_decoder: ImageDecoder | None = None,
-    run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
+    image_decoder: ImageDecoder,
+    run: Callable[[Coroutine[Any, Any, None]], object],
     times: int = 1,
 ) -> None:
     """Sends a JPEG through the endpoint of captions, `times` times at once. Metrics do not count it.
 
-    `image_decoder` decodes the JPEG; None decodes it in a thread. `run` runs the requests, by default on an event
-    loop of their own.
+    `image_decoder` decodes the JPEG. `run` runs the requests on an event loop.
 
     Raises the exceptions of the endpoint."""
     metrics = Metrics(CollectorRegistry())
@@ -52,9 +51,7 @@ def rehearse(
     captioner = Captioner(CaptionLimits(TIMEOUT_S, times, 1), readiness, metrics, Timeline(time.monotonic()))
     try:
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config)
-        captioner.attach(
-            engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, image_decoder, defaults
-        )
+        captioner.attach(engine, checkpoint.name, image_decoder, defaults)
         fetcher, handler = ImageFetcher(AllowedHosts(()), _BODY), ProblemHandler(metrics, Apis())
         run(_ask(CaptionRoutes(captioner, _BODY, metrics, fetcher, handler), picture(), times))
     finally:

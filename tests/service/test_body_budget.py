@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
+from support.fakes.thread_decoder import attach
 from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.models.processing.transform import ImageTransform
@@ -155,7 +156,7 @@ def test_an_image_is_held_until_it_is_decoded_although_its_client_has_left(servi
             release.wait(30)
             return transform.decode(data, *rest)
 
-    services.captioner.attach(engine, Slow(), services.captioner._model.tokenizer, "fake")
+    attach(services.captioner, engine, Slow())
     budget, data = BodyBudget(), image(5) + bytes(500_000)
     with BoundedServer(services, bodies=limits(budget)) as server:
         with server.connect() as client:

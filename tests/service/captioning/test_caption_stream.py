@@ -157,7 +157,7 @@ class Decoded:
 def test_an_engine_that_refuses_a_stream_does_not_have_its_picture(services: Services, engine: Any) -> None:
     captioner, decoder = services.captioner, Decoded()
     model: Any = captioner._model
-    captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
+    captioner.attach(engine, "fake", decoder, model.defaults)
     engine.refuse = QueueFull()
     with pytest.raises(QueueFull):
         asyncio.run(captioner.stream(b"x", CaptionOptions(), "1", captioner.admit(), live=True))
@@ -172,7 +172,7 @@ def test_a_client_that_leaves_when_its_request_is_with_the_engine_withdraws_it(
 ) -> None:
     captioner, decoder = services.captioner, Decoded()
     model: Any = captioner._model
-    captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
+    captioner.attach(engine, "fake", decoder, model.defaults)
     engine.gate.clear()
 
     async def scenario() -> None:

@@ -16,6 +16,7 @@ from support.fakes.list_engine import LIMITS, Observer
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.text import PromptIds
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits, CaptionResult
+from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
@@ -109,7 +110,7 @@ class World:
             takes_conversations=False,
         )
         engine: Any = SimpleNamespace(limits=LIMITS, submit=self._submit)
-        self.captioner.attach(engine, ImageTransform(SIZE), tokenizer, "fake", self.decoder)
+        self.captioner.attach(engine, "fake", self.decoder, ModelDefaults(tokenizer))
         self.processes: list[Played] = []
 
     async def begin(self, count: int = PROCESSES) -> None:
