@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
     from snapcap.service.ipc.shared_pixels import FilledSlot
     from snapcap.service.memory import BodyAccount
-    from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.start import StartedModel
 
 _MOST = 12  # decode processes
 _MOST_OF_FEW_CPUS = 4
@@ -88,14 +86,6 @@ def too_large(needed: int, most: int) -> UnprocessableImage:
     return unreadable("too_large", sentence)
 
 
-def with_image_library(loaded: "StartedModel") -> "Checkpoint":
-    """Returns the checkpoint of a model that was started in this process, whose transform uses the image library of
-    the artifacts."""
-    checkpoint, artifacts = loaded.checkpoint, loaded.artifacts
-    library = None if artifacts is None else artifacts.image_library()
-    return replace(checkpoint, transform=with_library(checkpoint.transform, library))
-
-
 def with_library(transform: "ImageTransform", library: bytes | None) -> "ImageTransform":
     """Returns the transform with the image library, whose content is `library` and which stays mapped; without it,
     if there is none or it cannot be used."""
@@ -149,14 +139,13 @@ def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcess
     Raises:
         ForkError: this system cannot fork.
     """
-    return ImageProcesses(count, fork_child(lambda end: _serve_image_processes(count, end), others))
 
+    def serve(end: socket.socket) -> int:
+        from snapcap.service.images.parent import serve_image_processes  # noqa: PLC0415  only the child needs it
 
-def _serve_image_processes(count: int, end: socket.socket) -> int:
-    # The child alone imports it.
-    from snapcap.service.images.parent import serve_image_processes  # noqa: PLC0415
+        return serve_image_processes(count, end)
 
-    return serve_image_processes(count, end)
+    return ImageProcesses(count, fork_child(serve, others))
 
 
 def _mebibytes(size: int) -> int:

@@ -23,7 +23,7 @@ from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import NotReady, ServiceError
-from snapcap.service.images.decode import with_image_library
+from snapcap.service.images.decode import with_library
 from snapcap.service.offline.discovery import reason_of
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
@@ -98,7 +98,9 @@ class OfflineModel:
 
     def _ready(self, loaded: StartedModel, engine: Engine, _scheduler: Scheduler) -> None:
         self._status.started()
-        checkpoint, plan = with_image_library(loaded), loaded.plan
+        checkpoint, artifacts, plan = loaded.checkpoint, loaded.artifacts, loaded.plan
+        library = None if artifacts is None else artifacts.image_library()
+        checkpoint = replace(checkpoint, transform=with_library(checkpoint.transform, library))
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
         self._model = Model(
             checkpoint, engine, plan.table.largest.size, plan.device, self._status.tier or "", defaults
