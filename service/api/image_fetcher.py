@@ -69,9 +69,6 @@ class AllowedHosts:
     def __init__(self, hosts: Iterable[str]) -> None:
         self._hosts = frozenset(hosts)
 
-    def __bool__(self) -> bool:
-        return bool(self._hosts)
-
     def target(self, url: str) -> Target:
         """Returns the parts of an http(s) URL. Raises ImageUrlRefused if the URL is not allowed or malformed."""
         if not self._hosts:
@@ -91,7 +88,8 @@ class AllowedHosts:
             raise ImageUrlRefused("An image URL must begin with http:// or https:// and a host.")
         if parts.username is not None or parts.password is not None:
             raise ImageUrlRefused("An image URL must not have a user name or password.")
-        target = Target(scheme, host, port or _PORTS[scheme], _path(parts.path, parts.query))
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        target = Target(scheme, host, port or _PORTS[scheme], path)
         if target.authority not in self._hosts:
             raise ImageUrlRefused(
                 f"The server does not fetch images from {target.authority[:200]}; the operator allows hosts with "
@@ -121,10 +119,6 @@ def _ascii_host(name: str) -> str:
     if len(name) > _MAX_HOST or not name.isprintable():
         raise ValueError
     return name if name.isascii() else name.encode("idna").decode()
-
-
-def _path(path: str, query: str) -> str:
-    return (path or "/") + (f"?{query}" if query else "")
 
 
 async def resolve(host: str, port: int) -> list[str]:

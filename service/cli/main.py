@@ -76,7 +76,9 @@ def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
         print(f"snapcap {snapcap_version()}")
         return 0
     if name == _BENCH:  # its options are its own
-        return _bench(rest)
+        from snapcap.benchmarks.command import main as bench  # noqa: PLC0415
+
+        return bench(rest)
     if name not in _COMMANDS:
         if name.startswith("-"):
             _top_parser().parse_known_args(arguments)  # --help ends here
@@ -177,13 +179,6 @@ def _import(arguments: argparse.Namespace) -> int:
         return ExitStatus.START_FAILED
     print(*written, sep="\n")
     return 0
-
-
-def _bench(arguments: Sequence[str]) -> int:
-    """Runs `benchmarks.command`, which has options of its own. Raises SettingsError for a wrong command line."""
-    from snapcap.benchmarks.command import main  # noqa: PLC0415
-
-    return main(arguments)
 
 
 def _add_serve(parser: argparse.ArgumentParser, shown: Container[str] | None) -> None:

@@ -124,7 +124,9 @@ class Dispatch:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        _check_query(scope["query_string"])
+        query = scope["query_string"]
+        if len(query) > _LONGEST_QUERY or query.count(b"&") >= _MOST_FIELDS:
+            raise QueryTooLong(_LONGEST_QUERY, _MOST_FIELDS)
         route = self._route(scope)
         scope["state"][ROUTE] = route.path  # names the request in traces, without text of the client
         response = await route.endpoint(Request(scope, receive, send))
@@ -159,9 +161,3 @@ def nothing_at(path: str, meant: str = "") -> NotFound:
     """Returns the error for a path without an endpoint. `meant`: the path that the client probably means."""
     hint = f"did you mean {meant[:200]}? GET" if meant else "GET"
     return NotFound(f"There is nothing at {path[:200]}; {hint} /openapi.json lists what there is.")
-
-
-def _check_query(query: bytes) -> None:
-    """Raises QueryTooLong."""
-    if len(query) > _LONGEST_QUERY or query.count(b"&") >= _MOST_FIELDS:
-        raise QueryTooLong(_LONGEST_QUERY, _MOST_FIELDS)

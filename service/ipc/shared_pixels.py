@@ -77,13 +77,10 @@ class SharedPixels:
     def read(self, slot: int) -> "Pixels":
         """Returns a view of the slot, uint8 [H, W, 3]."""
         if not self._views:
-            self._views = self._all()
+            import numpy as np  # noqa: PLC0415  not needed in a process that only passes slots on
+
+            self._views = list(np.frombuffer(self._mapped(), dtype=np.uint8).reshape(self._shape))
         return self._views[slot]
-
-    def _all(self) -> "list[Pixels]":
-        import numpy as np  # noqa: PLC0415  not needed in a process that only passes slots on
-
-        return list(np.frombuffer(self._mapped(), dtype=np.uint8).reshape(self._shape))
 
     def _mapped(self) -> mmap.mmap:
         if self._memory is None:
