@@ -126,19 +126,15 @@ class OpenAIRoutes:
         more = {**regions_member(stream.answer.regions), **self._answers.warnings(chat, stream)}
         yield delta({}, stream.finish_reason, **more)
         if chat.include_usage:
-            yield chunk([], usage=_usage(stream), **_spent(stream))
+            spent = stream.spent()  # the backend and the timings, as in a reply of /v1/caption
+            known = {} if spent is None else {"backend": spent[0], "timings": spent[1]}
+            yield chunk([], usage=_usage(stream), **known)
         yield "[DONE]"
 
 
 def _usage(stream: CaptionStream) -> dict[str, int]:
     prompt, completion = usage_of(stream)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def _spent(stream: CaptionStream) -> dict[str, Any]:
-    """Returns the backend and the timings, as in a reply of /v1/caption."""
-    spent = stream.spent()
-    return {} if spent is None else {"backend": spent[0], "timings": spent[1]}
 
 
 def sort_chat(body: bytes) -> ChatFields:
