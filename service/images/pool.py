@@ -152,8 +152,9 @@ class ProcessImageDecoder:
         try:
             outcome = await job.outcome
         except asyncio.CancelledError:
-            if not job.outcome.cancelled():  # the outcome came just before the request was cancelled
-                _discard(job.outcome.result())
+            # The outcome may have come just before the request was cancelled.
+            if not job.outcome.cancelled() and isinstance(found := job.outcome.result(), DecodedImage):
+                found.discard()
             raise
         if isinstance(outcome, Exception):
             raise outcome
@@ -184,7 +185,8 @@ class ProcessImageDecoder:
     def began(self, worker: Worker) -> None:
         """Gives a new process the server's own picture, if that is to be tried, or else waiting images."""
         check = self._check
-        if check is None or self._has_process(check) or not self._give(worker, check):
+        under_way = [each.job for each in self._family.workers]
+        if check is None or check in under_way or not self._give(worker, check):
             self._rest(worker)
         self._feed()
         if self._idle_look is None:
@@ -376,9 +378,6 @@ class ProcessImageDecoder:
         else:
             self._end(job, ImageMemoryFull())
 
-    def _has_process(self, job: Job) -> bool:
-        return any(worker.job is job for worker in self._family.workers)
-
     def _watch(self) -> None:
         if not self._looking and not self._family.over and not self._family.left:
             self._looking = True
@@ -419,8 +418,3 @@ class ProcessImageDecoder:
         if worker.job is not None and why not in TRIED_AGAIN:
             too_complex = unreadable("too_complex", _TOO_COMPLEX_SENTENCE)
             self._finish(worker.job, too_complex if why in ("too_complex", "threads") else DeadlineExceeded())
-
-
-def _discard(outcome: DecodedImage | Exception) -> None:
-    if isinstance(outcome, DecodedImage):
-        outcome.discard()
