@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from snapcap.service.api.caption import CaptionRoutes
-from snapcap.service.api.image_fetcher import AllowedHosts, ImageFetcher
+from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
@@ -52,7 +52,7 @@ def rehearse(
     try:
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config)
         captioner.attach(engine, checkpoint.name, image_decoder, defaults)
-        fetcher, handler = ImageFetcher(AllowedHosts(()), _BODY), ProblemHandler(metrics, Apis())
+        fetcher, handler = ImageFetcher((), _BODY), ProblemHandler(metrics, Apis())
         run(_ask(CaptionRoutes(captioner, _BODY, metrics, fetcher, handler), picture(), times))
     finally:
         captioner.close()
