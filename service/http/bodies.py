@@ -185,14 +185,14 @@ async def read_multipart(
     boundary = boundary_of(request.headers.get("content-type", ""))
     body = await read_body(request, limits, pool)
     # Each part is a copy, and decoding an image in base64 makes another.
-    return await parse_received(request, body, pool, lambda whole: parse(parse_multipart(boundary, whole)), copies=2)
+    return await parse_received(request, body, pool, lambda data: parse(parse_multipart(boundary, data)), copies=2)
 
 
 async def parse_received(
     request: Request, body: bytes, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
 ) -> T:
-    """Returns the result of `parse` for a body that `read_body` has returned. `parse` runs on a thread of `pool` if the
-    body is large. `copies`: number of copies of the body that `parse` may make; they count against the memory
+    """Returns the result of `parse` for a body that `read_body` has returned. `parse` runs on a thread of `pool` if
+    the body is large. `copies`: number of copies of the body that `parse` may make; they count against the memory
     account. Raises the errors of `parse`."""
     account = body_account(request.scope)
     if len(body) <= SMALL or account is None:

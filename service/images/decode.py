@@ -76,16 +76,6 @@ def unreadable(reason: str, sentence: str) -> UnprocessableImage:
     return UnprocessableImage(f"{sentence[:1].upper()}{sentence[1:]}.", reason)
 
 
-def too_large(needed: int, most: int) -> UnprocessableImage:
-    """Returns the error for an image that takes more memory than any image may. `needed` and `most` are in
-    bytes."""
-    sentence = (
-        f"the image takes about {_mebibytes(needed)} MiB of memory to be decoded, over the limit of "
-        f"{_mebibytes(most)} MiB; scale it down, or send it as baseline JPEG"
-    )
-    return unreadable("too_large", sentence)
-
-
 def with_library(transform: "ImageTransform", library: bytes | None) -> "ImageTransform":
     """Returns the transform with the image library, whose content is `library` and which stays mapped; without it,
     if there is none or it cannot be used."""
@@ -146,7 +136,3 @@ def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcess
         return serve_image_processes(count, end)
 
     return ImageProcesses(count, fork_child(serve, others))
-
-
-def _mebibytes(size: int) -> int:
-    return -(-size >> 20)

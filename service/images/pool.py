@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.errors import UserError
 from snapcap.service.errors import DeadlineExceeded, NotReady, Overloaded, UnprocessableImage
-from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, too_large, unreadable
+from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, unreadable
 from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
 from snapcap.service.images.parent import picture
 from snapcap.service.images.processes import TRIED_AGAIN, ImageProcessFamily, Job, Worker
@@ -370,7 +370,11 @@ class ProcessImageDecoder:
     def _wait_for_room(self, job: Job, size: int) -> None:
         """Queues an image that needs more than a share of the memory, or refuses it."""
         if size > self._room.most:
-            self._end(job, too_large(size, self._room.most))
+            sentence = (
+                f"the image takes about {_mebibytes(size)} MiB of memory to be decoded, over the limit of "
+                f"{_mebibytes(self._room.most)} MiB; scale it down, or send it as baseline JPEG"
+            )
+            self._end(job, unreadable("too_large", sentence))
             return
         job.size = size
         if len(self._large) < _MOST_WAITING:
@@ -418,3 +422,7 @@ class ProcessImageDecoder:
         if worker.job is not None and why not in TRIED_AGAIN:
             too_complex = unreadable("too_complex", _TOO_COMPLEX_SENTENCE)
             self._finish(worker.job, too_complex if why in ("too_complex", "threads") else DeadlineExceeded())
+
+
+def _mebibytes(size: int) -> int:
+    return -(-size >> 20)
