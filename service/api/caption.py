@@ -219,9 +219,7 @@ async def open_stream(
 
 async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes | str, CaptionOptions]:
     """Returns the image, or its URL, and the options of a /v1/caption request. Options in the body override options
-    in the query.
-
-    Raises the subclasses of BadRequest that say what is wrong."""
+    in the query. Raises BadRequest."""
     query = _query_options(request)
     if media_type(request) == MULTIPART:
         images, options = await read_images(request, limits, pool, 1)
@@ -233,9 +231,8 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
 async def read_images(
     request: Request, limits: BodyLimits, pool: Executor, at_most: int
 ) -> tuple[list[Part], CaptionOptions]:
-    """Returns the images and the options of a multipart body: its parts named image or images, at least one.
-
-    Raises the subclasses of BadRequest that say what is wrong."""
+    """Returns the images and the options of a multipart body: its parts named image or images, at least one. Raises
+    BadRequest."""
     query = _query_options(request)
     if media_type(request) != MULTIPART:
         raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")

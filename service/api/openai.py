@@ -138,13 +138,12 @@ def _usage(stream: CaptionStream) -> dict[str, int]:
 
 
 def sort_chat(body: bytes) -> ChatFields:
-    """Returns the members of a request. Raises the subclasses of BadRequest that say what is wrong."""
+    """Returns the members of a request. Raises BadRequest."""
     return chat_fields(body, _EXAMPLE, (*_FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"))
 
 
 def read_chat(fields: ChatFields, use: TextUse) -> ChatRequest:
-    """Returns the parsed request. Raises the subclasses of BadRequest that say what is wrong, with the field as
-    `option`."""
+    """Returns the parsed request. Raises BadRequest, with the field as `option`."""
     document = fields.document
     member = answer_member(document.get("response_format"), "response_format")
     asked = read_messages(document.get("messages"), use)

@@ -167,13 +167,12 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def sort_response(body: bytes) -> ChatFields:
-    """Returns the members of a request. Raises the subclasses of BadRequest that say what is wrong."""
+    """Returns the members of a request. Raises BadRequest."""
     return chat_fields(body, _EXAMPLE, (*FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"), neutral=_NEUTRAL)
 
 
 def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
-    """Returns the parsed request. Raises the subclasses of BadRequest that say what is wrong, with the field as
-    `option`."""
+    """Returns the parsed request. Raises BadRequest, with the field as `option`."""
     document = fields.document
     texts = sort_fields(member_object(document.get("text"), "text").items(), ("format",), ())
     member = answer_member(dict(texts.known).get("format"), "text.format")
