@@ -267,12 +267,7 @@ class Captioner:
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
         """Returns the name of a model, by default the first, and the Unix time in seconds since which the model is
-        served.
-
-        Raises:
-            NotReady: no model is attached, or the server has failed.
-            ModelNotFound: no model has this name.
-        """
+        served. Raises the errors of `named`."""
         if self.keeper is None:
             model = self._servable()
             if name is not None and meant(name, (model.name,)) != model.name:
