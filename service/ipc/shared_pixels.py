@@ -56,9 +56,6 @@ class SharedPixels:
         seal(self.file)
         self._memory = mmap.mmap(self.file, math.prod(self._shape))
 
-    def write(self, slot: int, pixels: "Pixels") -> None:
-        self.read(slot)[:] = pixels
-
     def copy(self, slot: int, file: int) -> None:
         """Copies the image in an ``image_file`` into a slot.
 

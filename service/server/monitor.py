@@ -191,7 +191,6 @@ class EngineClient:
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
                 limits,
-                self._pixels,
                 self._slots,
                 self._channel.send,
                 self._services.metrics,

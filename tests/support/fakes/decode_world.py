@@ -83,7 +83,7 @@ class World:
         self.pixels, self.slots = SharedPixels(SLOTS), Slots(SLOTS)
         self.pixels.open(SIZE)
         self.messages: list[Any] = []
-        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, self.messages.append, Observer())
+        self.engine = RemoteEngine(LIMITS, self.slots, self.messages.append, Observer())
         ours, self.control = socket.socketpair()
         # To be waited for at the end, as the process that forks the others is.
         self.parent = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=-1)
