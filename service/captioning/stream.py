@@ -135,22 +135,19 @@ class CaptionStream:
             DeadlineExceeded, EngineFailed
         """
         while self.finish_reason is None:
-            piece = self._take(await self._next_token())
-            if piece:
+            try:
+                async with until(self._deadline):
+                    token = await self._arrived.get()
+            except DeadlineExceeded:
+                self.close()
+                raise
+            if piece := self._take(token):
                 return piece
         raise StopAsyncIteration
 
     def close(self) -> None:
         """Withdraws the request from the engine, which frees its slot."""
         self.future.cancel()
-
-    async def _next_token(self) -> int | None:
-        try:
-            async with until(self._deadline):
-                return await self._arrived.get()
-        except DeadlineExceeded:
-            self.close()
-            raise
 
     def _take(self, token: int | None) -> str:
         if token is not None:

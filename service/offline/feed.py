@@ -206,7 +206,12 @@ class Feed:
         try:
             yield from self._in_order(len(paths))
         finally:
-            self._end()
+            self._stopped = True
+            for future in list(self._under_way.values()):
+                future.cancel()
+            # Threads end, but are not joined: one may hang in a read of a network folder.
+            self._hurry.set()
+            self._room.release()
 
     def _in_order(self, count: int) -> Iterator[FeedResult]:
         early: dict[int, FeedResult] = {}
@@ -288,12 +293,3 @@ class Feed:
             return reason_of(error)
         _logger.error("image failed", extra={"fields": {"file": path}}, exc_info=error)
         return f"{type(error).__name__}: {reason_of(error)}"
-
-    def _end(self) -> None:
-        """Cancels the requests in progress. Does not join the threads: one may hang in a read of a network
-        folder."""
-        self._stopped = True
-        for future in list(self._under_way.values()):
-            future.cancel()
-        self._hurry.set()
-        self._room.release()
