@@ -273,7 +273,7 @@ class EngineClient:
         if self._closing:
             return
         self._loop.call_later(self._watch.tick_s, self._tick)
-        self._watch.tick()
+        self._watch.look()
 
     def _end_stalled(self, error: StalledError) -> None:
         """Fails all requests, ends the server, and ends the engine process, which first logs its stacks."""
