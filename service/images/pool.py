@@ -94,7 +94,7 @@ class ImageRoom:
 
 
 class ProcessImageDecoder:
-    """Decodes images in processes. An `ImageDecoder`, which the family of the processes tells of each one. Its
+    """Decodes images in processes. An `ImageDecoder`, which the family of the processes tells of each one. All
     methods run on the event loop.
 
     `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for decoding. `most_s`: the

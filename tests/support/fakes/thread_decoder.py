@@ -38,7 +38,7 @@ class ThreadImageDecoder:
 
 
 def attach(captioner: Captioner, engine: Any, transform: Any, tokenizer: Any = None, name: str = "fake") -> None:
-    """Gives a captioner a model whose images threads decode. `tokenizer`: None keeps that of its present model."""
+    """Gives a captioner a model whose images threads decode. `tokenizer`: None keeps the present model's."""
     model: Any = captioner._model
     defaults = model.defaults if tokenizer is None else ModelDefaults(tokenizer)
     captioner.attach(engine, name, ThreadImageDecoder(captioner.pool, transform), defaults)
