@@ -90,8 +90,8 @@ def whole_escapes(literal: bytes) -> int:
 
 
 def _splice(body: bytes) -> tuple[bytes, dict[str, LongText]]:
-    """Replaces the long strings of a document by random names. Returns the document, and the strings by these names.
-    Raises ValueError, PayloadTooLarge."""
+    """Replaces the long strings of a document by random names. Returns the document, and the strings by these
+    names. Raises ValueError, PayloadTooLarge."""
     name = secrets.token_hex(16)  # a random name, so that no client can send it
     view = memoryview(body)
     pieces: list[bytes] = []
