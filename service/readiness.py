@@ -62,7 +62,7 @@ class Readiness:
         self._lock = threading.Lock()
         self.state = State.STARTING
         self.error: str | None = None  # the sentence given to `fail`
-        self.exit_status = 0  # of the server: 0, or an `ExitStatus` after `fail`
+        self.exit_status = 0  # 0, or an `ExitStatus` after `fail`
 
     @property
     def servable(self) -> bool:
