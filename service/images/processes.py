@@ -217,8 +217,7 @@ class Worker:
         return True
 
     def _lost(self) -> None:
-        self._family.loop.remove_reader(self._end)
-        self._family.loop.remove_writer(self._end)
+        self.leave()
         self.close()
         self._family.lost(self)
 

@@ -190,11 +190,7 @@ class EngineClient:
             limits, slow = self._loaded.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
-                limits,
-                self._slots,
-                self._channel.send,
-                self._services.metrics,
-                lambda: self._channel.has_room,
+                limits, self._slots, self._channel.send, self._services.metrics, lambda: self._channel.has_room
             )
         except (Exception, CancelledError) as error:
             if not self._closing:
