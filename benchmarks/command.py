@@ -5,12 +5,11 @@ import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from snapcap.benchmarks import comparison, figures, latency, modes, startup
 from snapcap.benchmarks.harness.arguments import add_files
 from snapcap.benchmarks.harness.workload import MODELS
-from snapcap.service.config.reader import SettingsError
+from snapcap.service.config.reader import Parser, SettingsError
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 
 _EXAMPLES = """\
@@ -28,13 +27,8 @@ Peers are measured where they are installed. Times of a busy machine mean little
 MEASURES = {"peers": comparison, "startup": startup, "latency": latency, "modes": modes}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message}; see {self.prog} --help")
-
-
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         "snapcap bench",
         description="Measure this server beside its peers, on this machine.",
         epilog=_EXAMPLES,

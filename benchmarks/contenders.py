@@ -279,12 +279,8 @@ def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> 
     add_cases(parser, TITLES, default)
     add_serve(parser)
     text = "number of client processes (default: one for four CPUs, at most 8)"
-    parser.add_argument("--processes", type=count, default=client_processes(), metavar="N", help=text)
-
-
-def client_processes() -> int:
-    """Returns the number of client processes that keep up with a server on this machine without taking its CPUs."""
-    return min(max(available_cpus() // 4, 1), 8)
+    processes = min(max(available_cpus() // 4, 1), 8)  # they keep up with a server without taking its CPUs
+    parser.add_argument("--processes", type=count, default=processes, metavar="N", help=text)
 
 
 def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) -> Contenders:

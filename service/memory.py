@@ -78,23 +78,18 @@ class BodyBudget:
         within the limit of one."""
         self.limit = limit
         self._lock = threading.Lock()
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        """Bytes that are held now."""
-        return self._held
+        self.held = 0  # bytes that are held now
 
     def add(self, count: int, own: int) -> None:
         """`own`: what the asking request holds already. Raises BodyMemoryFull; then nothing is added."""
         with self._lock:
-            if self._held + count > self.limit and self._held > own:
+            if self.held + count > self.limit and self.held > own:
                 raise BodyMemoryFull(int(self.limit))
-            self._held += count
+            self.held += count
 
     def remove(self, count: int) -> None:
         with self._lock:
-            self._held -= count
+            self.held -= count
 
 
 class BodyAccount:

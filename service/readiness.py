@@ -60,32 +60,18 @@ class Readiness:
     def __init__(self, current_phase: Callable[[], str]) -> None:
         self._current_phase = current_phase
         self._lock = threading.Lock()
-        self._state = State.STARTING
-        self._error: str | None = None
-        self._exit_status = 0
-
-    @property
-    def state(self) -> State:
-        return self._state
+        self.state = State.STARTING
+        self.error: str | None = None  # the sentence given to `fail`
+        self.exit_status = 0  # 0, or an `ExitStatus` after `fail`
 
     @property
     def servable(self) -> bool:
         """Tells if /readyz answers 200."""
-        return self._state is State.READY
-
-    @property
-    def error(self) -> str | None:
-        """Returns the sentence given to `fail`, or None."""
-        return self._error
-
-    @property
-    def exit_status(self) -> int:
-        """Returns the exit status of the server: 0, or an `ExitStatus` after `fail`."""
-        return self._exit_status
+        return self.state is State.READY
 
     def phase(self) -> str:
         """Returns the name of the running start phase while STARTING, and later the name of the state."""
-        return self._current_phase() if self._state is State.STARTING else self._state.value
+        return self._current_phase() if self.state is State.STARTING else self.state.value
 
     def ready(self) -> bool:
         """Moves from STARTING to READY. Returns False, without a move, from any other state: a signal may arrive
@@ -103,13 +89,13 @@ class Readiness:
 
     def _move(self, to: State, error: str | None = None) -> bool:
         with self._lock:
-            if _ORDER.index(to) <= _ORDER.index(self._state):
+            if _ORDER.index(to) <= _ORDER.index(self.state):
                 return False
             if error is not None:
-                self._error = error
-                started = self._state is not State.STARTING
-                self._exit_status = ExitStatus.ENGINE_LOST if started else ExitStatus.START_FAILED
-            self._state = to
+                self.error = error
+                started = self.state is not State.STARTING
+                self.exit_status = ExitStatus.ENGINE_LOST if started else ExitStatus.START_FAILED
+            self.state = to
             return True
 
 

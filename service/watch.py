@@ -67,8 +67,8 @@ class Watchdog:
 LONG_WORK = 10.0
 
 
-class EngineWatch:
-    """Reports an engine without progress. `tick` must be called every `tick_s` seconds once the engine serves."""
+class EngineWatch(Watchdog):
+    """Reports an engine without progress. `look` must be called every `tick_s` seconds once the engine serves."""
 
     def __init__(
         self,
@@ -79,33 +79,25 @@ class EngineWatch:
     ) -> None:
         """`timeout` is the longest time without progress in seconds, 0 for no limit. `beat` asks the engine for a
         pulse, `waiting` returns whether the engine has requests, and `stalled` is called once, with the error."""
-        self._watchdog = Watchdog(timeout)
+        super().__init__(timeout)
         self._beat = beat
         self._waiting = waiting
         self._stalled = stalled
         self._pulse = Pulse()
         self._over = False
 
-    @property
-    def tick_s(self) -> float:
-        return self._watchdog.tick_s
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds without progress of the engine."""
-        return self._watchdog.silent_s
-
     def take(self, pulse: Pulse) -> None:
         """Takes the engine's answer, from any thread."""
         went_on = pulse.work != self._pulse.work or (pulse.turns != self._pulse.turns and not self._waiting())
         self._pulse = pulse
         if went_on:
-            self._watchdog.went_on()
+            self.went_on()
 
-    def tick(self) -> None:
+    def look(self) -> None:
+        """Counts a tick. Reports the engine if its time is over, and asks it for a pulse otherwise."""
         if self._over:
             return
-        if self._watchdog.tick(LONG_WORK if self._pulse.doing else 1.0):
+        if self.tick(LONG_WORK if self._pulse.doing else 1.0):
             self._over = True
             self._stalled(StalledError(self._sentence()))
         else:

@@ -57,10 +57,6 @@ class Tally:
     unanswered: int = 0  # requests under way
     statuses: dict[str, int] = field(default_factory=dict)
 
-    def is_open(self) -> bool:
-        """Returns whether there is still time."""
-        return time.perf_counter() < self.until
-
 
 class Client(asyncio.Protocol):
     """A connection with one request at a time."""
@@ -129,7 +125,7 @@ async def closed_loop(clients: list[Client], requests: list[Request], tally: Tal
 
     async def one(client: Client, first: int) -> None:
         turn = first
-        while tally.is_open():
+        while time.perf_counter() < tally.until:
             if not await client.ask(requests[turn % len(requests)], time.perf_counter()):
                 return
             turn += 1

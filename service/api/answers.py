@@ -218,7 +218,7 @@ def chat_fields(
     neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
 ) -> ChatFields:
     """Returns the members of a JSON body. `example`: a body for the error message. `known`, `options`, `within`,
-    `neutral`: see `sort_fields`. Raises the subclasses of BadRequest that say what is wrong."""
+    `neutral`: see `sort_fields`. Raises BadRequest."""
     fields = sort_fields(json_object(body, example).items(), known, options, within, neutral)
     document = dict(fields.known)
     return ChatFields(document, text_of(document.get("model", ""), "model"), fields.ignored)
@@ -226,7 +226,7 @@ def chat_fields(
 
 def usage_of(stream: CaptionStream) -> tuple[int, int]:
     """Returns the number of tokens of the prompt and of the answer. An image counts as 0 tokens."""
-    return len(stream.prompt_ids), stream.completion_tokens
+    return len(stream.prompt_ids), len(stream.tokens)
 
 
 def caption_options(

@@ -219,9 +219,7 @@ async def open_stream(
 
 async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes | str, CaptionOptions]:
     """Returns the image, or its URL, and the options of a /v1/caption request. Options in the body override options
-    in the query.
-
-    Raises the subclasses of BadRequest that say what is wrong."""
+    in the query. Raises BadRequest."""
     query = _query_options(request)
     if media_type(request) == MULTIPART:
         images, options = await read_images(request, limits, pool, 1)
@@ -233,9 +231,8 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
 async def read_images(
     request: Request, limits: BodyLimits, pool: Executor, at_most: int
 ) -> tuple[list[Part], CaptionOptions]:
-    """Returns the images and the options of a multipart body: its parts named image or images, at least one.
-
-    Raises the subclasses of BadRequest that say what is wrong."""
+    """Returns the images and the options of a multipart body: its parts named image or images, at least one. Raises
+    BadRequest."""
     query = _query_options(request)
     if media_type(request) != MULTIPART:
         raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")
@@ -278,7 +275,8 @@ def _from_form(parts: Iterable[Part], query: CaptionOptions, at_most: int) -> tu
     if unknown := [name for name in files if not _is_image(name)]:
         raise UnknownOption(unknown[0], (*_IMAGE_PARTS, *NAMES))
     if len(pictures) > at_most:
-        raise TooManyImages(_too_many(len(pictures), at_most))
+        one, several = "send one, or send several to POST /v1/captions", f"send at most {at_most} in one request"
+        raise TooManyImages(f"The request has {len(pictures)} images; {one if at_most == 1 else several}.")
     images = [_picture(part) for part in pictures]
     fields = [part for part in given if part.filename is None and not _is_image(part.name)]
     options = _options_from_text([(part.name, part.text) for part in fields], query)
@@ -301,12 +299,6 @@ def _picture(part: Part) -> Part:
         how = "send a file part (`-F image=@photo.jpg`), or a URL in JSON to POST /v1/caption"
         raise MissingImage(f"The part named image has no file name; {how}.")
     return replace(part, data=image, filename="")
-
-
-def _too_many(count: int, at_most: int) -> str:
-    if at_most == 1:
-        return f"The request has {count} images; send one, or send several to POST /v1/captions."
-    return f"The request has {count} images; send at most {at_most} in one request."
 
 
 def _from_json(body: bytes, query: CaptionOptions) -> tuple[bytes | str, CaptionOptions]:

@@ -7,7 +7,7 @@ from snapcap.service.api.answers import Answers
 from snapcap.service.api.app import Application, Exposure, Services
 from snapcap.service.api.caption import CaptionRoutes
 from snapcap.service.api.huggingface import HuggingFaceRoutes
-from snapcap.service.api.image_fetcher import AllowedHosts, ImageFetcher
+from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.api.ollama import OllamaRoutes
 from snapcap.service.api.openai import OpenAIRoutes
 from snapcap.service.api.page import page_routes
@@ -19,7 +19,7 @@ from snapcap.service.http.bodies import BodyLimits
 def add_captioning_apis(app: Application, services: Services, limits: BodyLimits, exposure: Exposure) -> None:
     """Adds the routes to `app` and marks it complete. `limits`: the limits of request bodies."""
     captioner = services.captioner
-    fetcher = ImageFetcher(AllowedHosts(exposure.image_hosts), limits)
+    fetcher = ImageFetcher(exposure.image_hosts, limits)
     answers = Answers(captioner, limits, fetcher, app.handler, continue_text=exposure.continue_text)
     v2 = V2Routes(captioner, services.readiness, limits)
     app.add(

@@ -65,15 +65,13 @@ class HuggingFaceRoutes:
 async def read_huggingface(
     request: Request, limits: BodyLimits, pool: Executor
 ) -> tuple[bytes | str, CaptionOptions]:
-    """Returns the image, or its URL, and the options of a request. Raises the subclasses of BadRequest that say
-    what is wrong."""
+    """Returns the image, or its URL, and the options of a request. Raises BadRequest."""
     found = await read_image_or_json(request, limits, pool, parse_inputs)
     return (found, CaptionOptions(clamp=True)) if isinstance(found, bytes) else found
 
 
 def parse_inputs(body: bytes) -> tuple[bytes | str, CaptionOptions]:
-    """Parses `{"inputs": base64 or URL, "parameters": {…}}`. Raises the subclasses of BadRequest that say what is
-    wrong."""
+    """Parses `{"inputs": base64 or URL, "parameters": {…}}`. Raises BadRequest."""
     given = json_object(body, '{"inputs": "…base64…"}')
     fields = sort_fields(given.items(), ("inputs", "parameters"), PARAMETERS, within="parameters")
     document = dict(fields.known)

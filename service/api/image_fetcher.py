@@ -62,44 +62,6 @@ class Target:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-class AllowedHosts:
-    """Holds the hosts that the operator allows: each is "host", for the default ports of http and https, or
-    "host:port"."""
-
-    def __init__(self, hosts: Iterable[str]) -> None:
-        self._hosts = frozenset(hosts)
-
-    def __bool__(self) -> bool:
-        return bool(self._hosts)
-
-    def target(self, url: str) -> Target:
-        """Returns the parts of an http(s) URL. Raises ImageUrlRefused if the URL is not allowed or malformed."""
-        if not self._hosts:
-            raise ImageUrlRefused(_FORBIDDEN)
-        try:
-            if _CONTROL.search(url):
-                raise ValueError
-            encoded = percent_encoded(url.strip(" "))
-            if len(encoded) > _MAX_URL:
-                raise ValueError
-            parts = urlsplit(encoded)
-            scheme, host, port = parts.scheme, _ascii_host(parts.hostname or ""), parts.port
-        except ValueError:
-            like = f"https://host/photo.jpg, of at most {_MAX_URL} characters and without control characters"
-            raise ImageUrlRefused(f"An image URL must be one such as {like}.") from None
-        if scheme not in _PORTS or not host:
-            raise ImageUrlRefused("An image URL must begin with http:// or https:// and a host.")
-        if parts.username is not None or parts.password is not None:
-            raise ImageUrlRefused("An image URL must not have a user name or password.")
-        target = Target(scheme, host, port or _PORTS[scheme], _path(parts.path, parts.query))
-        if target.authority not in self._hosts:
-            raise ImageUrlRefused(
-                f"The server does not fetch images from {target.authority[:200]}; the operator allows hosts with "
-                "--allow-image-host. Send the image as base64."
-            )
-        return target
-
-
 def percent_encoded(url: str | bytes) -> str:
     """Returns a URL in printable ASCII: spaces and other letters are percent-encoded, as browsers do it."""
     return quote(url, safe=_ASCII)
@@ -123,10 +85,6 @@ def _ascii_host(name: str) -> str:
     return name if name.isascii() else name.encode("idna").decode()
 
 
-def _path(path: str, query: str) -> str:
-    return (path or "/") + (f"?{query}" if query else "")
-
-
 async def resolve(host: str, port: int) -> list[str]:
     """Returns the IP addresses of a host name. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
@@ -138,12 +96,14 @@ class ImageFetcher:
 
     def __init__(
         self,
-        hosts: AllowedHosts,
+        hosts: Iterable[str],
         limits: BodyLimits,
         resolve: Resolve = resolve,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ) -> None:
-        self._hosts = hosts
+        """`hosts` are those that the operator allows: each is "host", for the default ports of http and https, or
+        "host:port"."""
+        self._hosts = frozenset(hosts)
         self._limits = limits
         self._resolve = resolve
         self._tls = functools.cache(tls)  # cached: reading the certificates takes 20 ms
@@ -157,7 +117,7 @@ class ImageFetcher:
         """Returns the bytes of the image at a URL. The bytes count against `account`.
 
         Raises ImageUrlRefused, ImageNotFetched, ImageFetchesFull, BodyMemoryFull."""
-        target = self._hosts.target(url)
+        target = self._target(url)
         if self._running >= MAX_IMAGE_FETCHES:
             raise ImageFetchesFull
         self._running += 1
@@ -170,7 +130,7 @@ class ImageFetcher:
                         return found
                     url = _joined(url, found)
                     redirect = _shown(url)
-                    target = self._hosts.target(url)
+                    target = self._target(url)
         except TimeoutError:
             raise ImageNotFetched("The image at the URL took too long; send it as base64.") from None
         except (ImageUrlRefused, ImageNotFetched) as error:
@@ -180,6 +140,34 @@ class ImageFetcher:
         finally:
             self._running -= 1
         raise ImageNotFetched(f"The image URL redirects more than {MAX_REDIRECTS} times.")
+
+    def _target(self, url: str) -> Target:
+        """Returns the parts of an http(s) URL. Raises ImageUrlRefused if the URL is not allowed or malformed."""
+        if not self._hosts:
+            raise ImageUrlRefused(_FORBIDDEN)
+        try:
+            if _CONTROL.search(url):
+                raise ValueError
+            encoded = percent_encoded(url.strip(" "))
+            if len(encoded) > _MAX_URL:
+                raise ValueError
+            parts = urlsplit(encoded)
+            scheme, host, port = parts.scheme, _ascii_host(parts.hostname or ""), parts.port
+        except ValueError:
+            like = f"https://host/photo.jpg, of at most {_MAX_URL} characters and without control characters"
+            raise ImageUrlRefused(f"An image URL must be one such as {like}.") from None
+        if scheme not in _PORTS or not host:
+            raise ImageUrlRefused("An image URL must begin with http:// or https:// and a host.")
+        if parts.username is not None or parts.password is not None:
+            raise ImageUrlRefused("An image URL must not have a user name or password.")
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        target = Target(scheme, host, port or _PORTS[scheme], path)
+        if target.authority not in self._hosts:
+            raise ImageUrlRefused(
+                f"The server does not fetch images from {target.authority[:200]}; the operator allows hosts with "
+                "--allow-image-host. Send the image as base64."
+            )
+        return target
 
     async def _get(self, target: Target, deadline: asyncio.Timeout, account: BodyAccount | None) -> bytes | str:
         """Returns the body of the reply, or the location that it redirects to."""

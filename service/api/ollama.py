@@ -241,9 +241,7 @@ def parse_keep_alive(value: Any) -> float | None:
 
 
 def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:
-    """Returns the members of a request. `own`: GENERATE or CHAT.
-
-    Raises the subclasses of BadRequest that say what is wrong."""
+    """Returns the members of a request. `own`: GENERATE or CHAT. Raises BadRequest."""
     fields = chat_fields(body, _EXAMPLE, (*FIELDS, *own), OPTIONS, "options", _NEUTRAL)
     if own is CHAT:
         return fields._replace(empty=fields.document.get("messages") in (None, []))
@@ -252,8 +250,7 @@ def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:
 
 
 def read_ollama(own: tuple[str, ...], fields: ChatFields, use: TextUse) -> OllamaRequest:
-    """Returns the parsed request. `own`: GENERATE or CHAT. Raises the subclasses of BadRequest that say what is
-    wrong, with the field as `option`."""
+    """Returns the parsed request. `own`: GENERATE or CHAT. Raises BadRequest, with the field as `option`."""
     document = fields.document
     within = sort_fields(
         member_object(document.get("options"), "options").items(),

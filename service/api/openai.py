@@ -126,7 +126,9 @@ class OpenAIRoutes:
         more = {**regions_member(stream.answer.regions), **self._answers.warnings(chat, stream)}
         yield delta({}, stream.finish_reason, **more)
         if chat.include_usage:
-            yield chunk([], usage=_usage(stream), **_spent(stream))
+            spent = stream.spent()  # the backend and the timings, as in a reply of /v1/caption
+            known = {} if spent is None else {"backend": spent[0], "timings": spent[1]}
+            yield chunk([], usage=_usage(stream), **known)
         yield "[DONE]"
 
 
@@ -135,20 +137,13 @@ def _usage(stream: CaptionStream) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _spent(stream: CaptionStream) -> dict[str, Any]:
-    """Returns the backend and the timings, as in a reply of /v1/caption."""
-    spent = stream.spent()
-    return {} if spent is None else {"backend": spent[0], "timings": spent[1]}
-
-
 def sort_chat(body: bytes) -> ChatFields:
-    """Returns the members of a request. Raises the subclasses of BadRequest that say what is wrong."""
+    """Returns the members of a request. Raises BadRequest."""
     return chat_fields(body, _EXAMPLE, (*_FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"))
 
 
 def read_chat(fields: ChatFields, use: TextUse) -> ChatRequest:
-    """Returns the parsed request. Raises the subclasses of BadRequest that say what is wrong, with the field as
-    `option`."""
+    """Returns the parsed request. Raises BadRequest, with the field as `option`."""
     document = fields.document
     member = answer_member(document.get("response_format"), "response_format")
     asked = read_messages(document.get("messages"), use)

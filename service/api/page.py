@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from snapcap.models.dataclass import dataclass
 from snapcap.service.http.middleware import PREFIX_HEADER, prefix_of
 from snapcap.service.http.routing import Apis, RouteGroup
 
@@ -37,14 +36,6 @@ _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-
-
-@dataclass(frozen=True)
-class Page:
-    """Holds a finished page and its response headers."""
-
-    body: bytes
-    headers: dict[str, str]
 
 
 def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") -> RouteGroup:
@@ -68,11 +59,11 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
         if name and not request.scope.get("raw_path", b"/").endswith(b"/"):
             # Without a slash after the prefix, the relative links of the page would resolve outside of the prefix.
             return Response(status_code=307, headers={"Location": f"{name}/"})
-        return _reply(request, load("index.html", exposure.metrics))
+        return _reply(request, *load("index.html", exposure.metrics))
 
     async def docs(request: Request) -> Response:
         """Returns a page that reads /openapi.json, and loads nothing from other servers."""
-        return _reply(request, load("docs.html", exposure.metrics))
+        return _reply(request, *load("docs.html", exposure.metrics))
 
     async def openapi(request: Request) -> Response:
         """Returns this document. The server writes it on the first request for it."""
@@ -86,15 +77,15 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
     return RouteGroup("documentation", [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)])
 
 
-def _reply(request: Request, page: Page) -> Response:
+def _reply(request: Request, body: bytes, headers: dict[str, str]) -> Response:
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-    if known & {page.headers["ETag"], "*"}:
-        return Response(status_code=304, headers=page.headers)
-    return HTMLResponse(page.body, headers=page.headers)
+    if known & {headers["ETag"], "*"}:
+        return Response(status_code=304, headers=headers)
+    return HTMLResponse(body, headers=headers)
 
 
-def load_page(name: str, metrics: bool) -> Page:
-    """Reads a page of the package, such as "index.html", and the files that it includes.
+def load_page(name: str, metrics: bool) -> tuple[bytes, dict[str, str]]:
+    """Returns a page of the package, such as "index.html", with the files that it includes, and its headers.
 
     ``metrics``: keep the link to /metrics. The link must go if /metrics has a port of its own."""
     hashes: dict[str, list[str]] = {"style": [], "script": []}
@@ -114,18 +105,16 @@ def load_page(name: str, metrics: bool) -> Page:
     document = _SCRIPT.sub(lambda found: inline("script", found[1]), document)
     body = document.encode()
     policy = _POLICY.format(scripts=" ".join(hashes["script"]), styles=" ".join(hashes["style"]))
-    return Page(
-        body,
-        {
-            "Content-Security-Policy": policy,
-            "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
-            # The browser revalidates the page on each load, so that a new server version shows its own page.
-            "Cache-Control": "no-cache",
-            "Cross-Origin-Opener-Policy": "same-origin",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-        },
-    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+        # The browser revalidates the page on each load, so that a new server version shows its own page.
+        "Cache-Control": "no-cache",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return body, headers
 
 
 def _data_uri(file: Path) -> str:

@@ -32,7 +32,6 @@ from snapcap.service.api.openai import ANY_MODEL, OPTIONS
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import NEUTRAL, sort_fields
 from snapcap.service.captioning.stream import CaptionStream
-from snapcap.service.errors import ServiceError
 from snapcap.service.http.bodies import member_object
 from snapcap.service.http.middleware import request_id
 from snapcap.service.http.problems import OPENAI
@@ -101,7 +100,8 @@ class ResponsesRoutes:
                 yield event("output_text.delta", **part, delta=piece, logprobs=[])
         except Exception as error:
             failure = self._answers.handler.note(request, error)
-            yield event("failed", response=answer.failed(failure))
+            members = {"code": "server_error", "message": failure.detail}
+            yield event("failed", response=answer.response("failed", error=members))
             return
         ended = answer.ended(stream, text)
         yield event("output_text.done", **part, text=text, logprobs=[])
@@ -142,9 +142,6 @@ class _Answer:
     def item(self, status: str, *content: Mapping[str, Any]) -> dict[str, Any]:
         return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": [*content]}
 
-    def failed(self, error: ServiceError) -> dict[str, Any]:
-        return self.response("failed", error={"code": "server_error", "message": error.detail})
-
     def ended(self, stream: CaptionStream, text: str) -> dict[str, Any]:
         prompt, completion = usage_of(stream)
         usage = {
@@ -167,13 +164,12 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def sort_response(body: bytes) -> ChatFields:
-    """Returns the members of a request. Raises the subclasses of BadRequest that say what is wrong."""
+    """Returns the members of a request. Raises BadRequest."""
     return chat_fields(body, _EXAMPLE, (*FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"), neutral=_NEUTRAL)
 
 
 def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
-    """Returns the parsed request. Raises the subclasses of BadRequest that say what is wrong, with the field as
-    `option`."""
+    """Returns the parsed request. Raises BadRequest, with the field as `option`."""
     document = fields.document
     texts = sort_fields(member_object(document.get("text"), "text").items(), ("format",), ())
     member = answer_member(dict(texts.known).get("format"), "text.format")

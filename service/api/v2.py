@@ -222,9 +222,7 @@ def _reply(name: str, wanted: InferRequest, captions: list[str]) -> Response:
 
 def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
     """Returns the parsed request. `header_length`: the value of Inference-Header-Content-Length, the length of the
-    JSON before binary data; None: without the header, the whole body is JSON.
-
-    Raises the subclasses of BadRequest that say what is wrong."""
+    JSON before binary data; None: without the header, the whole body is JSON. Raises BadRequest."""
     size = len(body) if header_length is None else _header_length(header_length, len(body))
     if size < len(body) and size > BINARY_HEADER_BYTES:
         raise PayloadTooLarge(f"The JSON before binary tensor data may have at most {BINARY_HEADER_BYTES} bytes.")

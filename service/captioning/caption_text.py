@@ -85,16 +85,11 @@ class CaptionText:
         self._stop = tuple(stop)
         self._begun = keep_leading_space
         self._held = ""
-        self._stopped = False
-
-    @property
-    def stopped(self) -> bool:
-        """True once a stop sequence has come. The text ends before the stop sequence."""
-        return self._stopped
+        self.stopped = False  # True once a stop sequence has come, before which the text ends
 
     def push(self, piece: str) -> str:
         """Adds a piece. Returns the text that has become final, which is often empty."""
-        if self._stopped:
+        if self.stopped:
             return ""
         self._held += piece
         if not self._begun:
@@ -102,13 +97,13 @@ class CaptionText:
             self._begun = bool(self._held)
         found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
         if found:
-            self._stopped = True
+            self.stopped = True
             return self._release(min(found))
         return self._release(len(self._held) - self._possible_stop())
 
     def end(self) -> str:
         """Returns the held-back text when no piece follows."""
-        return "" if self._stopped else self._release(len(self._held))
+        return "" if self.stopped else self._release(len(self._held))
 
     def _release(self, end: int) -> str:
         shown = self._held[:end].rstrip()

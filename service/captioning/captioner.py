@@ -18,13 +18,7 @@ from snapcap.service.captioning.stream import CaptionStream, LoopHandoff, until
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady, PromptTooLong, UnprocessableImage
-from snapcap.service.images.decode import (
-    DecodedImage,
-    EncodedImage,
-    ImageDecoder,
-    ThreadImageDecoder,
-    decode_threads,
-)
+from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder, decode_threads
 from snapcap.service.memory import BodyAccount
 from snapcap.service.readiness import Readiness, State
 from snapcap.service.telemetry.metrics import Metrics
@@ -32,8 +26,6 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.models.processing.tokenizer import Tokenizer
-    from snapcap.models.processing.transform import ImageTransform
     from snapcap.models.text import PromptIds, Region
     from snapcap.service.captioning.prompts import PromptReader
     from snapcap.service.engine.request import CaptionEngine, Completion
@@ -45,14 +37,12 @@ _MOST_TEXT_IDS = 1 << 15
 @dataclass(frozen=True)
 class CaptionLimits:
     """Limits of captioning. `timeout`: the most seconds that a caption may take. `queue_size`: the most
-    requests that may wait. `decode_threads`: number of decode threads; 0 lets `images.decode.decode_threads`
-    choose. `image_room`: the most bytes of memory that decoding one image may take on such a thread; None sets
-    no limit."""
+    requests that may wait. `decode_threads`: number of threads that parse bodies; 0 lets
+    `images.decode.decode_threads` choose."""
 
     timeout: float
     queue_size: int
     decode_threads: int = 0
-    image_room: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,6 @@ class CaptionResult:
 class _Model:
     engine: "CaptionEngine"
     image_decoder: ImageDecoder
-    tokenizer: "Tokenizer"
     name: str
     created: float
     defaults: ModelDefaults
@@ -257,21 +246,18 @@ class Captioner:
     def attach(
         self,
         engine: "CaptionEngine",
-        transform: "ImageTransform",
-        tokenizer: "Tokenizer",
         model_name: str,
-        image_decoder: ImageDecoder | None = None,
-        defaults: ModelDefaults | None = None,
+        image_decoder: ImageDecoder,
+        defaults: ModelDefaults,
         prompts: "PromptReader | None" = None,
     ) -> None:
-        """Sets the model; requests are served from now on, until `detach`. Without `image_decoder`, `pool` decodes
-        images. Without `prompts`, a prompt is tokenized in this process, on the event loop."""
-        image_decoder = image_decoder or ThreadImageDecoder(self.pool, transform, self._limits.image_room)
-        defaults = defaults or ModelDefaults(tokenizer)
+        """Sets the model; requests are served from now on, until `detach`. Without `prompts`, a prompt is tokenized
+        in this process, on the event loop."""
+        tokenizer = defaults.tokenizer(None)
         takes = tokenizer.takes_instructions, tokenizer.takes_conversations
         self.facts = ModelFacts(defaults.family, defaults.tasks, defaults.not_done, *takes)
         self.model_name = model_name
-        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
+        self._model = _Model(engine, image_decoder, model_name, time.time(), defaults, prompts)
 
     def detach(self) -> Callable[[], None]:
         """Removes the model, which leaves or has failed: later requests wait until it is ready again. Returns a
@@ -281,12 +267,7 @@ class Captioner:
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
         """Returns the name of a model, by default the first, and the Unix time in seconds since which the model is
-        served.
-
-        Raises:
-            NotReady: no model is attached, or the server has failed.
-            ModelNotFound: no model has this name.
-        """
+        served. Raises the errors of `named`."""
         if self.keeper is None:
             model = self._servable()
             if name is not None and meant(name, (model.name,)) != model.name:
@@ -391,8 +372,13 @@ class Captioner:
                 model = await self._awake()
                 resolved = await self._resolve(model, options, encoded, live=live)
                 decoded = await self._decode(model, encoded, times)
+                text = model.defaults.tokenizer(resolved.task).stream(resolved.prompt_ids)
+                shown = model.defaults.pieces(resolved, stop)
                 read = partial(model.defaults.answer, resolved, size=decoded.size)
-                stream = self._new_stream(model, resolved, stop, deadline, times, read)
+                ids, handoff = resolved.prompt_ids, self._handoff()
+                stream = CaptionStream(text.push, text.end, shown, ids, deadline, handoff, times, read)
+                stream.model, stream.warning = model, resolved.warning
+                stream.future.add_done_callback(partial(self._ended, times))
                 # A stop sequence ends the generation early, so it needs each token at once. A beam search has no
                 # token to give before its end.
                 on_token = stream.feed if live or (stop and not resolved.params.searches) else None
@@ -447,23 +433,6 @@ class Captioner:
         self._metrics.image_decoded(decoded.format, decoded.seconds)
         times.image_decoded(decoded)
         return decoded
-
-    def _new_stream(
-        self,
-        model: _Model,
-        resolved: Resolved,
-        stop: Sequence[str],
-        deadline: float,
-        times: CaptionTimes,
-        read: Callable[[Sequence[int]], Answer],
-    ) -> CaptionStream:
-        prompt_ids = resolved.prompt_ids
-        text = model.defaults.tokenizer(resolved.task).stream(prompt_ids)
-        shown = model.defaults.pieces(resolved, stop)
-        stream = CaptionStream(text.push, text.end, shown, prompt_ids, deadline, self._handoff(), times, read)
-        stream.model, stream.warning = model, resolved.warning
-        stream.future.add_done_callback(partial(self._ended, times))
-        return stream
 
     def _handoff(self) -> LoopHandoff:
         """Returns the handoff of the running event loop, making it on first use."""

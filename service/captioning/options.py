@@ -425,13 +425,8 @@ def options_from_text(
 
 
 def options_from_json(values: Mapping[str, Any], base: CaptionOptions) -> CaptionOptions:
-    """Reads the members of a JSON object over `base`. A null counts as an option that is not given.
-
-    Raises:
-        UnknownOption: there is no option of this name.
-        InvalidOption: a value is not accepted.
-        PromptTooLong: the prompt has too many characters.
-    """
+    """Reads the members of a JSON object over `base`. A null counts as an option that is not given. Raises the
+    errors of `options_from_text`."""
     for name in values:
         _known(name)
     return _checked({name: value for name, value in values.items() if value is not None}, base)

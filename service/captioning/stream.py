@@ -99,11 +99,12 @@ class CaptionStream:
         self.times = times
         self._deadline = deadline
         self._arrived: asyncio.Queue[int | None] = asyncio.Queue()
-        self.future.add_done_callback(lambda _: self._hand_over(None))
+        self.future.add_done_callback(lambda _: self.feed(None))
 
-    def feed(self, token: int) -> None:
-        """Adds one more token, from any thread. Tokens that were not fed are taken from the result of `future`."""
-        self._hand_over(token)
+    def feed(self, token: int | None) -> None:
+        """Adds one more token, from any thread; None: `future` is done. Tokens that were not fed are taken from its
+        result."""
+        self._handoff.call(partial(self._arrived.put_nowait, token))
 
     def spent(self) -> tuple[str, dict[str, float]] | None:
         """Returns the backend that generated the tokens and the timings in milliseconds.
@@ -117,11 +118,6 @@ class CaptionStream:
         # The submitter's callback sets the same times, perhaps later.
         self.times.completed(completion)
         return completion.backend, self.times.milliseconds(time.monotonic())
-
-    @property
-    def completion_tokens(self) -> int:
-        """Number of the tokens so far."""
-        return len(self.tokens)
 
     @property
     def answer(self) -> "Answer":
@@ -139,8 +135,13 @@ class CaptionStream:
             DeadlineExceeded, EngineFailed
         """
         while self.finish_reason is None:
-            piece = self._take(await self._next_token())
-            if piece:
+            try:
+                async with until(self._deadline):
+                    token = await self._arrived.get()
+            except DeadlineExceeded:
+                self.close()
+                raise
+            if piece := self._take(token):
                 return piece
         raise StopAsyncIteration
 
@@ -148,22 +149,11 @@ class CaptionStream:
         """Withdraws the request from the engine, which frees its slot."""
         self.future.cancel()
 
-    def _hand_over(self, token: int | None) -> None:
-        self._handoff.call(partial(self._arrived.put_nowait, token))
-
-    async def _next_token(self) -> int | None:
-        try:
-            async with until(self._deadline):
-                return await self._arrived.get()
-        except DeadlineExceeded:
-            self.close()
-            raise
-
     def _take(self, token: int | None) -> str:
         if token is not None:
             return self._take_token(token)
         completion = self.future.result()
-        piece = "".join(self._take_token(each) for each in completion.tokens[self.completion_tokens :])
+        piece = "".join(self._take_token(each) for each in completion.tokens[len(self.tokens) :])
         if self.finish_reason is None:
             self.finish_reason = completion.finish_reason
             piece += self._text.push(self._end()) + self._text.end()

@@ -20,9 +20,8 @@ class CaptionTimes:
 
     __slots__ = ("admitted", "decode_s", "encode_s", "image_began", "image_s", "queue_s", "started", "tokens")
 
-    def __init__(self, started: float | None = None) -> None:
-        """Starts the request's time at `started`, or now if it is None."""
-        self.started = time.monotonic() if started is None else started
+    def __init__(self) -> None:
+        self.started = time.monotonic()
         self.image_began = self.image_s = self.admitted = 0.0
         self.queue_s = self.encode_s = self.decode_s = 0.0
         self.tokens = 0

@@ -5,10 +5,17 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from snapcap.models.errors import suggestion
-from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, SettingsError, add_arguments, read_settings
+from snapcap.service.config.reader import (
+    BUILD_GROUPS,
+    BUILD_WITHOUT,
+    Parser,
+    SettingsError,
+    add_arguments,
+    read_settings,
+)
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import ServiceError
 from snapcap.service.readiness import ExitStatus
@@ -29,18 +36,6 @@ def main(arguments: Sequence[str], engine: "ForkedEngine | None" = None) -> int:
     except (SettingsError, ServiceError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return ExitStatus.BAD_OPTION
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports errors of the command line as SettingsError, whose message is one line."""
-
-    @property
-    def flags(self) -> list[str]:
-        """Returns the options that the parser takes."""
-        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message}; see {self.prog} --help")
 
 
 class _Command(NamedTuple):
@@ -76,7 +71,9 @@ def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
         print(f"snapcap {snapcap_version()}")
         return 0
     if name == _BENCH:  # its options are its own
-        return _bench(rest)
+        from snapcap.benchmarks.command import main as bench  # noqa: PLC0415
+
+        return bench(rest)
     if name not in _COMMANDS:
         if name.startswith("-"):
             _top_parser().parse_known_args(arguments)  # --help ends here
@@ -89,7 +86,8 @@ def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
     parser = _command_parser(name, command, command.shown)
     known, unknown = parser.parse_known_args(rest)
     if unknown:
-        raise _unknown(unknown[0], parser.flags, f"{name} ")
+        flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+        raise _unknown(unknown[0], flags, f"{name} ")
     return _serve(known, engine) if command.run is _serve else command.run(known)
 
 
@@ -177,13 +175,6 @@ def _import(arguments: argparse.Namespace) -> int:
         return ExitStatus.START_FAILED
     print(*written, sep="\n")
     return 0
-
-
-def _bench(arguments: Sequence[str]) -> int:
-    """Runs `benchmarks.command`, which has options of its own. Raises SettingsError for a wrong command line."""
-    from snapcap.benchmarks.command import main  # noqa: PLC0415
-
-    return main(arguments)
 
 
 def _add_serve(parser: argparse.ArgumentParser, shown: Container[str] | None) -> None:
@@ -358,8 +349,8 @@ _COMMANDS = {
 }
 
 
-def _top_parser() -> _Parser:
-    parser = _Parser(
+def _top_parser() -> Parser:
+    parser = Parser(
         "snapcap",
         description=_TAGLINE,
         epilog=_TOP,
@@ -374,10 +365,10 @@ def _top_parser() -> _Parser:
     return parser
 
 
-def _command_parser(name: str, command: _Command, shown: Container[str] | None) -> _Parser:
+def _command_parser(name: str, command: _Command, shown: Container[str] | None) -> Parser:
     """Returns the parser of a command. ``shown`` names the options in its help, None all; the parser accepts the
     others too."""
-    parser = _Parser(
+    parser = Parser(
         f"snapcap {name}",
         usage=f"snapcap {name} [OPTION…]{command.operands}",
         description=command.summary,

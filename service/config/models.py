@@ -47,7 +47,12 @@ def models_of(settings: Settings) -> dict[str, Settings]:
     if len(models) > MOST_MODELS:
         raise SettingsError(f"there are {len(models)} models; a server has at most {MOST_MODELS}")
     found = {name: _settings(settings, name, table) for name, table in models.items()}
-    _check(settings, found)
+    if len(found) > 1 and settings.http.model_name is not None:
+        raise SettingsError("--model-name names one model; name several as --model NAME=MODEL")
+    preload = settings.residency.preload
+    for name in preload:
+        if name not in found and preload not in (("auto",), ("all",), ("none",)):
+            raise SettingsError(f"--preload: there is no model {name!r}{suggestion(name, found)}")
     return found
 
 
@@ -61,15 +66,6 @@ def preloaded(settings: Settings, models: Mapping[str, Settings]) -> list[str]:
     if asked == ("none",):
         return []
     return [name for name in models if asked == ("all",) or name in asked]
-
-
-def _check(settings: Settings, models: Mapping[str, Settings]) -> None:
-    residency = settings.residency
-    if len(models) > 1 and settings.http.model_name is not None:
-        raise SettingsError("--model-name names one model; name several as --model NAME=MODEL")
-    for name in residency.preload:
-        if name not in models and residency.preload not in (("auto",), ("all",), ("none",)):
-            raise SettingsError(f"--preload: there is no model {name!r}{suggestion(name, models)}")
 
 
 def _from_options(source: str) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ A variable that is set to the empty text counts as unset. Anything unknown or ou
 import argparse
 import re
 from collections.abc import Container, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from snapcap.models.errors import UserError, suggestion
 from snapcap.service.config.settings import GROUPS, Settings
@@ -28,6 +28,13 @@ _SERVICE_LINK_URL = re.compile(r"(?:tcp|udp|sctp)://.*")
 class SettingsError(UserError, ValueError):
     """An option or variable has a bad value, or does not exist. The message is one line that names it and says what
     it must be."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports errors of the command line as SettingsError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}; see {self.prog} --help")
 
 
 def add_arguments(

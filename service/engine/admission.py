@@ -23,26 +23,6 @@ from snapcap.service.limits import QueueFull
 _RECENT_S = 30.0
 
 
-class Pace:
-    """Measures how fast the queue is served, from the moments of the last completions."""
-
-    def __init__(self) -> None:
-        self._completed: deque[float] = deque(maxlen=32)
-
-    def completed(self, moment: float) -> None:
-        self._completed.append(moment)
-
-    def retry_after(self, waiting: int, now: float) -> float:
-        """Seconds until ``waiting`` requests are served at the recent rate, from 1 to 60. Returns 1 if the rate is
-        not known."""
-        # The list is a copy because another thread may append meanwhile.
-        moments = [moment for moment in list(self._completed) if now - moment <= _RECENT_S]
-        if len(moments) < 2 or moments[-1] <= moments[0]:
-            return 1.0
-        rate = (len(moments) - 1) / (moments[-1] - moments[0])
-        return min(max(waiting / rate, 1.0), 60.0)
-
-
 class Admission:
     """Hands out the `capacity` places of the queue. Its methods may be called from any thread."""
 
@@ -50,18 +30,13 @@ class Admission:
         self.capacity = capacity
         self._clock = clock
         self._lock = threading.Lock()
-        self._taken = 0
-        self._pace = Pace()
-
-    @property
-    def taken(self) -> int:
-        """Number of places that are taken."""
-        return self._taken
+        self.taken = 0  # number of places that are taken
+        self._completed: deque[float] = deque(maxlen=32)  # moments of the last completions
 
     @property
     def is_full(self) -> bool:
         """Tells if no place is free."""
-        return self._taken >= self.capacity
+        return self.taken >= self.capacity
 
     def admit(self) -> "Permit":
         """Returns a permit that has no place yet. Raises QueueFull if no place is free."""
@@ -72,9 +47,9 @@ class Admission:
     def take(self, permit: "Permit", places: int) -> None:
         """Gives a permit ``places`` more places, all or none. Raises QueueFull if fewer are free."""
         with self._lock:
-            if self._taken + places > self.capacity:
+            if self.taken + places > self.capacity:
                 raise self._full()
-            self._taken += places
+            self.taken += places
             permit.places += places
 
     def give_back(self, permit: "Permit", places: int) -> None:
@@ -82,14 +57,22 @@ class Admission:
         with self._lock:
             places = min(places, permit.places)
             permit.places -= places
-            self._taken -= places
+            self.taken -= places
 
     def completed(self) -> None:
         """Counts a finished request. Its moment sets the Retry-After of later refusals."""
-        self._pace.completed(self._clock())
+        self._completed.append(self._clock())
 
     def _full(self) -> QueueFull:
-        return QueueFull(self._pace.retry_after(self.capacity, self._clock()))
+        """Returns the refusal, with the seconds until a full queue is served at the recent rate: from 1 to 60, and
+        1 if the rate is not known."""
+        now, seconds = self._clock(), 1.0
+        # The list is a copy because another thread may append meanwhile.
+        moments = [moment for moment in list(self._completed) if now - moment <= _RECENT_S]
+        if len(moments) > 1 and moments[-1] > moments[0]:
+            rate = (len(moments) - 1) / (moments[-1] - moments[0])
+            seconds = min(max(self.capacity / rate, 1.0), 60.0)
+        return QueueFull(seconds)
 
 
 class Permit:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 from snapcap.service.engine.remote.messages import Pulse
-from snapcap.service.engine.request import CaptionRequest, Limits
+from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.scheduler import RunningRequest, Scheduler
 from snapcap.service.errors import EngineFailed
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
@@ -150,6 +150,7 @@ class Engine:
     ) -> None:
         """``turn_ended`` is called on the device thread after each turn, after all results of the turn were
         reported."""
+        self.limits = scheduler.limits
         self._scheduler = scheduler
         self._observer = observer
         self._turn_ended = turn_ended
@@ -160,10 +161,6 @@ class Engine:
         self._doing = ""
         self._step: _Step | None = None  # launched, but not yet read
         self._beside: _Beside | None = None
-
-    @property
-    def limits(self) -> Limits:
-        return self._scheduler.limits
 
     def submit(self, request: CaptionRequest) -> None:
         """Queues a request; its result or exception arrives in ``request.future``.

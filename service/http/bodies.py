@@ -170,14 +170,11 @@ async def read_image_or_json(
 
 
 async def read_json(request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T]) -> T:
-    """Returns the result of `parse` for a body. Raises EmptyBody and the errors of `parse_body`."""
-
-    def parse_some(body: bytes) -> T:
-        if not body:
-            raise EmptyBody("The body is empty; send JSON.")
-        return parse(body)
-
-    return await parse_body(request, limits, pool, parse_some)
+    """Returns the result of `parse` for a body. Raises EmptyBody and the errors of `read_body` and of `parse`."""
+    body = await read_body(request, limits, pool)
+    if not body:
+        raise EmptyBody("The body is empty; send JSON.")
+    return await parse_received(request, body, pool, parse)
 
 
 async def read_multipart(
@@ -186,24 +183,17 @@ async def read_multipart(
     """Returns the result of `parse` for the parts of a multipart body, in order. Raises the errors of `read_body`
     and of `parse`, InvalidMultipart, and UnsupportedMediaType."""
     boundary = boundary_of(request.headers.get("content-type", ""))
+    body = await read_body(request, limits, pool)
     # Each part is a copy, and decoding an image in base64 makes another.
-    return await parse_body(request, limits, pool, lambda body: parse(parse_multipart(boundary, body)), copies=2)
-
-
-async def parse_body(
-    request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
-) -> T:
-    """Reads the body and returns the result of `parse`, which runs on a thread of `pool` if the body is large.
-
-    `copies`: number of copies of the body that `parse` may make; they count against the memory account. Raises the
-    errors of `read_body` and of `parse`."""
-    return await parse_received(request, await read_body(request, limits, pool), pool, parse, copies)
+    return await parse_received(request, body, pool, lambda data: parse(parse_multipart(boundary, data)), copies=2)
 
 
 async def parse_received(
     request: Request, body: bytes, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
 ) -> T:
-    """Returns the result of `parse` for a body that `read_body` has returned. `copies`: see `parse_body`."""
+    """Returns the result of `parse` for a body that `read_body` has returned. `parse` runs on a thread of `pool` if
+    the body is large. `copies`: number of copies of the body that `parse` may make; they count against the memory
+    account. Raises the errors of `parse`."""
     account = body_account(request.scope)
     if len(body) <= SMALL or account is None:
         return parse(body)

@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -28,6 +28,9 @@ from snapcap.service.http.middleware import REQUEST_ID_HEADER, identify
 from snapcap.service.http.problems import PROBLEM, problem
 from snapcap.service.limits import TooManyConnections
 from snapcap.service.readiness import is_probe
+
+if TYPE_CHECKING:
+    from snapcap.service.http.protocol import BoundedHttpProtocol
 
 # Seconds between two checks of all connections.
 _INTERVAL = 1.0
@@ -50,33 +53,6 @@ _logger = logging.getLogger("snapcap.access")
 _ALSO_ANSWERED = frozenset({"/startup", "/metrics"})
 
 
-class Watched(Protocol):
-    """A connection, as `Connections` sees it."""
-
-    unsent_since: float | None
-
-    def unsent(self) -> int:
-        """Returns the number of reply bytes that the client has not received."""
-
-    def close_idle(self) -> None:
-        """Closes the connection, which has no request."""
-
-    def no_room(self) -> None:
-        """Replies that the server has no room for the connection, and closes it."""
-
-    def head_late(self) -> None:
-        """Replies that the head of the request came too slowly, and closes the connection."""
-
-    def rest_late(self) -> None:
-        """Closes the connection, whose request has its reply but does not end."""
-
-    def abort(self) -> None:
-        """Closes the connection at once, even if bytes of a reply are lost."""
-
-    def give_up(self) -> None:
-        """Refuses a request whose reply has not begun, and closes the connection, because the server ends."""
-
-
 class Connections:
     """Watches the connections of one event loop. `count` is called with a reason of `telemetry.metrics.CLOSED` for
     each connection that is refused, or closed because of its client.
@@ -97,12 +73,12 @@ class Connections:
         self.origins = origins
         self.refusals = RefusalLog()
         self.count = count
-        self.all: set[Watched] = set()
-        self._leaving: set[Watched] = set()  # connections of `all` that are being closed and hold no place
-        self.idle: dict[Watched, float] = {}
-        self.heads: dict[Watched, float] = {}
-        self.rests: dict[Watched, float] = {}
-        self._spare: dict[Watched, None] = {}  # connections beyond the limit, the oldest first
+        self.all: set[BoundedHttpProtocol] = set()
+        self._leaving: set[BoundedHttpProtocol] = set()  # connections that are being closed and hold no place
+        self.idle: dict[BoundedHttpProtocol, float] = {}
+        self.heads: dict[BoundedHttpProtocol, float] = {}
+        self.rests: dict[BoundedHttpProtocol, float] = {}
+        self._spare: dict[BoundedHttpProtocol, None] = {}  # connections beyond the limit, the oldest first
         self._send_timeout = limits.send_timeout
         self._timer: asyncio.TimerHandle | None = None
 
@@ -112,7 +88,7 @@ class Connections:
         ones."""
         return self._count() > self._most
 
-    def admit(self, connection: Watched, now: float) -> bool:
+    def admit(self, connection: "BoundedHttpProtocol", now: float) -> bool:
         """Adds a connection. Returns whether it has a place within the limit; if not, only its probes are answered.
 
         Raises ConnectionRefusedError if there is no spare place either."""
@@ -126,7 +102,7 @@ class Connections:
             self._spare[connection] = None
         return room
 
-    def forget(self, connection: Watched) -> None:
+    def forget(self, connection: "BoundedHttpProtocol") -> None:
         """Removes a connection that was closed."""
         self.all.discard(connection)
         self._leaving.discard(connection)
@@ -204,12 +180,12 @@ class Connections:
                 return
         raise ConnectionRefusedError
 
-    def _let_go(self, connection: Watched) -> None:
+    def _let_go(self, connection: "BoundedHttpProtocol") -> None:
         """Frees the place of a connection that is about to be closed. The connection is watched until it is."""
         self._leaving.add(connection)
         self._wait_no_more(connection)
 
-    def _wait_no_more(self, connection: Watched) -> None:
+    def _wait_no_more(self, connection: "BoundedHttpProtocol") -> None:
         self._spare.pop(connection, None)
         for table in (self.idle, self.heads, self.rests):
             table.pop(connection, None)
@@ -218,7 +194,7 @@ class Connections:
         return len(self.all) - len(self._leaving)
 
 
-def _older(table: dict[Watched, float], than: float) -> list[Watched]:
+def _older(table: "dict[BoundedHttpProtocol, float]", than: float) -> "list[BoundedHttpProtocol]":
     """Returns the connections that have waited since the moment `than` or longer."""
     found = []
     for connection, since in table.items():

@@ -19,7 +19,6 @@ from itertools import chain
 from typing import Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
-from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import kind_of
 from snapcap.service.errors import InvalidJson, PayloadTooLarge
 from snapcap.service.limits import JSON_STRING_BYTES, JSON_STRUCTURE_BYTES
@@ -63,9 +62,9 @@ def parse_json(body: bytes) -> Any:
     try:
         if len(body) <= LONG:
             return _loads(body)
-        spliced = _splice(body)
-        document = _loads(spliced.rest)
-        return _with_texts(document, spliced.texts) if spliced.texts else document
+        rest, texts = _splice(body)
+        document = _loads(rest)
+        return _with_texts(document, texts) if texts else document
     except json.JSONDecodeError as error:
         if b"\0" in body[:4] or body.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise InvalidJson("The body is no text in UTF-8, but perhaps in UTF-16; send JSON in UTF-8.") from None
@@ -90,16 +89,9 @@ def whole_escapes(literal: bytes) -> int:
     return size if at + escape <= size else at
 
 
-@dataclass(frozen=True)
-class _Spliced:
-    """Holds a document in which random names replace the long strings. `texts`: the strings by these names."""
-
-    rest: bytes
-    texts: dict[str, LongText]
-
-
-def _splice(body: bytes) -> _Spliced:
-    """Replaces the long strings of a document by random names. Raises ValueError, PayloadTooLarge."""
+def _splice(body: bytes) -> tuple[bytes, dict[str, LongText]]:
+    """Replaces the long strings of a document by random names. Returns the document, and the strings by these
+    names. Raises ValueError, PayloadTooLarge."""
     name = secrets.token_hex(16)  # a random name, so that no client can send it
     view = memoryview(body)
     pieces: list[bytes] = []
@@ -122,7 +114,7 @@ def _splice(body: bytes) -> _Spliced:
             f"The JSON is too large without its images; send at most {JSON_STRUCTURE_BYTES} bytes outside of "
             f"strings, and {JSON_STRING_BYTES} bytes in strings of up to {LONG} bytes."
         )
-    return _Spliced(b"".join([*pieces, body[kept:]]), texts)
+    return b"".join([*pieces, body[kept:]]), texts
 
 
 def _strings(body: bytes) -> Iterator[tuple[int, int, int]]:

@@ -88,10 +88,7 @@ def _openai_type(status: int) -> str:
     return "rate_limit_error" if status == 429 else "invalid_request_error"
 
 
-def _sentence(error: ServiceError, _path: str, _request_id: str) -> dict[str, Any]:
-    return {"error": error.detail}
-
-
 PROBLEM = ErrorShape("Problem", "application/problem+json", problem)
-SENTENCE = ErrorShape("SentenceError", "application/json", _sentence)  # Hugging Face, Ollama and v2 share it
-OPENAI = ErrorShape("OpenAIError", "application/json", lambda error, _path, _request_id: openai_error(error))
+# Hugging Face, Ollama and v2 share this shape.
+SENTENCE = ErrorShape("SentenceError", "application/json", lambda error, _path, _identity: {"error": error.detail})
+OPENAI = ErrorShape("OpenAIError", "application/json", lambda error, _path, _identity: openai_error(error))

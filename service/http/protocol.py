@@ -146,15 +146,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._watch.idle[self] = self.loop.time()
 
     def unsent(self) -> int:
+        """Returns the number of reply bytes that the client has not received."""
         return self.transport.get_write_buffer_size()
 
     def close_idle(self) -> None:
+        """Closes the connection, which has no request."""
         if self.unsent():  # `close` would wait until the client reads, which it may never do
             self.transport.abort()
         else:
             self.transport.close()
 
     def no_room(self) -> None:
+        """Replies that the server has no room for the connection, and closes it."""
         self._refused = True
         error = TooManyConnections()
         self._watch.refusals.write(error, NO_ROOM, self.client)
@@ -163,17 +166,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def head_late(self) -> None:
+        """Replies that the head of the request came too slowly, and closes the connection."""
         self._refuse(HeadTimeout(), "head_timeout")
 
     def rest_late(self) -> None:
+        """Closes the connection, whose request has its reply but does not end."""
         if not self._refused:
             self._watch.count("body_left_over")
         self.transport.abort()
 
     def abort(self) -> None:
+        """Closes the connection at once, even if bytes of a reply are lost."""
         self.transport.abort()
 
     def give_up(self) -> None:
+        """Refuses a request whose reply has not begun, and closes the connection, because the server ends."""
         self._refused = True
         self.pipeline.clear()
         if self.unsent_since is not None:

@@ -43,18 +43,13 @@ class JsonReply(Response):
         # Sets all attributes that the base class's __init__, which is not called, would set.
         self.status_code = 200
         self.background = None
-        self.body = _bytes(content)
+        try:
+            self.body = _encode(content).encode()
+        except ValueError:  # NaN or infinity, which are written as null
+            from pydantic_core import to_json  # noqa: PLC0415  few replies need it
+
+            self.body = to_json(content, inf_nan_mode="null")
         self.raw_headers = [(b"content-length", b"%d" % len(self.body)), _TYPE, *headers]
-
-
-def _bytes(content: Mapping[str, Any] | list[Any]) -> bytes:
-    """Returns the content as JSON. Writes NaN and infinity as null."""
-    try:
-        return _encode(content).encode()
-    except ValueError:
-        from pydantic_core import to_json  # noqa: PLC0415  needed for NaN only
-
-        return to_json(content, inf_nan_mode="null")
 
 
 class EventStream(Response):

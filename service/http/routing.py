@@ -1,7 +1,7 @@
 """Finds the endpoint of a request, and the API that sets the shape of its errors."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -62,7 +62,11 @@ class Apis:
 
     def add(self, group: RouteGroup) -> None:
         for route in group.routes:
-            self._add(route, group.api or Api(route.path.strip("/") or "page"))
+            api = group.api or Api(route.path.strip("/") or "page")
+            if route.param_convertors:
+                self._patterns.append((route.path_regex, frozenset(route.methods or ()), api))
+            else:
+                self._fixed.setdefault(route.path, {}).update(dict.fromkeys(route.methods or (), api))
 
     def of(self, method: str, path: str) -> Api:
         """Returns the API of a path: the one that accepts the method, if the path has several. A path without a
@@ -87,13 +91,6 @@ class Apis:
     def _matching(self, path: str) -> Iterator[tuple[re.Pattern[str], frozenset[str], Api]]:
         if len(path) <= _LONGEST_PATTERN:
             yield from (each for each in self._patterns if each[0].match(path))
-
-    def _add(self, route: Route, api: Api) -> None:
-        if route.param_convertors:
-            self._patterns.append((route.path_regex, frozenset(route.methods or ()), api))
-            return
-        methods: Mapping[str, Api] = dict.fromkeys(route.methods or (), api)
-        self._fixed.setdefault(route.path, {}).update(methods)
 
 
 class Dispatch:
@@ -124,7 +121,9 @@ class Dispatch:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        _check_query(scope["query_string"])
+        query = scope["query_string"]
+        if len(query) > _LONGEST_QUERY or query.count(b"&") >= _MOST_FIELDS:
+            raise QueryTooLong(_LONGEST_QUERY, _MOST_FIELDS)
         route = self._route(scope)
         scope["state"][ROUTE] = route.path  # names the request in traces, without text of the client
         response = await route.endpoint(Request(scope, receive, send))
@@ -159,9 +158,3 @@ def nothing_at(path: str, meant: str = "") -> NotFound:
     """Returns the error for a path without an endpoint. `meant`: the path that the client probably means."""
     hint = f"did you mean {meant[:200]}? GET" if meant else "GET"
     return NotFound(f"There is nothing at {path[:200]}; {hint} /openapi.json lists what there is.")
-
-
-def _check_query(query: bytes) -> None:
-    """Raises QueryTooLong."""
-    if len(query) > _LONGEST_QUERY or query.count(b"&") >= _MOST_FIELDS:
-        raise QueryTooLong(_LONGEST_QUERY, _MOST_FIELDS)

@@ -1,32 +1,27 @@
-"""Decodes images: the protocol of a decoder with its input and result, and the two ways to decode.
+"""Decodes images in processes: the protocol of a decoder with its input and result, and the fork of the processes.
 
-Threads of this process cannot be killed. They are for a user's own images, and for servers behind another server.
-`snapcap serve` decodes in processes. This module forks the parent of these processes (`parent.py`) before the
-server imports `pool.py`, which gives images to them.
+`snapcap caption` and the library decode a user's own images in threads, which cannot be killed. `snapcap serve`
+decodes in processes. This module forks the parent of these processes (`parent.py`) before the server imports
+`pool.py`, which gives images to them.
 """
 
 import socket
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
+from snapcap.service.errors import UnprocessableImage
 from snapcap.service.ipc.fork import ChildProcess, Closable, fork_child
 from snapcap.warmup.machine.capacity import available_cpus
 from snapcap.warmup.machine.denied import library_file, report_denied
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     import numpy as np
 
     from snapcap.models.processing.transform import ImageTransform
     from snapcap.service.ipc.shared_pixels import FilledSlot
     from snapcap.service.memory import BodyAccount
-    from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.start import StartedModel
 
 _MOST = 12  # decode processes
 _MOST_OF_FEW_CPUS = 4
@@ -63,7 +58,7 @@ class DecodedImage:
 
 
 class ImageDecoder(Protocol):
-    """Decodes images: in threads (`ThreadImageDecoder`) or in processes (`ProcessImageDecoder`)."""
+    """Decodes images, as `ProcessImageDecoder` does. The rehearsal has a decoder of its own."""
 
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
         """Decodes an image. The caller passes the pixels to an engine, or discards the image. Cancelling the call
@@ -79,24 +74,6 @@ def unreadable(reason: str, sentence: str) -> UnprocessableImage:
     """Returns the error for an image that cannot be used. `reason` is a label for metrics. `sentence` says why or
     what to do, without capital and full stop."""
     return UnprocessableImage(f"{sentence[:1].upper()}{sentence[1:]}.", reason)
-
-
-def too_large(needed: int, most: int) -> UnprocessableImage:
-    """Returns the error for an image that takes more memory than any image may. `needed` and `most` are in
-    bytes."""
-    sentence = (
-        f"the image takes about {_mebibytes(needed)} MiB of memory to be decoded, over the limit of "
-        f"{_mebibytes(most)} MiB; scale it down, or send it as baseline JPEG"
-    )
-    return unreadable("too_large", sentence)
-
-
-def with_image_library(loaded: "StartedModel") -> "Checkpoint":
-    """Returns the checkpoint of a model that was started in this process, whose transform uses the image library of
-    the artifacts."""
-    checkpoint, artifacts = loaded.checkpoint, loaded.artifacts
-    library = None if artifacts is None else artifacts.image_library()
-    return replace(checkpoint, transform=with_library(checkpoint.transform, library))
 
 
 def with_library(transform: "ImageTransform", library: bytes | None) -> "ImageTransform":
@@ -121,42 +98,6 @@ def decode_threads(asked: int) -> int:
     throughput was lower than with 8 (``snapcap bench throughput --serve=--decode-threads=16``).
     """
     return asked or min(available_cpus(), 8)
-
-
-class ThreadImageDecoder:
-    """Decodes images on the threads of `pool`. `room`: the most bytes of memory that decoding one image may take;
-    None sets no limit."""
-
-    def __init__(self, pool: "Executor", transform: "ImageTransform", room: int | None = None) -> None:
-        self._pool = pool
-        self._transform = transform
-        self._room = room
-
-    async def decode(self, encoded: EncodedImage) -> DecodedImage:
-        # The command line, the library and the processes that are forked here have no event loop.
-        import asyncio  # noqa: PLC0415
-
-        future = self._pool.submit(self._run, encoded)
-        if encoded.account is not None:
-            # The thread keeps the bytes until it is done with them, even if the request is cancelled before.
-            account = encoded.account.hold()
-            future.add_done_callback(lambda _: account.release())
-        return await asyncio.wrap_future(future)
-
-    def _run(self, encoded: EncodedImage) -> DecodedImage:
-        # Already imported by now.
-        from snapcap.models.processing.image_formats import ImageError, NeedsMemory  # noqa: PLC0415
-
-        began = time.monotonic()
-        if began >= encoded.deadline:
-            raise DeadlineExceeded
-        try:
-            decoded = self._transform.decode(encoded.data, self._room)
-        except ImageError as error:
-            raise unreadable(error.reason, str(error)) from None
-        except NeedsMemory as needs:
-            raise too_large(needs.size, self._room or 0) from None
-        return DecodedImage(decoded.pixels, decoded.format, began, time.monotonic() - began, decoded.size)
 
 
 @dataclass(frozen=True)
@@ -188,15 +129,10 @@ def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcess
     Raises:
         ForkError: this system cannot fork.
     """
-    return ImageProcesses(count, fork_child(lambda end: _serve_image_processes(count, end), others))
 
+    def serve(end: socket.socket) -> int:
+        from snapcap.service.images.parent import serve_image_processes  # noqa: PLC0415  only the child needs it
 
-def _serve_image_processes(count: int, end: socket.socket) -> int:
-    # The child alone imports it.
-    from snapcap.service.images.parent import serve_image_processes  # noqa: PLC0415
+        return serve_image_processes(count, end)
 
-    return serve_image_processes(count, end)
-
-
-def _mebibytes(size: int) -> int:
-    return -(-size >> 20)
+    return ImageProcesses(count, fork_child(serve, others))

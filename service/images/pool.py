@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.errors import UserError
 from snapcap.service.errors import DeadlineExceeded, NotReady, Overloaded, UnprocessableImage
-from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, too_large, unreadable
+from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, unreadable
 from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
 from snapcap.service.images.parent import picture
 from snapcap.service.images.processes import TRIED_AGAIN, ImageProcessFamily, Job, Worker
@@ -94,8 +94,8 @@ class ImageRoom:
 
 
 class ProcessImageDecoder:
-    """Decodes images in processes. An `ImageDecoder`, and the user of the processes; its methods run on the event
-    loop.
+    """Decodes images in processes. An `ImageDecoder`, which the family of the processes tells of each one. All
+    methods run on the event loop.
 
     `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for decoding. `most_s`: the
     most CPU seconds that one image may take. `failed`: called once, with the error, when no image can be decoded
@@ -122,7 +122,7 @@ class ProcessImageDecoder:
         self._waiting: deque[Job] = deque()
         self._large: deque[Job] = deque()  # jobs that wait for a large part of the memory
         self._idle: list[Worker] = []
-        self._answered_once = False
+        self.works = False  # True once a decode process has answered
         self._looking = False
         self._failures = 0  # consecutive failed requests, counting only failures that no image should cause
         self._refusals = 0  # consecutive refused images
@@ -142,11 +142,6 @@ class ProcessImageDecoder:
         """The ids of the decode processes and of their parent."""
         return self._family.pids
 
-    @property
-    def works(self) -> bool:
-        """True once a decode process has answered."""
-        return self._answered_once
-
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
         if self._family.over or self._family.left:
             raise NotReady("failed")
@@ -157,8 +152,9 @@ class ProcessImageDecoder:
         try:
             outcome = await job.outcome
         except asyncio.CancelledError:
-            if not job.outcome.cancelled():  # the outcome came just before the request was cancelled
-                _discard(job.outcome.result())
+            # The outcome may have come just before the request was cancelled.
+            if not job.outcome.cancelled() and isinstance(found := job.outcome.result(), DecodedImage):
+                found.discard()
             raise
         if isinstance(outcome, Exception):
             raise outcome
@@ -189,7 +185,8 @@ class ProcessImageDecoder:
     def began(self, worker: Worker) -> None:
         """Gives a new process the server's own picture, if that is to be tried, or else waiting images."""
         check = self._check
-        if check is None or self._has_process(check) or not self._give(worker, check):
+        under_way = [each.job for each in self._family.workers]
+        if check is None or check in under_way or not self._give(worker, check):
             self._rest(worker)
         self._feed()
         if self._idle_look is None:
@@ -212,7 +209,7 @@ class ProcessImageDecoder:
                 self.misbehaved(worker, BadAnswer(str(error)))
                 return
         self._taken_from(worker)
-        self._answered_once = True
+        self.works = True
         if isinstance(answer, Needs):
             self._wait_for_room(job, answer.size)
         else:
@@ -329,7 +326,8 @@ class ProcessImageDecoder:
     def _end(self, job: Job, outcome: DecodedImage | Exception) -> None:
         """Ends a job with its outcome. After several failures that no image should cause, the next new process gets
         the server's own picture; each of these failures ended a process, so a new one will come."""
-        if isinstance(outcome, ImageProcessError) or _is_crash(outcome):
+        crashed = isinstance(outcome, UnprocessableImage) and outcome.reason == _CRASHED
+        if isinstance(outcome, ImageProcessError) or crashed:
             self._failures += 1
             if self._failures >= _SUSPICIOUS and self._check is None and not self._family.over:
                 self._begin_check()
@@ -372,16 +370,17 @@ class ProcessImageDecoder:
     def _wait_for_room(self, job: Job, size: int) -> None:
         """Queues an image that needs more than a share of the memory, or refuses it."""
         if size > self._room.most:
-            self._end(job, too_large(size, self._room.most))
+            sentence = (
+                f"the image takes about {_mebibytes(size)} MiB of memory to be decoded, over the limit of "
+                f"{_mebibytes(self._room.most)} MiB; scale it down, or send it as baseline JPEG"
+            )
+            self._end(job, unreadable("too_large", sentence))
             return
         job.size = size
         if len(self._large) < _MOST_WAITING:
             self._large.append(job)
         else:
             self._end(job, ImageMemoryFull())
-
-    def _has_process(self, job: Job) -> bool:
-        return any(worker.job is job for worker in self._family.workers)
 
     def _watch(self) -> None:
         if not self._looking and not self._family.over and not self._family.left:
@@ -425,10 +424,5 @@ class ProcessImageDecoder:
             self._finish(worker.job, too_complex if why in ("too_complex", "threads") else DeadlineExceeded())
 
 
-def _is_crash(outcome: DecodedImage | Exception) -> bool:
-    return isinstance(outcome, UnprocessableImage) and outcome.reason == _CRASHED
-
-
-def _discard(outcome: DecodedImage | Exception) -> None:
-    if isinstance(outcome, DecodedImage):
-        outcome.discard()
+def _mebibytes(size: int) -> int:
+    return -(-size >> 20)

@@ -20,26 +20,19 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import sniff
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses
-from snapcap.service.images.messages import (
-    HEAD,
-    Answer,
-    AnswerReader,
-    BadAnswer,
-    Began,
-    Ended,
-    Notice,
-    NoticeReader,
-    Setup,
-)
+from snapcap.service.images.messages import HEAD, AnswerReader, BadAnswer, Began, Ended, Notice, Setup
 from snapcap.service.ipc.fork import how_it_ended
-from snapcap.service.ipc.framing import RECEIVE_BYTES, pack, receive
+from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack, receive
 from snapcap.service.telemetry.metrics import Metrics, Why
+
+if TYPE_CHECKING:
+    from snapcap.service.images.pool import ProcessImageDecoder
 
 START_S = 30.0
 # Seconds without a notice after which the parent counts as hung, if a process is missing. The parent reports the
@@ -101,26 +94,6 @@ class Job:
             self.outcome.set_result(outcome)
         elif isinstance(outcome, DecodedImage):
             outcome.discard()
-
-
-class ProcessUser(Protocol):
-    """Protocol of the object that uses the decode processes, and is told of each. All calls come on the event
-    loop."""
-
-    def began(self, worker: "Worker") -> None:
-        """Takes a new process into use."""
-
-    def answered(self, worker: "Worker", answer: Answer) -> None:
-        """Handles an answer of a process, which may have been killed a moment before."""
-
-    def misbehaved(self, worker: "Worker", error: BadAnswer) -> None:
-        """Handles bytes of a process that are no answer."""
-
-    def ended(self, worker: "Worker") -> None:
-        """Handles the end of a process, or of its socket."""
-
-    def gone(self, why: str) -> None:
-        """Called once when no process will be started any more. `why` is the reason."""
 
 
 class Worker:
@@ -244,8 +217,7 @@ class Worker:
         return True
 
     def _lost(self) -> None:
-        self._family.loop.remove_reader(self._end)
-        self._family.loop.remove_writer(self._end)
+        self.leave()
         self.close()
         self._family.lost(self)
 
@@ -280,7 +252,7 @@ class NoticeChannel:
         self._began = began
         self._said = said
         self._gone = gone
-        self._reader = NoticeReader()
+        self._unpacker: Unpacker[Notice] = Unpacker()
         self._files: deque[int] = deque()
         loop.add_reader(end, self._receive)
 
@@ -322,7 +294,7 @@ class NoticeChannel:
             self._loop.remove_reader(self._end)
             self._gone()
             return
-        for notice in self._reader.feed(data):
+        for notice in self._unpacker.feed(data):
             if not isinstance(notice, Began):
                 self._said(notice)
             elif self._files:
@@ -346,8 +318,9 @@ class ImageProcessFamily:
         processes: ImageProcesses,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
-        user: ProcessUser,
+        user: "ProcessImageDecoder",
     ) -> None:
+        """`user` is told of each process, on the event loop."""
         self.workers: set[Worker] = set()
         self.over = False  # no process will be started any more
         self.left = False  # no process is used any more

@@ -7,7 +7,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,23 +129,17 @@ def _close_others(kept: set[int]) -> None:
 
 
 def answer_images(
-    end: socket.socket,
-    file: int,
-    transform: "ImageTransform",
-    net: MemoryNet | None = None,
-    quiet: QuietTiff | None = None,
+    end: socket.socket, file: int, transform: "ImageTransform", net: MemoryNet, quiet: QuietTiff
 ) -> int:
-    """Answers images as `decode_images` does, without confining the process, which may have other work. Without
-    `net` its memory is not limited; without `quiet` libtiff writes to standard error."""
+    """Answers images as `decode_images` does, without confining the process, which may have other work."""
     try:
         while (head := receive_exactly(end, HEAD.size)) is not None:
             length, room = HEAD.unpack(head)
-            if net is not None:
-                net.allow(max(room, 3 * length))
+            net.allow(max(room, 3 * length))
             image = receive_exactly(end, length)
             if image is None:
                 break
-            with nullcontext() if quiet is None else quiet.around(image):
+            with quiet.around(image):
                 answer = _decode(image, room, file, transform)
             del image
             end.sendall(pack_answer(answer))

@@ -56,9 +56,6 @@ class SharedPixels:
         seal(self.file)
         self._memory = mmap.mmap(self.file, math.prod(self._shape))
 
-    def write(self, slot: int, pixels: "Pixels") -> None:
-        self.read(slot)[:] = pixels
-
     def copy(self, slot: int, file: int) -> None:
         """Copies the image in an ``image_file`` into a slot.
 
@@ -77,13 +74,10 @@ class SharedPixels:
     def read(self, slot: int) -> "Pixels":
         """Returns a view of the slot, uint8 [H, W, 3]."""
         if not self._views:
-            self._views = self._all()
+            import numpy as np  # noqa: PLC0415  not needed in a process that only passes slots on
+
+            self._views = list(np.frombuffer(self._mapped(), dtype=np.uint8).reshape(self._shape))
         return self._views[slot]
-
-    def _all(self) -> "list[Pixels]":
-        import numpy as np  # noqa: PLC0415  not needed in a process that only passes slots on
-
-        return list(np.frombuffer(self._mapped(), dtype=np.uint8).reshape(self._shape))
 
     def _mapped(self) -> mmap.mmap:
         if self._memory is None:

@@ -180,7 +180,11 @@ def _report(tally: Tally, asked: int, held: int, others: Sequence[str], as_json:
             fields |= {"s": tally.seconds, "captions_per_s": round(tally.captions / tally.seconds, 1)}
         _logger.info("captioned", extra={"fields": fields})
     for failure in tally.failures:
-        _say_failed(failure, as_json)
+        if as_json:
+            _logger.warning("no caption", extra={"fields": {"file": failure.path, "reason": failure.reason}})
+        else:
+            # Standard error shows bytes of a file name that are not valid text as escapes.
+            print(f"snapcap: {failure.path}: {failure.reason}", file=sys.stderr)
     if tally.error:
         print(f"snapcap: {tally.error}", file=sys.stderr)
     elif tally.signal is not None:
@@ -194,11 +198,3 @@ def _in_short(paths: Sequence[str]) -> str:
     """Returns the first paths of a list and the number of the remaining paths, as text."""
     named = ", ".join(paths[:_MOST_NAMED])
     return named if len(paths) <= _MOST_NAMED else f"{named} and {len(paths) - _MOST_NAMED} more"
-
-
-def _say_failed(failure: Failure, as_json: bool) -> None:
-    if as_json:
-        _logger.warning("no caption", extra={"fields": {"file": failure.path, "reason": failure.reason}})
-    else:
-        # Standard error shows bytes of a file name that are not valid text as escapes.
-        print(f"snapcap: {failure.path}: {failure.reason}", file=sys.stderr)

@@ -23,7 +23,7 @@ from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import NotReady, ServiceError
-from snapcap.service.images.decode import with_image_library
+from snapcap.service.images.decode import with_library
 from snapcap.service.offline.discovery import reason_of
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
@@ -98,7 +98,9 @@ class OfflineModel:
 
     def _ready(self, loaded: StartedModel, engine: Engine, _scheduler: Scheduler) -> None:
         self._status.started()
-        checkpoint, plan = with_image_library(loaded), loaded.plan
+        checkpoint, artifacts, plan = loaded.checkpoint, loaded.artifacts, loaded.plan
+        library = None if artifacts is None else artifacts.image_library()
+        checkpoint = replace(checkpoint, transform=with_library(checkpoint.transform, library))
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
         self._model = Model(
             checkpoint, engine, plan.table.largest.size, plan.device, self._status.tier or "", defaults
@@ -204,7 +206,12 @@ class Feed:
         try:
             yield from self._in_order(len(paths))
         finally:
-            self._end()
+            self._stopped = True
+            for future in list(self._under_way.values()):
+                future.cancel()
+            # Threads end, but are not joined: one may hang in a read of a network folder.
+            self._hurry.set()
+            self._room.release()
 
     def _in_order(self, count: int) -> Iterator[FeedResult]:
         early: dict[int, FeedResult] = {}
@@ -286,12 +293,3 @@ class Feed:
             return reason_of(error)
         _logger.error("image failed", extra={"fields": {"file": path}}, exc_info=error)
         return f"{type(error).__name__}: {reason_of(error)}"
-
-    def _end(self) -> None:
-        """Cancels the requests in progress. Does not join the threads: one may hang in a read of a network
-        folder."""
-        self._stopped = True
-        for future in list(self._under_way.values()):
-            future.cancel()
-        self._hurry.set()
-        self._room.release()

@@ -13,25 +13,17 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.types import ASGIApp
 
-from snapcap.service.api.app import (
-    Application,
-    Exposure,
-    PortSwitch,
-    Services,
-    create_metrics_app,
-    create_operations_app,
-)
+from snapcap.service.api.app import Exposure, PortSwitch, Services, create_metrics_app, create_operations_app
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import HttpLimits, Settings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
-from snapcap.service.images.decode import decode_threads
-from snapcap.service.memory import BodyBudget, body_memory, decode_memory, memory_limit
+from snapcap.service.memory import BodyBudget, body_memory, memory_limit
 from snapcap.service.readiness import Readiness
 from snapcap.service.server.uvicorn_server import make_server
 from snapcap.service.telemetry.metrics import Metrics
@@ -89,13 +81,10 @@ def _allow_files(count: int) -> int:
     return wanted
 
 
-T = TypeVar("T")
-
-
 def import_behind(
-    load: Callable[[], T], begin: Callable[[T], None], failed: Callable[[BaseException], None], timeout: float
+    load: Callable[[], Callable[[], None]], failed: Callable[[BaseException], None], timeout: float
 ) -> None:
-    """Calls `load` on a thread, and then `begin` with its result on the running event loop.
+    """Calls `load` on a thread, and then the function that it returns on the running event loop.
 
     `failed` is called with the exception of either, or with an error if `load` has not ended after `timeout`
     seconds (0 sets no limit). The watchdog of the start that follows begins at 0."""
@@ -108,22 +97,22 @@ def import_behind(
 
     limit = loop.call_later(timeout, stalled) if timeout else None
 
-    def loaded(result: T) -> None:
+    def loaded(begin: Callable[[], None]) -> None:
         if limit is not None:
             limit.cancel()
         try:
-            begin(result)
+            begin()
         except Exception as error:
             failed(error)
 
     def run() -> None:
         try:
-            result = load()
+            begin = load()
         except BaseException as error:  # a compiled module may raise anything while it is loaded
             failed(error)
             return
         with suppress(RuntimeError):  # the event loop is closed, because a signal came first
-            loop.call_soon_threadsafe(loaded, result)
+            loop.call_soon_threadsafe(loaded, begin)
 
     threading.Thread(target=run, name="imports", daemon=True).start()
 
@@ -136,13 +125,11 @@ SWITCH_INTERVAL_S = 0.0005
 # call returns at once, with a function to call when the server has ended. The last argument ends the server, for a
 # start that failed.
 Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
-AddApis: TypeAlias = Callable[[Application, Services, BodyLimits, Exposure], None]
 
 
 def caption_limits(settings: Settings) -> CaptionLimits:
     """Returns the limits of captioning with one model."""
-    threads = decode_threads(settings.images.decode_threads)
-    return CaptionLimits(settings.queue.timeout, settings.queue.size, threads, decode_memory(settings) // threads)
+    return CaptionLimits(settings.queue.timeout, settings.queue.size, settings.images.decode_threads)
 
 
 def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Services:
@@ -194,26 +181,27 @@ def run(
             services.readiness.fail("the start failed: the log has the cause")
             server.begin_exit()
 
-    def load() -> tuple[AddApis, Start]:
+    def load() -> Callable[[], None]:
         from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - once /livez answers
 
         tracing = open_tracing(os.environ)
         if tracing is not None:
             application.trace(tracing)
             exits.callback(tracing.close)
-        return add_captioning_apis, load_start()
+        start = load_start()
 
-    def begin(loaded: tuple[AddApis, Start]) -> None:
-        add_captioning_apis, start = loaded
-        add_captioning_apis(application, services, limits, exposure)
-        exits.callback(start(settings, services, server.begin_exit))
+        def begin() -> None:
+            add_captioning_apis(application, services, limits, exposure)
+            exits.callback(start(settings, services, server.begin_exit))
+
+        return begin
 
     def on_live() -> None:
         timeline.mark("live")
         for each, what in zip(listeners, ("listening", "metrics"), strict=False):
             host, port = each.getsockname()[:2]
             _logger.info(what, extra={"fields": {"host": host, "port": port}})
-        import_behind(load, begin, failed, settings.watchdog.start_timeout)
+        import_behind(load, failed, settings.watchdog.start_timeout)
 
     closed, origins = services.metrics.connection_closed, frozenset(settings.http.origins)
     connections = Connections(connection_limits(settings.limits, models), closed, origins)

@@ -190,12 +190,7 @@ class EngineClient:
             limits, slow = self._loaded.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
-                limits,
-                self._pixels,
-                self._slots,
-                self._channel.send,
-                self._services.metrics,
-                lambda: self._channel.has_room,
+                limits, self._slots, self._channel.send, self._services.metrics, lambda: self._channel.has_room
             )
         except (Exception, CancelledError) as error:
             if not self._closing:
@@ -274,7 +269,7 @@ class EngineClient:
         if self._closing:
             return
         self._loop.call_later(self._watch.tick_s, self._tick)
-        self._watch.tick()
+        self._watch.look()
 
     def _end_stalled(self, error: StalledError) -> None:
         """Fails all requests, ends the server, and ends the engine process, which first logs its stacks."""

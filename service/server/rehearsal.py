@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from snapcap.service.api.caption import CaptionRoutes
-from snapcap.service.api.image_fetcher import AllowedHosts, ImageFetcher
+from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
@@ -36,14 +36,13 @@ _BODY = BodyLimits(1 << 20, TIMEOUT_S)
 def rehearse(
     engine: "CaptionEngine",
     checkpoint: "Checkpoint",
-    image_decoder: ImageDecoder | None = None,
-    run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
+    image_decoder: ImageDecoder,
+    run: Callable[[Coroutine[Any, Any, None]], object],
     times: int = 1,
 ) -> None:
     """Sends a JPEG through the endpoint of captions, `times` times at once. Metrics do not count it.
 
-    `image_decoder` decodes the JPEG; None decodes it in a thread. `run` runs the requests, by default on an event
-    loop of their own.
+    `image_decoder` decodes the JPEG. `run` runs the requests on an event loop.
 
     Raises the exceptions of the endpoint."""
     metrics = Metrics(CollectorRegistry())
@@ -52,10 +51,8 @@ def rehearse(
     captioner = Captioner(CaptionLimits(TIMEOUT_S, times, 1), readiness, metrics, Timeline(time.monotonic()))
     try:
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config)
-        captioner.attach(
-            engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, image_decoder, defaults
-        )
-        fetcher, handler = ImageFetcher(AllowedHosts(()), _BODY), ProblemHandler(metrics, Apis())
+        captioner.attach(engine, checkpoint.name, image_decoder, defaults)
+        fetcher, handler = ImageFetcher((), _BODY), ProblemHandler(metrics, Apis())
         run(_ask(CaptionRoutes(captioner, _BODY, metrics, fetcher, handler), picture(), times))
     finally:
         captioner.close()

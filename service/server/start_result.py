@@ -40,16 +40,13 @@ class StartResult:
         only phases that take long are logged."""
         self._services.timeline.listen(_LongPhases() if self._pictured else _log_phase)
 
-    def ready(
-        self, engine: "CaptionEngine", checkpoint: "Checkpoint", image_decoder: ImageDecoder | None = None
-    ) -> bool:
-        """Serves captions from now on. Returns False if a signal came first. `image_decoder` None decodes in
-        threads."""
+    def ready(self, engine: "CaptionEngine", checkpoint: "Checkpoint", image_decoder: ImageDecoder) -> None:
+        """Serves captions from now on, unless a signal came first."""
         settings, services, timeline = self._settings, self._services, self._services.timeline
         attach(settings, services, engine, checkpoint, image_decoder)
         settle()
         if not services.readiness.ready():
-            return False
+            return
         timeline.mark("ready")
         status = services.status.to_dict()
         fields = {"s": timeline.marks()["ready"], "model": checkpoint.name}
@@ -60,7 +57,6 @@ class StartResult:
             print(waterfall(timeline.phases(), timeline.marks()["ready"], columns()), file=sys.stderr)
             fields["open"] = address(settings.http.host, settings.http.port)
         _logger.info("ready", extra={"fields": fields})
-        return True
 
     def failed(self, error: BaseException) -> None:
         """Reports the error and ends the server."""
@@ -81,18 +77,16 @@ def attach(
     services: "Services",
     engine: "CaptionEngine",
     checkpoint: "Checkpoint",
-    image_decoder: ImageDecoder | None,
+    image_decoder: ImageDecoder,
 ) -> None:
-    """Gives the captioner a model that is loaded. `image_decoder` None decodes in threads."""
+    """Gives the captioner a model that is loaded."""
     from snapcap.service.captioning.model_defaults import ModelDefaults  # noqa: PLC0415 - after /livez answers
     from snapcap.service.captioning.prompts import PromptReader  # noqa: PLC0415 - likewise
 
     name = settings.http.model_name or checkpoint.name
     defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, settings.model.task)
     prompts = PromptReader(checkpoint.folder, checkpoint.config.chat)
-    services.captioner.attach(
-        engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, defaults, prompts
-    )
+    services.captioner.attach(engine, name, image_decoder, defaults, prompts)
     services.captioner.files = weights_on_disk(checkpoint.folder)
 
 

@@ -17,8 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 ACCESS = "snapcap.access"
@@ -103,23 +102,18 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
     def flush(self) -> None:
         """Writes the collected records."""
-        with self._owned():
-            records = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            try:
-                if records:
-                    if left_out := self._left_out:
-                        self._left_out -= left_out
-                        records.append(_lines_left_out(left_out))
-                    self.stream.write("".join(f"{self.format(record)}\n" for record in records))
-                    super().flush()
-            except Exception:
-                self.handleError(records[-1])
-
-    @contextmanager
-    def _owned(self) -> Iterator[None]:
+        records: list[logging.LogRecord] = []
         self.acquire()
         try:
-            yield
+            records += [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if records:
+                if left_out := self._left_out:
+                    self._left_out -= left_out
+                    records.append(_lines_left_out(left_out))
+                self.stream.write("".join(f"{self.format(record)}\n" for record in records))
+                super().flush()
+        except Exception:
+            self.handleError(records[-1])
         finally:
             self.release()
 

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 from support.fakes.list_engine import PATIENCE, Served
 from support.fakes.scheduling import LIMITS, TABLE, Clock
+from support.fakes.thread_decoder import attach
 from support.servers.live_app import on_a_port
 
 from snapcap.models.processing.transform import ImageTransform
@@ -134,15 +135,12 @@ def make_services() -> Iterator[Callable[..., Services]]:
 def serve_with(engine: FakeEngine) -> Callable[[Services], Services]:
     """Attaches the fake engine and makes the services ready."""
 
-    def attach(services: Services) -> Services:
-        transform: Any = ImageTransform(size=(8, 8))
-        fake: Any = engine
-        tokenizer: Any = FakeTokenizer()
-        services.captioner.attach(fake, transform, tokenizer, "fake")
+    def serve(services: Services) -> Services:
+        attach(services.captioner, engine, ImageTransform(size=(8, 8)), FakeTokenizer())
         services.readiness.ready()
         return services
 
-    return attach
+    return serve
 
 
 @pytest.fixture
@@ -155,7 +153,7 @@ def services(make_services: Callable[..., Services], serve_with: Callable[[Servi
 def instructed(services: Services) -> None:
     """The served model takes instructions."""
     captioner: Any = services.captioner
-    captioner._model.tokenizer.takes_instructions = True
+    captioner._model.defaults.tokenizer(None).takes_instructions = True
     captioner.facts = captioner.facts._replace(takes_instructions=True)
 
 
@@ -163,7 +161,7 @@ def instructed(services: Services) -> None:
 def conversing(instructed: None, services: Services, engine: FakeEngine) -> None:
     """The served model reads conversations, and up to seven tokens before an image."""
     captioner: Any = services.captioner
-    captioner._model.tokenizer.takes_conversations = True
+    captioner._model.defaults.tokenizer(None).takes_conversations = True
     captioner.facts = captioner.facts._replace(takes_conversations=True)
     engine.limits = replace(engine.limits, prompt_read=8)
 

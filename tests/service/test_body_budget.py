@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
+from support.fakes.thread_decoder import attach
 from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.config.settings import HttpLimits
-from snapcap.service.http.bodies import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
+from snapcap.service.http.bodies import MIN_BYTES_PER_S, BodyClock, BodyLimits, read_json
 from snapcap.service.limits import BodyMemoryFull
 from snapcap.service.memory import BodyBudget, body_account, open_account
 from snapcap.service.server.http_process import body_limits
@@ -51,7 +52,7 @@ def test_a_body_that_waits_for_a_thread_is_counted_when_nobody_waits_for_it(imag
         request = Request({"type": "http", "headers": [], "state": {}}, receive)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(go_on.wait, 30)
-            task = asyncio.create_task(parse_body(request, limits(budget), pool, len))
+            task = asyncio.create_task(read_json(request, limits(budget), pool, len))
             await held(budget, 2 * size)
             task.cancel()
             await asyncio.wait([task])
@@ -155,7 +156,7 @@ def test_an_image_is_held_until_it_is_decoded_although_its_client_has_left(servi
             release.wait(30)
             return transform.decode(data, *rest)
 
-    services.captioner.attach(engine, Slow(), services.captioner._model.tokenizer, "fake")
+    attach(services.captioner, engine, Slow())
     budget, data = BodyBudget(), image(5) + bytes(500_000)
     with BoundedServer(services, bodies=limits(budget)) as server:
         with server.connect() as client:

@@ -50,7 +50,7 @@ class Watched:
 
     def tick(self, count: int = 1) -> None:
         for _ in range(count):
-            self.watch.tick()
+            self.watch.look()
 
     def ticks_until_stalled(self) -> int:
         count = 0

@@ -14,7 +14,7 @@ from snapcap.service.engine.remote.messages import Cancel, Message, Submit, ToEn
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.errors import NotReady
 from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack, receive
-from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
+from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
 from snapcap.service.limits import ENGINE_CHANNEL_BYTES, EngineChannelFull
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ class RemoteEngine:
     def __init__(
         self,
         limits: Limits,
-        pixels: SharedPixels,
         slots: Slots,
         send: Callable[[ToEngine], object],
         observer: "EngineObserver",
@@ -124,7 +123,6 @@ class RemoteEngine:
     ) -> None:
         """``has_room`` returns whether the channel to the engine process takes more messages."""
         self.limits = limits
-        self._pixels = pixels
         self._slots = slots
         self._send = send
         self._observer = observer
@@ -147,6 +145,9 @@ class RemoteEngine:
             EngineChannelFull: the engine process does not read its messages.
             NotReady: the engine has ended.
         """
+        if not isinstance(request.pixels, FilledSlot):
+            raise TypeError("the engine process takes pixels that are in a slot of the shared memory")
+        slot = request.pixels.number
         with self._lock:
             if self._failed:
                 raise NotReady("failed")
@@ -154,12 +155,8 @@ class RemoteEngine:
             if not self._has_room():
                 raise EngineChannelFull
             number = next(self._numbers)
-            pixels = request.pixels
-            slot = pixels.number if isinstance(pixels, FilledSlot) else self._slots.take()
             self._holding[number] = slot
             self._sent[number] = request
-        if not isinstance(pixels, FilledSlot):
-            self._pixels.write(slot, pixels)
         streams = request.on_token is not None
         ids, others = request.prompt_ids, (request.text_ids, request.ahead)
         self._send(Submit(number, request.id, slot, ids, request.params, request.deadline, streams, *others))

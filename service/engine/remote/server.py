@@ -118,7 +118,18 @@ class EngineServer:
         self._futures[number] = future
         future.add_done_callback(partial(self._done, number))
         try:
-            request = self._request(message, future)
+            request = CaptionRequest(
+                message.request_id,
+                self._pixels.read(message.slot),
+                message.prompt_ids,
+                message.params,
+                message.deadline,
+                future,
+                partial(self.turns.token, number) if message.streams else None,
+                partial(self.turns.admitted, number),
+                message.text_ids,
+                message.ahead,
+            )
             if self._engine is not None:
                 self._engine.submit(request)
         except Exception as error:
@@ -129,21 +140,6 @@ class EngineServer:
             else:
                 _logger.exception("request fails alone", extra={"fields": {"request_id": message.request_id}})
             self._send(Turn.of(failed=[(number, told)]))
-
-    def _request(self, message: Submit, future: "Future[Completion]") -> CaptionRequest:
-        number, turns = message.number, self.turns
-        return CaptionRequest(
-            message.request_id,
-            self._pixels.read(message.slot),
-            message.prompt_ids,
-            message.params,
-            message.deadline,
-            future,
-            partial(turns.token, number) if message.streams else None,
-            partial(turns.admitted, number),
-            message.text_ids,
-            message.ahead,
-        )
 
     def cancel(self, number: int) -> None:
         """Cancels a request whose client has left. Does nothing if the request has ended."""

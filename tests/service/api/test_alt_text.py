@@ -38,7 +38,7 @@ class Writer:
 def written(services: Services, client: TestClient) -> TestClient:
     """A client of a model that writes TEXT."""
     model: Any = services.captioner._model
-    services.captioner._model = replace(model, tokenizer=Writer(), defaults=type(model.defaults)(Writer()))
+    services.captioner._model = replace(model, defaults=type(model.defaults)(Writer()))
     return client
 
 

@@ -24,7 +24,7 @@ def data_uri(png: bytes) -> str:
 def tokenizer(services: Services) -> Any:
     """That of the model that is served."""
     model: Any = services.captioner._model
-    return model.tokenizer
+    return model.defaults.tokenizer(None)
 
 
 @pytest.fixture

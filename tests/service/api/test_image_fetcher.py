@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from support.servers.image_host import ANSWERS, MAX, serve
 
 from snapcap.service.api.app import Exposure, Services, create_app
-from snapcap.service.api.image_fetcher import MAX_REDIRECTS, AllowedHosts, ImageFetcher, is_public
+from snapcap.service.api.image_fetcher import MAX_REDIRECTS, ImageFetcher, is_public
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, ServiceError
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import MAX_IMAGE_FETCHES, ImageFetchesFull
@@ -55,7 +55,7 @@ def fetcher(
     async def resolve(name: str, _port: int) -> Any:
         return addresses(name) if callable(addresses) else addresses
 
-    return ImageFetcher(AllowedHosts(hosts), limits or BodyLimits(MAX, 10.0), resolve, **options)
+    return ImageFetcher(hosts, limits or BodyLimits(MAX, 10.0), resolve, **options)
 
 
 def fetch(fetcher: ImageFetcher, url: str) -> bytes:

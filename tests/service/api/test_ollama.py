@@ -305,7 +305,7 @@ def test_an_error_after_the_first_line_is_the_last_line(
     take = CaptionStream._take
 
     def fails(stream: CaptionStream, token: int | None) -> str:
-        if stream.completion_tokens:
+        if stream.tokens:
             raise EngineFailed
         return take(stream, token)
 

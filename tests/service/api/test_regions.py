@@ -31,8 +31,8 @@ class Naming(ModelDefaults):
 @pytest.fixture
 def client(services: Services, new_client: Callable[[Services], TestClient]) -> TestClient:
     model: Any = services.captioner._model
-    naming = Naming(model.tokenizer)
-    services.captioner.attach(model.engine, None, model.tokenizer, "fake", model.image_decoder, naming)  # type: ignore[arg-type]
+    naming = Naming(model.defaults.tokenizer(None))
+    services.captioner.attach(model.engine, "fake", model.image_decoder, naming)
     return new_client(services)
 
 

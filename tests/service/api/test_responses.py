@@ -108,7 +108,7 @@ def test_an_error_after_the_first_event_fails_the_response(ask, monkeypatch: pyt
     take = CaptionStream._take
 
     def fails(stream: CaptionStream, token: int | None) -> str:
-        if stream.completion_tokens:
+        if stream.tokens:
             raise EngineFailed
         return take(stream, token)
 

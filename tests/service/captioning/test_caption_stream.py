@@ -59,7 +59,7 @@ def test_a_piece_is_there_before_the_next_token_is() -> None:
         assert not waiting.done()
         await asyncio.to_thread(caption.future.set_result, completion(11, 12, reason="length"))
         assert await waiting is None
-        assert (caption.finish_reason, len(caption.prompt_ids), caption.completion_tokens) == ("length", 3, 2)
+        assert (caption.finish_reason, len(caption.prompt_ids), len(caption.tokens)) == ("length", 3, 2)
         assert caption.answer == read_answer((11, 12))
         assert await anext(caption, None) is None
 
@@ -74,7 +74,7 @@ def test_tokens_that_were_not_handed_over_come_with_the_result(fed: int) -> None
             caption.feed(token)
         caption.future.set_result(completion(1, 2, 3))
         assert "".join([piece async for piece in caption]) == "1 2 3 …"
-        assert caption.completion_tokens == 3
+        assert len(caption.tokens) == 3
 
     run(scenario())
 
@@ -90,7 +90,7 @@ def test_a_stop_sequence_ends_the_generation() -> None:
         caption.feed(4)
         assert "".join([piece async for piece in caption]) == ""
         assert caption.future.cancelled()
-        assert (caption.finish_reason, caption.completion_tokens) == ("stop", 3)
+        assert (caption.finish_reason, len(caption.tokens)) == ("stop", 3)
 
     run(scenario())
 
@@ -100,7 +100,7 @@ def test_a_stop_sequence_in_a_result_cuts_it() -> None:
         caption = stream("2")
         caption.future.set_result(completion(1, 2, 3, reason="length"))
         assert "".join([piece async for piece in caption]) == "1"
-        assert (caption.finish_reason, caption.completion_tokens) == ("stop", 2)
+        assert (caption.finish_reason, len(caption.tokens)) == ("stop", 2)
 
     run(scenario())
 
@@ -157,7 +157,7 @@ class Decoded:
 def test_an_engine_that_refuses_a_stream_does_not_have_its_picture(services: Services, engine: Any) -> None:
     captioner, decoder = services.captioner, Decoded()
     model: Any = captioner._model
-    captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
+    captioner.attach(engine, "fake", decoder, model.defaults)
     engine.refuse = QueueFull()
     with pytest.raises(QueueFull):
         asyncio.run(captioner.stream(b"x", CaptionOptions(), "1", captioner.admit(), live=True))
@@ -172,7 +172,7 @@ def test_a_client_that_leaves_when_its_request_is_with_the_engine_withdraws_it(
 ) -> None:
     captioner, decoder = services.captioner, Decoded()
     model: Any = captioner._model
-    captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
+    captioner.attach(engine, "fake", decoder, model.defaults)
     engine.gate.clear()
 
     async def scenario() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services
 from snapcap.service.captioning.captioner import Captioner, Start
 from snapcap.service.captioning.options import CaptionOptions
@@ -48,7 +47,7 @@ def attach(services: Services) -> Attach:
     fake: Any = services.captioner._model
 
     def put(captioner: Captioner) -> None:
-        captioner.attach(fake.engine, ImageTransform(size=(8, 8)), fake.tokenizer, str(captioner.model_name))
+        captioner.attach(fake.engine, str(captioner.model_name), fake.image_decoder, fake.defaults)
 
     return put
 

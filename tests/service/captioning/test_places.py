@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.fakes.list_engine import PATIENCE, Served
+from support.fakes.thread_decoder import attach
 from support.servers.bounded_server import BoundedServer, reply, until
 from support.servers.queue_places import (
     PLACES,
@@ -60,7 +61,7 @@ def test_bodies_on_their_way_keep_nobody_out(server: BoundedServer, clients, eng
 
 def test_images_that_threads_decode(server: BoundedServer, clients, engine, image: Png) -> None:
     slow, captioner = Slow(), server.services.captioner
-    captioner.attach(engine, slow, captioner._model.tokenizer, "fake")  # type: ignore[arg-type, union-attr]
+    attach(captioner, engine, slow)
     waiting = [clients() for _ in range(PLACES)]
     for client in waiting:
         client.sendall(post("/v1/caption", image(5)))
@@ -81,8 +82,7 @@ def test_the_engine_of_this_process(server: BoundedServer, clients, image: Png) 
         bucket, [int(each[0, 0, 0]) for each in images], first, rows
     )
     runner.before_step = lambda: steps.wait(PATIENCE)
-    transform: Any = ImageTransform(size=(8, 8))
-    captioner.attach(served.engine, transform, captioner._model.tokenizer, "fake")  # type: ignore[union-attr]
+    attach(captioner, served.engine, ImageTransform(size=(8, 8)))
     request = post("/v1/caption?max_new_tokens=2", image(5))
     running, waiting = clients(), [clients() for _ in range(PLACES)]
     running.sendall(request)

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
+from support.fakes.thread_decoder import attach
 from support.servers.bounded_server import BoundedServer, reply, until
 from support.servers.queue_places import (
     JSON,
@@ -86,7 +87,7 @@ def test_the_place_comes_back_when_the_client_leaves(
 ) -> None:
     slow, captioner = Slow(), server.services.captioner
     if during == "decode":
-        captioner.attach(engine, slow, captioner._model.tokenizer, "fake")  # type: ignore[arg-type, union-attr]
+        attach(captioner, engine, slow)
     else:
         engine.gate.clear()
     request = {

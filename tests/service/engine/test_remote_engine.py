@@ -19,7 +19,7 @@ from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.service.ipc.framing import Unpacker, pack
-from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
+from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
 from snapcap.service.limits import EngineChannelFull
 from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -36,6 +36,17 @@ def turn(**changes: Any) -> Turn:
     return Turn.of()._replace(**changes)
 
 
+class Filling(RemoteEngine):
+    """Puts the pixels of each request into a free slot of `pixels`, as decoding does."""
+
+    pixels: SharedPixels
+
+    def submit(self, request: CaptionRequest) -> None:
+        slot = self._slots.take()
+        self.pixels.read(slot)[:] = request.array
+        super().submit(replace(request, pixels=FilledSlot(slot)))
+
+
 class Sent:
     """A remote engine whose messages go no further than here."""
 
@@ -45,7 +56,8 @@ class Sent:
         self.pixels.open((2, 2))
         self.observer = Observer()
         self.slots = Slots(SLOTS + 1)
-        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, self.messages.append, self.observer)
+        self.engine = Filling(LIMITS, self.slots, self.messages.append, self.observer)
+        self.engine.pixels = self.pixels
 
     def submit(self, image: int) -> tuple[CaptionRequest, Submit]:
         sent = request(image)
@@ -136,7 +148,8 @@ def test_an_engine_that_has_ended_fails_what_was_sent_and_takes_nothing_more(sen
 def test_an_engine_that_does_not_read_is_sent_only_so_much(sent: Sent) -> None:
     """Clients that leave free their slots, and others come: their messages would pile up for ever."""
     room = [True]
-    engine = RemoteEngine(LIMITS, sent.pixels, sent.slots, sent.messages.append, sent.observer, lambda: room[0])
+    engine = Filling(LIMITS, sent.slots, sent.messages.append, sent.observer, lambda: room[0])
+    engine.pixels = sent.pixels
     waiting = request(1)
     engine.submit(waiting)
     room[0] = False
@@ -160,7 +173,8 @@ class Behind:
         self.pixels = SharedPixels(16)
         self.pixels.open((2, 2))
         self.observer = Observer()
-        self.remote = RemoteEngine(LIMITS, self.pixels, Slots(16), self._to_engine, self.observer)
+        self.remote = Filling(LIMITS, Slots(16), self._to_engine, self.observer)
+        self.remote.pixels = self.pixels
         self.intake = EngineServer(self.pixels, self._to_http)
         table = BucketTable.of((1, 4, 8))
         self.runner = Images(table.largest.size)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.fakes.thread_decoder import attach
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services, create_app
@@ -236,7 +237,7 @@ def test_images_that_wait_to_be_decoded_are_bounded(make_services, serve_with, e
                 gate(release.wait(), loop).result()
                 return transform.decode(data)
 
-        services.captioner.attach(engine, Slow(), services.captioner._model.tokenizer, "fake")
+        attach(services.captioner, engine, Slow())
         first, second = Connection(services), Connection(services)
         first.body(image(6), more=False)
         running = asyncio.create_task(first.run())

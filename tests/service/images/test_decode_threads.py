@@ -1,17 +1,9 @@
-"""How many threads decode images, and how many processes; what threads refuse."""
-
-import asyncio
-import time
-from concurrent.futures import ThreadPoolExecutor
+"""How many threads parse bodies and decode images, and how many processes."""
 
 import pytest
-from support.fakes.list_engine import PATIENCE
 
-from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.images import decode
-from snapcap.service.images.decode import EncodedImage, ThreadImageDecoder, decode_processes, decode_threads
-from snapcap.service.images.parent import picture
+from snapcap.service.images.decode import decode_processes, decode_threads
 
 
 @pytest.mark.parametrize(("asked", "cpus", "threads"), [(0, 2, 2), (0, 8, 8), (0, 64, 8), (1, 64, 1), (24, 2, 24)])
@@ -31,22 +23,3 @@ def test_processes_leave_three_of_eight_cpus_and_are_always_there(
 ) -> None:
     monkeypatch.setattr(decode, "available_cpus", lambda: cpus)
     assert decode_processes(asked) == processes
-
-
-@pytest.mark.parametrize(
-    ("room", "seconds"), [(None, PATIENCE), (1 << 30, PATIENCE), (1000, PATIENCE), (None, -1.0)]
-)
-def test_a_thread_refuses_what_takes_too_much_memory_and_what_is_late(room: int | None, seconds: float) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        decoder = ThreadImageDecoder(pool, ImageTransform((8, 8)), room)
-        encoded = EncodedImage(picture(), "1", time.monotonic() + seconds)
-        if seconds < 0:
-            with pytest.raises(DeadlineExceeded):
-                asyncio.run(decoder.decode(encoded))
-        elif room == 1000:
-            with pytest.raises(UnprocessableImage) as refused:
-                asyncio.run(decoder.decode(encoded))
-            assert refused.value.reason == "too_large"
-            assert "MiB of memory to be decoded, over the limit of 1 MiB" in refused.value.detail
-        else:
-            assert asyncio.run(decoder.decode(encoded)).pixels.shape == (8, 8, 3)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.fakes.list_engine import PATIENCE, Observer
+from support.fakes.thread_decoder import ThreadImageDecoder
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
@@ -15,7 +16,7 @@ from snapcap.service.api.caption import CaptionRoutes
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest
-from snapcap.service.images.decode import EncodedImage, ThreadImageDecoder
+from snapcap.service.images.decode import EncodedImage
 from snapcap.service.images.parent import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
 from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse
@@ -28,7 +29,9 @@ from snapcap.warmup.start.start import StartedModel
 
 
 def rehearse_beside(engine: Engine, loaded: StartedModel) -> None:
-    rehearse(engine, loaded.checkpoint)
+    checkpoint = loaded.checkpoint
+    with ThreadPoolExecutor(1) as pool:
+        rehearse(engine, checkpoint, ThreadImageDecoder(pool, checkpoint.transform), asyncio.run)
 
 
 class Start:

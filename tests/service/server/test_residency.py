@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.fakes.thread_decoder import attach
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services
@@ -54,12 +55,12 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
     Client.made = []
     tokenizer: Any = FakeTokenizer()
 
-    def attach(_settings: Settings, services: Services, engine: Any, *_: Any) -> None:
-        services.captioner.attach(engine, ImageTransform(size=(8, 8)), tokenizer, "fake")
+    def attached(_settings: Settings, services: Services, engine: Any, *_: Any) -> None:
+        attach(services.captioner, engine, ImageTransform(size=(8, 8)), tokenizer)
 
     monkeypatch.setattr(residency, "spawn_processes", lambda *_: None)
     monkeypatch.setattr(residency, "EngineClient", Client)
-    monkeypatch.setattr(residency, "attach", attach)
+    monkeypatch.setattr(residency, "attach", attached)
     monkeypatch.setattr(residency, "own_bytes", lambda _pid: ONE)
     return Client.made
 

@@ -73,7 +73,8 @@ def test_a_collector_that_is_not_there_holds_up_no_exit(
 
 
 def test_the_parts_of_a_caption_follow_one_another() -> None:
-    times = CaptionTimes(started=10.0)
+    times = CaptionTimes()
+    times.started = 10.0
     assert list(times.spans(11.0)) == []
     assert times.waited_s(11.0) == 1.0
     times.image_began, times.image_s = 10.5, 0.25

@@ -16,24 +16,17 @@ from support.fakes.list_engine import LIMITS, Observer
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.text import PromptIds
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits, CaptionResult
+from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.images.decode import ImageProcesses
-from snapcap.service.images.messages import (
-    HEAD,
-    Answer,
-    Began,
-    Decoded,
-    Setup,
-    pack_answer,
-    pack_notice,
-)
+from snapcap.service.images.messages import HEAD, Answer, Began, Decoded, Setup, pack_answer
 from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
 from snapcap.service.ipc.fork import ChildProcess
-from snapcap.service.ipc.framing import Unpacker
+from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots, image_file, write_image
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
@@ -90,7 +83,7 @@ class World:
         self.pixels, self.slots = SharedPixels(SLOTS), Slots(SLOTS)
         self.pixels.open(SIZE)
         self.messages: list[Any] = []
-        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, self.messages.append, Observer())
+        self.engine = RemoteEngine(LIMITS, self.slots, self.messages.append, Observer())
         ours, self.control = socket.socketpair()
         # To be waited for at the end, as the process that forks the others is.
         self.parent = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=-1)
@@ -117,7 +110,7 @@ class World:
             takes_conversations=False,
         )
         engine: Any = SimpleNamespace(limits=LIMITS, submit=self._submit)
-        self.captioner.attach(engine, ImageTransform(SIZE), tokenizer, "fake", self.decoder)
+        self.captioner.attach(engine, "fake", self.decoder, ModelDefaults(tokenizer))
         self.processes: list[Played] = []
 
     async def begin(self, count: int = PROCESSES) -> None:
@@ -133,7 +126,7 @@ class World:
         ours, theirs = socket.socketpair()
         number = 1_000_000_000 + len(self.processes)  # above what a system gives
         file = image_file(SIZE)
-        socket.send_fds(self.control, [pack_notice(Began(number))], [ours.fileno(), file])
+        socket.send_fds(self.control, [pack(Began(number))], [ours.fileno(), file])
         ours.close()
         self.processes.append(Played(number, theirs, file))
 

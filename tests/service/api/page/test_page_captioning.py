@@ -81,8 +81,8 @@ def test_parts_that_an_answer_names_are_drawn_over_the_picture(
     give(page, image(3))
     expect(page.locator("#caption")).to_have_text("3 7")
     expect(page.locator("#regions")).to_be_hidden()
-    naming = Naming(model.tokenizer)
-    services.captioner.attach(engine, None, model.tokenizer, "fake", model.image_decoder, naming)  # type: ignore[arg-type]
+    naming = Naming(model.defaults.tokenizer(None))
+    services.captioner.attach(engine, "fake", model.image_decoder, naming)
     give(page, image(4))
     drawing = page.locator("#regions")
     expect(drawing).to_have_attribute("viewBox", "0 0 8 8")
@@ -209,10 +209,9 @@ def test_what_the_page_says_of_the_model_is_what_the_server_says(
     services: Services, address: str, open_page: OpenPage
 ) -> None:
     attached: Any = services.captioner._model
-    defaults = ModelDefaults(attached.tokenizer)
+    defaults = ModelDefaults(attached.defaults.tokenizer(None))
     defaults.family = "git"
-    model = attached.engine, None, attached.tokenizer, "my/captioner", attached.image_decoder, defaults
-    services.captioner.attach(*model)  # type: ignore[arg-type]
+    services.captioner.attach(attached.engine, "my/captioner", attached.image_decoder, defaults)
     page = open_page(address)
     expect(page.locator("#lede")).to_contain_text("with the model my/captioner.")
     expect(page.locator("#start-line")).to_contain_text("git")
