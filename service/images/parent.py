@@ -14,10 +14,10 @@ from pathlib import Path
 
 from snapcap.models.processing.image_formats import ImageError
 from snapcap.service.images.decode import with_library
-from snapcap.service.images.messages import Began, Ended, NoneBegan, Notice, Setup
+from snapcap.service.images.messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
 from snapcap.service.images.worker import decode_images
 from snapcap.service.ipc.fork import fork_child, settle
-from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack
+from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker
 from snapcap.service.ipc.shared_pixels import image_file
 from snapcap.warmup.machine.confined import forget_environment
 from snapcap.warmup.machine.denied import process_limit, report_denied
@@ -156,4 +156,4 @@ class _Family:
             os.close(errors)
 
     def _tell(self, notice: Notice, *files: int) -> None:
-        socket.send_fds(self._end, [pack(notice)], files)
+        socket.send_fds(self._end, [pack_notice(notice)], files)

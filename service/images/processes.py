@@ -26,9 +26,9 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import sniff
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses
-from snapcap.service.images.messages import HEAD, AnswerReader, BadAnswer, Began, Ended, Notice, Setup
+from snapcap.service.images.messages import HEAD, AnswerReader, BadAnswer, Began, Ended, Notice, NoticeReader, Setup
 from snapcap.service.ipc.fork import how_it_ended
-from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack, receive
+from snapcap.service.ipc.framing import RECEIVE_BYTES, pack, receive
 from snapcap.service.telemetry.metrics import Metrics, Why
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class NoticeChannel:
         self._began = began
         self._said = said
         self._gone = gone
-        self._unpacker: Unpacker[Notice] = Unpacker()
+        self._reader = NoticeReader()
         self._files: deque[int] = deque()
         loop.add_reader(end, self._receive)
 
@@ -294,7 +294,7 @@ class NoticeChannel:
             self._loop.remove_reader(self._end)
             self._gone()
             return
-        for notice in self._unpacker.feed(data):
+        for notice in self._reader.feed(data):
             if not isinstance(notice, Began):
                 self._said(notice)
             elif self._files:
