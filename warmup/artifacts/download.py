@@ -25,7 +25,6 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from uuid import uuid4
 
-from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import CHUNK_BYTES, MAX_ENVELOPE_BYTES, Weights
 from snapcap.warmup.artifacts.store import (
@@ -189,19 +188,13 @@ _POLL_S = 0.05
 _SILENT_S = 10.0
 
 
-@dataclass(frozen=True)
-class Downloaded:
-    """``bytes_fetched``: 0 where another process had the file by then. ``unfinished``: whether the file is there as
-    ``VERIFIED``, and ``finish`` is to be called."""
-
-    bytes_fetched: int
-    unfinished: bool
-
-
 def download_weights(
     source: ArtifactStore, local: FolderStore, weights: Weights, until: float, scope: contextlib.ExitStack
-) -> Downloaded:
+) -> int:
     """Have a model's weights in the folder, every byte of them verified.
+
+    Returns the bytes downloaded. The file is there as ``VERIFIED`` then, and ``finish`` is to be called. Returns 0 if
+    another process has brought the file.
 
     Args:
         until: the moment of ``time.monotonic()`` to give up at.
@@ -217,7 +210,7 @@ def download_weights(
         make_folder(folder)
         alone = _lock(folder, content, until, scope)
         if local.size(f"{WEIGHTS}/{path.name}") == weights.size:  # another process brought it meanwhile
-            return Downloaded(0, unfinished=False)
+            return 0
         remove_parts(folder, content, alone)
         remove_fetched(folder)  # files of other downloads that nobody fetches now
         temporary = folder / own_name(fetching_name(content, WRITING), alone)
@@ -235,7 +228,7 @@ def download_weights(
     except OSError as error:
         raise StoreError(f"weights cannot be written to {folder}: {os_error_text(error)}") from error
     os.close(descriptor)  # not where a thread may still write to it: its number may be another file's by then
-    return Downloaded(size, unfinished=True)
+    return size
 
 
 def finish(local: FolderStore, weights: Weights) -> None:

@@ -113,7 +113,6 @@ class Fetched:
     bytes_fetched: bytes downloaded, whatever the result. seconds: duration of the whole fetch.
     differences: on a miss or stale, the factors in which the nearest manifest differs.
     unasked: why the source of a model was not asked for its revision, where it could not be; else empty.
-    unfinished: whether weights are verified and not on the disk yet.
     """
 
     result: Result
@@ -124,7 +123,6 @@ class Fetched:
     manifest: Manifest | None = None
     differences: tuple[Difference, ...] = ()
     unasked: str = ""
-    unfinished: bool = False
 
     @classmethod
     def failed(cls, error: Exception) -> "Fetched":
