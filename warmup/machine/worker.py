@@ -137,11 +137,6 @@ class Worker:
         self.stop()
 
     @property
-    def alive(self) -> bool:
-        """True if there is a process, which gets the next task."""
-        return self._process is not None
-
-    @property
     def pid(self) -> int | None:
         """The number of the process; None if there is none."""
         process = self._process  # another thread may set it to None by ``stop``
