@@ -41,7 +41,7 @@ from snapcap.warmup.machine.worker import Worker
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.weights.find import FoundWeights, map_used, model_factors_of, prepared_name
+from snapcap.warmup.weights.find import FoundWeights, map_used, model_factors, prepared_name
 
 FINISH_S = 600.0
 _logger = logging.getLogger("snapcap.weights")
@@ -76,7 +76,7 @@ class ModelFetcher(Fetcher):
 
     @cached_property
     def _factors(self) -> Factors:
-        return model_factors_of(self._options)
+        return model_factors(self._options)
 
     @cached_property
     def _trust(self) -> Trust:
