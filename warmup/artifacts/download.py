@@ -193,7 +193,7 @@ def download_weights(
 ) -> int:
     """Have a model's weights in the folder, every byte of them verified.
 
-    Returns the bytes downloaded. The file is there as ``VERIFIED`` then, and ``finish`` is to be called. Returns 0 if
+    Returns the bytes downloaded: the file is ``VERIFIED`` then, and ``finish`` is to be called. Returns 0 if
     another process has brought the file.
 
     Args:

@@ -102,10 +102,7 @@ class AotBackend(Generic[B]):
     input_specs: Mapping[str, Any]
     model: Model[B]
     packages: Packages
-
-    @property
-    def name(self) -> str:
-        return "aot"
+    name = "aot"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """Returns the callable of a region's package. The first call opens the package of a region that is called

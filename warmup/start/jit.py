@@ -252,8 +252,6 @@ def _archive(folder: Path, path: Path) -> None:
             archive.writestr(info, library.read_bytes())
 
 
-OnFallback = Callable[[str, int], None]
-
 # Precompiled headers make a CPU's first start faster where there are few CPUs. But torch makes them in a start that
 # compiles nothing too, which takes longer than all else of it, and in a folder that all programs share.
 ALONE: Mapping[str, InductorOption] = {"cpp_cache_precompile_headers": False}
@@ -265,11 +263,8 @@ class JitBackend:
     ran eager because none of its graphs fitted."""
 
     plan: Plan
-    on_fallback: OnFallback
-
-    @property
-    def name(self) -> str:
-        return "jit"
+    on_fallback: Callable[[str, int], None]
+    name = "jit"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
         """Returns a function that compiles for the shapes of its first call; a graph break is an error. A region
