@@ -7,6 +7,7 @@ import math
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import damaged, too_complex, unsupported, zero_size
@@ -119,9 +120,14 @@ def check_scans(data: bytes, pixels: int) -> int:
     # The count is at least the number of scans. Other segments, such as previews, can hold these bytes too.
     if data.count(b"\xff\xda") <= 1:
         return 1
-    scans = _count_scans(data, most + 1)
-    if scans > most:
-        raise too_complex("JPEG", f"more than {most} scans at this size", "save it with fewer, or as baseline JPEG")
+    scans = 0
+    for parts, (marker, _, _) in enumerate(_segments(data), 1):
+        scans += marker == _SOS
+        if scans > most:
+            remedy = "save it with fewer, or as baseline JPEG"
+            raise too_complex("JPEG", f"more than {most} scans at this size", remedy)
+        if parts > MOST_PARTS:
+            raise too_complex("JPEG", f"more than {MOST_PARTS} segments")
     return scans
 
 
@@ -131,14 +137,11 @@ def covers_all(data: bytes) -> bool:
     A complete picture has every component, and a progressive one every bit of every coefficient. A file that was
     cut between two scans otherwise looks complete.
     """
-    at, progressive = 2, False
+    progressive = False
     components: bytes = b""
     missing: dict[tuple[int, int], int] = {}
-    while (found := _MARKER.search(data, at)) is not None:
-        start, marker = found.end(), data[found.end() - 1]
-        if marker == _EOI:
-            break
-        segment = data[start + 2 : _after_segment(data, start, marker)]
+    for marker, start, end in _segments(data):
+        segment = data[start + 2 : end]
         if marker in _JPEG_FRAMES and len(segment) >= 6:
             progressive = marker in (0xC2, 0xCA)
             components = segment[6::3][: segment[5]]
@@ -148,7 +151,6 @@ def covers_all(data: bytes) -> bool:
             for each in segment[1:-3:2]:
                 for k in range(first, min(last, 63) + 1) if progressive else (0,):
                     missing[each, k] = bits
-        at = _after_segment(data, start, marker)
     return bool(missing) and not any(missing.values())
 
 
@@ -168,23 +170,16 @@ def ended(data: bytes, noise: bytes) -> bytes:
     return data + noise + restarts + b"\xff\xd9"
 
 
-def _count_scans(data: bytes, most: int) -> int:
-    """Counts the scans of a JPEG, up to ``most``.
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields the marker of each segment up to the end marker, and the offsets behind the marker and the segment.
 
     Everything that libjpeg may take for a marker counts as one here, so no scan can be hidden. Only segments that
     libjpeg skips by their length are skipped.
     """
-    at, scans, parts = 2, 0, 0
-    while scans < most and (found := _MARKER.search(data, at)) is not None:
-        marker = data[found.end() - 1]
-        if marker == _EOI:
-            break
-        scans += marker == _SOS
-        parts += 1
-        if parts > MOST_PARTS:
-            raise too_complex("JPEG", f"more than {MOST_PARTS} segments")
+    at = 2
+    while (found := _MARKER.search(data, at)) is not None and (marker := data[found.end() - 1]) != _EOI:
         at = _after_segment(data, found.end(), marker)
-    return scans
+        yield marker, found.end(), at
 
 
 def _after_segment(data: bytes, at: int, marker: int) -> int:
