@@ -80,12 +80,11 @@ def _generation_of(
     A caption starts with ``bos_token_id``, [DEC], in place of a prompt's [CLS]. A caption ends with
     ``sep_token_id``, and has at most 20 new tokens, whatever lengths the files name.
     """
-    specials = Fields({"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0, **text.values}, text.prefix)
-    end = specials.token("sep_token_id", vocab_size)
+    end = text.token("sep_token_id", vocab_size, 102)
     return GenerationConfig(
-        start_id=specials.token("bos_token_id", vocab_size),
+        start_id=text.token("bos_token_id", vocab_size, 30522),
         eos_ids=(end,),
-        pad_id=padding(specials.values["pad_token_id"], end, vocab_size, f"{text.prefix}pad_token_id"),
+        pad_id=padding(text.values.get("pad_token_id", 0), end, vocab_size, f"{text.prefix}pad_token_id"),
         max_length=min(DEFAULT_NEW_TOKENS + 1, positions),
         not_done=all_named(given_settings(sources)),
     )

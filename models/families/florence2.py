@@ -86,8 +86,8 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions, generation settings and tasks."""
     config.architecture(_ARCHITECTURE)
     text, vision = config.section("text_config"), config.section("vision_config")
-    _kind(text, _TEXTS)
-    _kind(vision, _VISIONS)
+    text.one_of("model_type", _TEXTS, _TEXTS[0])
+    vision.one_of("model_type", _VISIONS, _VISIONS[0])
     encoder = _encoder(vision)
     decoder = _decoder(text, config)
     _meet(vision, encoder, text, decoder)
@@ -106,9 +106,7 @@ def _tasks(config: Fields) -> tuple[tuple[Task, ...], tuple[str, ...]]:
     banned = phrases.values.get("banned_grounding_tokens", [] if answers.values else _NO_PHRASES.split(","))
     if not isinstance(banned, list) or not all(isinstance(each, str) for each in banned):
         raise phrases.error("banned_grounding_tokens", banned, "a list of texts is expected")
-    area, pattern = ocr.values.get("AREA_THRESHOLD", 0.0), ocr.values.get("PATTERN", _OCR_PATTERN)
-    if isinstance(area, bool) or not isinstance(area, int | float):
-        raise ocr.error("AREA_THRESHOLD", area, "a number is expected")
+    area, pattern = ocr.number("AREA_THRESHOLD", 0.0), ocr.values.get("PATTERN", _OCR_PATTERN)
     boxes = locations.labelled_boxes
     tasks = (
         Task("caption", "What does the image describe?"),
@@ -140,12 +138,6 @@ def _tasks(config: Fields) -> tuple[tuple[Task, ...], tuple[str, ...]]:
     )
     # A checkpoint's pattern is not run, because its time has no bound.
     return tasks, () if pattern in (_OCR_PATTERN, None) else (f"{ocr.prefix}PATTERN = {str(pattern)[:80]}",)
-
-
-def _kind(part: Fields, known: tuple[str, ...]) -> None:
-    kind = part.values.get("model_type", known[0])
-    if kind not in known:
-        raise part.error("model_type", kind, f"supported are {', '.join(known)}")
 
 
 def _meet(vision: Fields, encoder: DavitConfig, text: Fields, decoder: Florence2Config) -> None:

@@ -118,9 +118,7 @@ def read_beit(fields: Fields) -> BeitConfig:
     image, patch = sizes["image_size"], sizes["patch_size"]
     if image[0] != image[1] or patch[0] != patch[1]:  # transformers' own interpolation of positions fails
         raise fields.error("image_size", image, "BEiT takes square images, cut into square patches")
-    scale = fields.values.get("layer_scale_init_value", 0.1)
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise fields.error("layer_scale_init_value", scale, "a number is expected")
+    scale = fields.number("layer_scale_init_value", 0.1)
     return BeitConfig(
         family="beit",
         **sizes,
