@@ -13,7 +13,7 @@ from typing import Any
 from snapcap.models.dimensions import DavitConfig, DavitStage, Florence2Config, Parts
 from snapcap.models.families.generation import read_generation
 from snapcap.models.families.parts import locations
-from snapcap.models.families.parts.bert import bart_names
+from snapcap.models.families.parts.bert import bart_dimensions, bart_names
 from snapcap.models.fields import MOST, MOST_LAYERS, Fields
 from snapcap.models.names import Names
 from snapcap.models.processing.processor_config import ANSWERS
@@ -256,23 +256,14 @@ def _numbers(
 def _decoder(fields: Fields, config: Fields) -> Florence2Config:
     for field in ("normalize_before", "add_final_layer_norm"):
         fields.require(field, False, "only BART's layers, which a norm follows, are supported", default=False)
-    hidden = fields.positive_int("d_model", 1024)
+    read = bart_dimensions(fields, 1024)
     return Florence2Config(
+        **read,
         family="florence2",
-        vocab_size=fields.positive_int("vocab_size", 50265),
-        n_positions=fields.positive_int("max_position_embeddings", 1024),
-        hidden_size=hidden,
-        num_layers=fields.layers("decoder_layers", 12),
-        num_heads=fields.heads("decoder_attention_heads", 16, hidden, "d_model"),
-        inner_size=fields.positive_int("decoder_ffn_dim", 4096),
-        activation=fields.activation("activation_function", "gelu"),
-        layer_norm_eps=_EPS,
         tied_head=config.switch("tie_word_embeddings", True),
-        embedding_scale=hidden**0.5 if fields.switch("scale_embedding", False) else 1.0,
-        head_bias=False,
         position_offset=_POSITION_OFFSET,
         encoder_layers=fields.layers("encoder_layers", 12),
-        encoder_heads=fields.heads("encoder_attention_heads", 16, hidden, "d_model"),
+        encoder_heads=fields.heads("encoder_attention_heads", 16, read["hidden_size"], "d_model"),
         encoder_inner_size=fields.positive_int("encoder_ffn_dim", 4096),
         text_tokens=_TASK_TOKENS,
     )
