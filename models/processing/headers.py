@@ -1,6 +1,7 @@
 """Reads the headers of image files before a codec sees the data, and removes parts that no codec needs.
 
-For each format a function returns the `Header`. The function refuses a file whose parts cost more than its pixels.
+For each format a function returns the `Header`. It raises ImageError for a file that is damaged, has no pixels, is
+of a kind that is not read, or has parts that cost more than its pixels.
 """
 
 import math
@@ -78,9 +79,6 @@ def read_jpeg(data: bytes) -> Header:
 
     Profiles, comments, previews and the file's other pictures are removed. Pillow would read every byte of them,
     and refuse the picture if one is wrong.
-
-    Raises:
-        ImageError: ``too_complex``, ``unsupported_format``, ``zero_size``, ``truncated``.
     """
     at, parts, dropped = 2, 0, []
     kept: set[bytes] = set()
@@ -111,11 +109,8 @@ def read_jpeg(data: bytes) -> Header:
 
 
 def check_scans(data: bytes, pixels: int) -> int:
-    """Returns the number of scans of a JPEG of ``pixels`` pixels.
-
-    Raises:
-        ImageError: ``too_complex``, the scans would take too long to decode.
-    """
+    """Returns the number of scans of a JPEG of ``pixels`` pixels. Raises ImageError if they take too long
+    to decode."""
     most = min(MOST_SCANS, MOST_SCANNED // max(pixels, 1))
     # The count is at least the number of scans. Other segments, such as previews, can hold these bytes too.
     if data.count(b"\xff\xda") <= 1:
@@ -235,9 +230,6 @@ def read_png(data: bytes) -> Header:
 
     Pillow reads every chunk, and refuses the picture if one is large or wrong. Kept are the critical chunks, the
     transparent colour and the picture's orientation. Later frames of an animation are removed.
-
-    Raises:
-        ImageError: ``too_complex``, ``zero_size``, ``unsupported_format``, ``truncated``.
     """
     reader = _PngReader(data)
     at, parts = len(_PNG_SIGNATURE), 0
@@ -370,9 +362,6 @@ def read_webp(data: bytes) -> Header:
 
     A file may announce more bytes than it has: it lacks a chunk that describes the picture, or the byte that pads
     its last chunk. The decoder refuses such a file, so it gets the chunks that are whole.
-
-    Raises:
-        ImageError: ``too_complex``.
     """
     at, parts, whole = 12, 0, 12
     while at + _WEBP_CHUNK.size <= len(data):
@@ -419,9 +408,6 @@ def read_gif(data: bytes) -> Header:
 
     Comments and other extensions are removed. The frame's disposal method is removed too, because Pillow would
     make a picture for it.
-
-    Raises:
-        ImageError: ``too_complex``, ``zero_size``, ``truncated``.
     """
     if len(data) < 13:
         raise damaged("gif")
@@ -480,9 +466,6 @@ def read_bmp(data: bytes) -> Header:
     """Returns the header of a BMP.
 
     Pillow reads few masks of bits, so it gets the file as one without masks.
-
-    Raises:
-        ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
     """
     head = int.from_bytes(data[14:18], "little")
     if len(data) < 14 + head:
@@ -513,11 +496,8 @@ def read_bmp(data: bytes) -> Header:
 
 
 def _bmp_masks(data: bytes, head: int, depth: int, compression: int) -> tuple[int, int, int, int] | None:
-    """Returns the bits of red, green, blue and alpha in a pixel. None for the layouts that Pillow reads by itself.
-
-    Raises:
-        ImageError: ``unsupported_format``, ``truncated``.
-    """
+    """Returns the bits of red, green, blue and alpha in a pixel. None for the layouts that Pillow reads by
+    itself."""
     if depth not in _PLAIN_MASKS:
         return None
     if compression == _BMP_RAW:

@@ -444,10 +444,7 @@ def check_whole(data: bytes, image: Image.Image, least: tuple[int, int] | None) 
     """Refuses a JPEG that lacks more than its end marker.
 
     A decoder makes up missing data from the bytes that follow. So the picture is decoded twice, with different
-    noise behind its data: only a complete picture comes out the same.
-
-    Raises:
-        ImageError: ``truncated``.
+    noise behind its data: only a complete picture comes out the same. Raises ImageError for any other.
     """
     if not covers_all(data):
         raise damaged("jpeg")
@@ -497,10 +494,7 @@ _OPAQUE = (255, 255)
 
 def to_rgb(image: Image.Image, header: Header) -> Image.Image:
     """Returns a loaded image in RGB, as its file's header says, or the same object if it is opaque RGB already.
-
-    Raises:
-        ValueError: Pillow does not convert this mode.
-    """
+    Raises ValueError if Pillow does not convert its mode."""
     key, frame = header.key, header.frame  # a grey image with a key holds all 16 bits
     if image.mode == "RGB" and not (image.has_transparency_data or key or frame):
         return image

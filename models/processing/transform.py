@@ -137,10 +137,7 @@ class ImageTransform:
         """Converts a Pillow image into pixels of the encoder's size, uint8 [H, W, 3].
 
         A large JPEG is not decoded at a fraction of its size, so pixels may differ by a few steps from those of
-        ``decode``.
-
-        Raises:
-            ImageError: as for ``decode``.
+        ``decode``. Raises ImageError as ``decode`` does.
         """
         from snapcap.models.processing.image import convert_image  # noqa: PLC0415
 
@@ -177,11 +174,8 @@ class ImageTransform:
         return target[1], target[0]
 
     def _fitted(self, picture: "Image.Image | Pixels") -> Pixels:
-        """Returns the picture, cropped or packed if the transform does that.
-
-        Raises:
-            ImageError: ``wrong_size``.
-        """
+        """Returns the picture, cropped or packed if the transform does that. Raises ImageError if it has the
+        wrong size."""
         if self.area is not None:
             return pack(picture, self.size[0] - 1)
         pixels, (height, width) = Pixels.of(picture), self.size

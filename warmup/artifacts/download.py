@@ -246,10 +246,7 @@ def finish(local: FolderStore, weights: Weights) -> None:
 
 def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack) -> bool | None:
     """Have the lock of a content, or wait for the process that fetches the same, as long as that goes on.
-
-    Returns:
-        The result of ``take_lock``, which is never False here.
-    """
+    Returns what ``take_lock`` says, which is never False here."""
     path = folder / fetching_name(content, LOCK)
     seen, since = -1, time.monotonic()
     while True:

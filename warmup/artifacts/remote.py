@@ -237,11 +237,8 @@ def check_store(address: str, trust: Trust) -> None:
 
 
 def open_store(address: str, s3: S3Options, trust: Trust) -> ArtifactStore:
-    """Open ``s3://bucket/prefix`` or a folder. Nothing is sent to S3 yet.
-
-    Raises:
-        StoreRefusedError: as for ``check_store``; or others may write to the folder, or the S3 options cannot be.
-    """
+    """Open ``s3://bucket/prefix`` or a folder. Nothing is sent to S3 yet. Raises StoreRefusedError as
+    ``check_store`` does, or if others may write to the folder, or the S3 options cannot be."""
     check_store(address, trust)
     if is_remote(address):
         return S3Store.open(address, s3)

@@ -42,10 +42,7 @@ class CheckpointError(UserError):
 
 def report_unasked(source: str, error: object) -> None:
     """Log that a start uses the revision that this machine has, as nobody says which one the source has.
-
-    Args:
-        error: why the source does not say; without a text it took too long.
-    """
+    ``error``: why the source does not say; without a text it took too long."""
     reason = " ".join(str(error).split()) or f"no answer within {OUTAGE_S:g} s"
     fields = {"model": source, "reason": reason}
     _logger.warning(

@@ -105,10 +105,7 @@ class Scene:
 
 def scene_of(split: str, index: int) -> Scene:
     """Returns scene number `index` of a split, "train" or "held_out", which is the same every time.
-
-    Raises:
-        IndexError: `index` is outside the split's range of seeds.
-    """
+    Raises IndexError if `index` is outside the split's range of seeds."""
     seed = SEEDS[split][index]
     lots = np.random.default_rng(seed)
     kind = [*_KINDS][int(lots.choice(len(_KINDS), p=[odds for odds, _ in _KINDS.values()]))]

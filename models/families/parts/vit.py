@@ -49,11 +49,8 @@ def read_vit(fields: Fields) -> VisionConfig:
 def dimensions(
     fields: Fields, image_size: int = 224, layer_norm_eps: float = 1e-12, activation: str = "gelu"
 ) -> dict[str, Any]:
-    """Reads the fields of ``VisionConfig`` that every encoder which cuts an RGB image into patches has.
-
-    Args:
-        image_size, layer_norm_eps, activation: the family's defaults.
-    """
+    """Reads the fields of ``VisionConfig`` that every encoder which cuts an RGB image into patches has. The
+    arguments are the family's defaults."""
     image, patch = fields.size_pair("image_size", image_size), fields.size_pair("patch_size", 16)
     if patch[0] > image[0] or patch[1] > image[1]:
         raise fields.error("patch_size", patch, f"larger than the image, {image}")
