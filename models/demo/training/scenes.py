@@ -11,8 +11,6 @@
 Lengths are in units of a picture that is 96 wide and 96 high, whatever size it is painted in.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
