@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from uuid import uuid4
@@ -291,20 +291,13 @@ def _chunk(descriptor: int, read: Ranges, weights: Weights, number: int, over: t
     start = number * CHUNK_BYTES
     end = min(start + CHUNK_BYTES, weights.size)
     digest = hashlib.sha256()
-    for piece in _no_more(read(start, end), end - start):
+    for piece in read(start, end):
         if over.is_set():
             return
+        if len(piece) > end - start:  # no source writes past its chunk
+            raise DamagedError("the store sent more bytes than it was asked for")
         digest.update(piece)
         write_all(descriptor, piece, start)
         start += len(piece)
     if start != end or digest.hexdigest() != weights.chunks[number]:
         raise DamagedError(f"chunk {number} of {blob_name(weights.file)} is not what the manifest says")
-
-
-def _no_more(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Pieces of so many bytes in all: no source writes past its chunk."""
-    for piece in pieces:
-        size -= len(piece)
-        if size < 0:
-            raise DamagedError("the store sent more bytes than it was asked for")
-        yield piece

@@ -254,7 +254,7 @@ def fetch_model(
             found = transfer.at_hand()
         except (ManifestError, StoreError) as error:  # reported only if the remote has no model either
             why = NotFetchedError.of(error)
-        if found is not None and _is_whole(local, found):
+        if found and described(local, found.manifest) and weights_at_hand(local, found):
             unasked = _unasked(identity, min(OUTAGE_S, (until - time.monotonic()) / 2))
             if unasked:
                 return replace(found, unasked=unasked)
@@ -445,11 +445,6 @@ def _latest(store: ArtifactStore, trust: Trust, until: float) -> list[Manifest]:
         except (StoreError, ManifestError) as error:
             _log.debug("%s not compared: %s", name, error)
     return manifests
-
-
-def _is_whole(local: FolderStore, found: Found) -> bool:
-    """Returns whether the folder has all of a model: its small files, verified, and its weights."""
-    return described(local, found.manifest) is not None and weights_at_hand(local, found) is not None
 
 
 def _unasked(identity: "Future[Identity]", seconds: float) -> str:
