@@ -77,14 +77,8 @@ def own_name(name: str, alone: bool | None) -> str:
 
 
 def remove_unfinished(folder: Path, alone: bool | None) -> None:
-    """Remove the files of processes that were killed while they prepared or downloaded weights.
-
-    Args:
-        alone: whether this process has the lock of preparing; None where there are no locks.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove the files of processes that were killed while they prepared or downloaded weights. ``alone``: whether
+    this process has the lock of preparing; None where there are no locks. Raises OSError if one stays."""
     _remove_left(folder.glob(f"{UNFINISHED}*"), alone)
     remove_fetched(folder)
 
@@ -103,14 +97,7 @@ def remove_fetched(folder: Path) -> None:
 
 
 def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
-    """Remove what was written of a content.
-
-    Args:
-        alone: whether this process has the lock of the content; None where there are no locks.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove what was written of a content. ``alone``: as in ``remove_unfinished``, of the lock of the content."""
     _remove_left(folder.glob(f"{fetching_name(content, WRITING)}*"), alone)
     _remove_left([folder / fetching_name(content, VERIFIED)], alone)
 

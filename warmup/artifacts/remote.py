@@ -217,14 +217,8 @@ def _unquoted(etag: str) -> str:
 
 
 def check_store(address: str, trust: Trust) -> None:
-    """Refuse what must not be opened, without opening it: this imports no boto3.
-
-    Args:
-        trust: whose artifacts of an S3 store may run here; a folder is trusted for whom it belongs to.
-
-    Raises:
-        StoreRefusedError: an S3 store from which nothing could be accepted, or an address that is none.
-    """
+    """Refuse what must not be opened, without opening it: this imports no boto3. Raises StoreRefusedError for an S3
+    store of which ``trust`` accepts nothing, or an address that is none. A folder's owner is trusted."""
     if not is_remote(address):
         return
     if not address.startswith("s3://"):

@@ -194,14 +194,8 @@ class BuildFolder:
 
     def record(self, entry: str, specs: InputSpecs, checked: Blob, library: str = "") -> VerifiedFile:
         """Record that a package passed its check, with the digest and size that it had then. A package without a
-        record counts as not built.
-
-        Args:
-            library: the digest of the CPU library on which the package passed too; "" for none.
-
-        Raises:
-            OSError: the record cannot be written.
-        """
+        record counts as not built. ``library``: the digest of the CPU library on which the package passed too; ""
+        for none. Raises OSError if the record cannot be written."""
         path = self.path / entry
         record = {"digest": checked.digest, "size": checked.size, "signature": specs, "library": library}
         with new_file(path) as temporary:

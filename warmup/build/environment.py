@@ -111,13 +111,8 @@ _logger = logging.getLogger("snapcap.build")
 
 def remote_cache_environment(url: str, device: str) -> dict[str, str]:
     """The variables that turn torch's remote caches on; none where ``url`` is empty or Redis does not answer.
-
-    Args:
-        device: what is compiled for, cpu or cuda:N.
-
-    Raises:
-        StartError: the package `redis` is not installed, or ``url`` is not one of Redis.
-    """
+    ``device``: what is compiled for, cpu or cuda:N. Raises StartError if the package `redis` is not installed, or
+    ``url`` is not one of Redis."""
     if not url:
         return {}
     try:

@@ -55,13 +55,9 @@ _logger = logging.getLogger("snapcap.start")
 def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     """Download the checkpoint under ``s3://bucket/prefix``; files that are still what S3 has are kept.
 
-    Where S3 does not answer, a checkpoint that is on this disk as a whole is used as it is.
-
-    Returns:
-        The folder in ``cache``.
-
-    Raises:
-        CheckpointError: the prefix cannot be read or holds no checkpoint, or the folder cannot be written.
+    Where S3 does not answer, a checkpoint that is on this disk as a whole is used as it is. Returns the
+    folder in ``cache``. Raises CheckpointError if the prefix cannot be read or holds no checkpoint, or the folder
+    cannot be written.
     """
     deadline = time.monotonic() + options.deadline
     try:

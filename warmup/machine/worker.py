@@ -353,14 +353,7 @@ def _ending(code: int | None) -> str:
 
 
 def within(seconds: float, work: Callable[[], T], name: str) -> T:
-    """Does work on another thread, which is left to itself when the time is over.
-
-    Args:
-        name: of the thread.
-
-    Raises:
-        TimeoutError: it takes longer.
-    """
+    """Does work on another thread, which is left to itself when the time is over. Raises TimeoutError then."""
     future: Future[T] = Future()
     threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True).start()
     return future.result(seconds)

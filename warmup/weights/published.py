@@ -83,14 +83,8 @@ class ModelFetcher(Fetcher):
         return trust_of(self._options.store)
 
     def describe(self, download: bool = True) -> Described:
-        """The verified description of the model, of the revision that its source has now.
-
-        Args:
-            download: have the weights begin to come.
-
-        Raises:
-            NotFetchedError: there is none that may be used.
-        """
+        """The verified description of the model, of the revision that its source has now. ``download``: have the
+        weights begin to come. Raises NotFetchedError if there is none that may be used."""
         try:
             local, key = FolderStore.open(self._options.store_folder), artifact_key(self._factors)
             at_hand = self._pinned(local, key)
