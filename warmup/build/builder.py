@@ -119,9 +119,6 @@ class WorkQueue(Generic[T]):
                 self._room.changed.wait()
 
 
-EventKind = Literal["kept", "compiled", "built", "failed"]
-
-
 @dataclass(frozen=True)
 class Task:
     """Describes a package to build.
@@ -142,7 +139,7 @@ class Task:
 class Event:
     """Reports the progress of a package. ``kept``: an earlier run built it; ``built``: compiled and checked."""
 
-    kind: EventKind
+    kind: Literal["kept", "compiled", "built", "failed"]
     task: Task
     seconds: float = 0.0
     error: str = ""
