@@ -147,14 +147,8 @@ class Fetcher:
 
 def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | None = None) -> Artifacts:
     """Bring the artifact set of these factors to the local folder, from there or from the remote store of the
-    options, or say why there is none.
-
-    Args:
-        fetcher: asks the remote store, if there is one already.
-
-    Raises:
-        StartError: the store must not be opened as configured.
-    """
+    options, or say why there is none. ``fetcher`` asks the remote store, if there is one already. Raises StartError
+    if the store must not be opened as configured."""
     store, key, trust = options.store, artifact_key(factors), trust_of(options.store)
     try:
         if store.remote is None:

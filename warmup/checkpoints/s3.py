@@ -141,15 +141,8 @@ def local_folder(source: str, cache: Path, options: S3Options) -> Path:
 def listed_identity(
     source: str, options: S3Options, deadline: float, s3: "S3Client | None" = None
 ) -> dict[str, str]:
-    """ETag and size of each object of a checkpoint as S3 lists them now, by name.
-
-    Args:
-        deadline: the moment of ``time.monotonic()`` to give up at.
-        s3: a client that is there already; one takes a tenth of a second to make.
-
-    Raises:
-        CheckpointError: the prefix cannot be listed, or holds no checkpoint.
-    """
+    """ETag and size of each object of a checkpoint as S3 lists them now, by name. Arguments as for
+    ``source.current_identity``. Raises CheckpointError if the prefix cannot be listed, or holds no checkpoint."""
     try:
         wanted = _wanted(s3 or client(options), source, deadline)
     except S3Error as error:

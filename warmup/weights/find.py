@@ -63,14 +63,8 @@ def model_factors(options: StartOptions) -> Factors:
 def layout_digest(config: ModelConfig, transform: "ImageTransform", models: Path | None = None) -> str:
     """SHA-256, in hex, of what makes a checkpoint's tensors the regions' ones: our sources, torch, whose arithmetic
     it is, and of the configuration the dimensions, the tokens before an image and the normalisation of images.
-
-    Args:
-        models: the folder of our sources, if it is not the installed one.
-
-    Raises:
-        OSError: the sources are not there, or cannot be read.
-        MachineError: what is installed cannot be told.
-    """
+    ``models``: the folder of our sources, if it is not the installed one. Raises OSError if the sources cannot be
+    read, MachineError if what is installed cannot be told."""
     described = {
         "sources": _source_digest(models or package_folder("snapcap.models")),
         "torch": torch_version().version,
