@@ -202,7 +202,7 @@ def download_weights(
         remove_fetched(folder)  # files of other downloads that nobody fetches now
         temporary = folder / own_name(fetching_name(content, WRITING), alone)
         size = weights.size
-        if size > free_bytes(folder):
+        if not make_room(local, size):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         scope.callback(remove_parts, folder, content, alone)
         scope.callback(temporary.unlink, missing_ok=True)

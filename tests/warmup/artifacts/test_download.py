@@ -423,3 +423,18 @@ def test_only_the_newest_are_kept(local: FolderStore, model: ModelFiles) -> None
     names = {path.name for path in weights(local)}
     assert len(names) == 9
     assert {"mine.safetensors", fetched_name(model.manifest.model_weights.content)} < names
+
+
+def test_a_full_disk_loses_what_nobody_has_used_for_a_day(
+    local: FolderStore, model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (local.root / WEIGHTS).mkdir()
+    other, source = local.root / WEIGHTS / fetched_name("0" * 64), Source(model.weights.read_bytes())
+    other.touch()
+    monkeypatch.setattr(download, "free_bytes", lambda _: 1 << (10 if other.exists() else 40))
+    with pytest.raises(StoreError, match="No space left"):
+        fetch(source, local, model)
+    assert (other.exists(), source.reads) == (True, 0)
+    os.utime(other, (time.time() - 2 * 86_400,) * 2)
+    assert fetch(source, local, model)
+    assert not other.exists()
