@@ -1,7 +1,7 @@
 """Reads the headers of image files before a codec sees the data, and removes parts that no codec needs.
 
-For each format a function returns the `Header`. It raises ImageError for a file that is damaged, has no pixels, is
-of a kind that is not read, or has parts that cost more than its pixels.
+For each format a function returns the `Header`. The function raises ImageError for a file that is damaged, has no
+pixels, is of a kind that is not read, or has parts that cost more than its pixels.
 """
 
 import math
