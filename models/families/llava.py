@@ -59,10 +59,7 @@ def _vision(config: Fields) -> VisionConfig:
         config = Fields({**config.values, "vision_config": _DEFAULT_TOWER}, config.prefix)
     fields = config.section("vision_config")
     kind = fields.one_of("model_type", (_CLIP, _SIGLIP), _CLIP)
-    if kind == _CLIP:
-        seen = dimensions(fields, layer_norm_eps=1e-5, activation="quick_gelu")
-    else:
-        seen = tower(fields, {})
+    seen = dimensions(fields, layer_norm_eps=1e-5, activation="quick_gelu") if kind == _CLIP else tower(fields, {})
     strategy = config.one_of("vision_feature_select_strategy", ("default", "full"), "default")
     seen["num_layers"] = _layers(config, seen["num_layers"])
     tower_config = ClipConfig if kind == _CLIP else SiglipConfig
