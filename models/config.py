@@ -153,9 +153,7 @@ class ModelConfig:
         config = Fields(read_json(folder / "config.json"))
         config.require("quantization_config", None, "quantized weights are not read; give the original ones")
         config.require("transformers_weights", None, "rename the weights to model.safetensors")
-        family = config.values.get("model_type")
-        if family not in tuple(_FAMILIES):
-            raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
+        family = config.one_of("model_type", _FAMILIES)
         module = cast(Family, import_module(f"snapcap.models.families.{_FAMILIES[family]}"))
         if module.SIZED_BY_PROCESSOR:
             config = _sized(config, folder, family, image_tokens)

@@ -2,7 +2,7 @@
 
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -166,11 +166,14 @@ class Fields:
             raise self.error(field, value, "a size in pixels, or [height, width], is expected")
         return pair[0], pair[1]
 
-    def activation(self, field: str, default: str) -> str:
+    def one_of(self, field: str, known: Collection[str], default: str | None = None) -> str:
         value = self.values.get(field, default)
-        if value not in ACTIVATIONS:
-            raise self.error(field, value, f"supported are {', '.join(ACTIVATIONS)}")
+        if value not in tuple(known):
+            raise self.error(field, value, f"supported are {', '.join(known)}")
         return str(value)
+
+    def activation(self, field: str, default: str) -> str:
+        return self.one_of(field, ACTIVATIONS, default)
 
     def heads(self, field: str, default: int, width: int, width_field: str = "hidden_size") -> int:
         """Returns a number of attention heads, which must divide the width."""
@@ -179,9 +182,9 @@ class Fields:
             raise self.error(field, heads, f"{width_field} {width} is not divisible by it")
         return heads
 
-    def token(self, field: str, vocab_size: int) -> int:
-        """Returns a token id, which must be given."""
-        value = self.values.get(field)
+    def token(self, field: str, vocab_size: int, default: int | None = None) -> int:
+        """Returns a token id, which must be given if there is no default."""
+        value = self.values.get(field, default)
         if not is_whole(value) or not 0 <= value < vocab_size:
             raise self.error(field, value, f"a token id below vocab_size {vocab_size} is expected")
         return value

@@ -98,7 +98,8 @@ def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else None
         if number is None or number < low or (high is not None and number > high):
-            raise ValueError(f"be a whole number {_range(low, high)}")
+            limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+            raise ValueError(f"be a whole number {limits}")
         return number
 
     return parse
@@ -251,7 +252,3 @@ def parse_origins(text: str) -> tuple[str, ...]:
         default = _DEFAULT_PORTS.get(scheme) == port
         origins.append("*" if found is None else f"{scheme}://{host}{'' if default else port or ''}")
     return tuple(origins)
-
-
-def _range(low: int, high: int | None) -> str:
-    return f"of at least {low}" if high is None else f"from {low} to {high}"

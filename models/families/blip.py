@@ -8,7 +8,7 @@ from typing import Any
 
 from snapcap.models.dimensions import BertConfig, Parts, VisionConfig
 from snapcap.models.families.generation import all_named, given_settings, padding
-from snapcap.models.families.parts.bert import head_names, layer_names
+from snapcap.models.families.parts import bert
 from snapcap.models.families.parts.vit import dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
@@ -28,8 +28,8 @@ NAMES = Names(
         (rf"{_LAYER}\.self_attn\.projection\.(\w+)", r"encoder.layer.\1.out.\2"),
         (rf"{_LAYER}\.mlp\.(fc1|fc2)\.(\w+)", r"encoder.layer.\1.\2.\3"),
         (r"vision_model\.post_layernorm\.(\w+)", r"encoder.norm.\1"),
-        *layer_names(r"text_decoder\.bert"),
-        *head_names(r"text_decoder\.cls\.predictions"),
+        *bert.layer_names(r"text_decoder\.bert"),
+        *bert.head_names(r"text_decoder\.cls\.predictions"),
     ),
     unused=(r"text_decoder\.bert\.embeddings\.position_ids",),  # a buffer of transformers 4
 )
@@ -55,21 +55,8 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
 
 def _decoder(fields: Fields, tied_head: bool) -> BertConfig:
     fields.require("is_decoder", True, "a decoder without cross-attention cannot see the image", default=True)
-    hidden = fields.positive_int("hidden_size", 768)
-    activation = fields.activation("hidden_act", "gelu")
-    return BertConfig(
-        family="blip",
-        vocab_size=fields.positive_int("vocab_size", 30524),
-        n_positions=fields.positive_int("max_position_embeddings", 512),
-        hidden_size=hidden,
-        num_layers=fields.layers("num_hidden_layers", 12),
-        num_heads=fields.heads("num_attention_heads", 8, hidden),
-        inner_size=fields.positive_int("intermediate_size", 3072),
-        activation=activation,
-        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-12),
-        tied_head=tied_head,
-        head_activation=activation,
-    )
+    read = bert.dimensions(fields, vocab_size=30524, positions=512, heads=8)
+    return BertConfig(**read, family="blip", tied_head=tied_head, head_activation=read["activation"])
 
 
 def _generation_of(
@@ -80,12 +67,11 @@ def _generation_of(
     A caption starts with ``bos_token_id``, [DEC], in place of a prompt's [CLS]. A caption ends with
     ``sep_token_id``, and has at most 20 new tokens, whatever lengths the files name.
     """
-    specials = Fields({"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0, **text.values}, text.prefix)
-    end = specials.token("sep_token_id", vocab_size)
+    end = text.token("sep_token_id", vocab_size, 102)
     return GenerationConfig(
-        start_id=specials.token("bos_token_id", vocab_size),
+        start_id=text.token("bos_token_id", vocab_size, 30522),
         eos_ids=(end,),
-        pad_id=padding(specials.values["pad_token_id"], end, vocab_size, f"{text.prefix}pad_token_id"),
+        pad_id=padding(text.values.get("pad_token_id", 0), end, vocab_size, f"{text.prefix}pad_token_id"),
         max_length=min(DEFAULT_NEW_TOKENS + 1, positions),
         not_done=all_named(given_settings(sources)),
     )

@@ -13,7 +13,7 @@ from typing import Any
 from snapcap.models.dimensions import DavitConfig, DavitStage, Florence2Config, Parts
 from snapcap.models.families.generation import read_generation
 from snapcap.models.families.parts import locations
-from snapcap.models.families.parts.bert import bart_names
+from snapcap.models.families.parts.bert import bart_dimensions, bart_names
 from snapcap.models.fields import MOST, MOST_LAYERS, Fields
 from snapcap.models.names import Names
 from snapcap.models.processing.processor_config import ANSWERS
@@ -86,8 +86,8 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions, generation settings and tasks."""
     config.architecture(_ARCHITECTURE)
     text, vision = config.section("text_config"), config.section("vision_config")
-    _kind(text, _TEXTS)
-    _kind(vision, _VISIONS)
+    text.one_of("model_type", _TEXTS, _TEXTS[0])
+    vision.one_of("model_type", _VISIONS, _VISIONS[0])
     encoder = _encoder(vision)
     decoder = _decoder(text, config)
     _meet(vision, encoder, text, decoder)
@@ -106,9 +106,7 @@ def _tasks(config: Fields) -> tuple[tuple[Task, ...], tuple[str, ...]]:
     banned = phrases.values.get("banned_grounding_tokens", [] if answers.values else _NO_PHRASES.split(","))
     if not isinstance(banned, list) or not all(isinstance(each, str) for each in banned):
         raise phrases.error("banned_grounding_tokens", banned, "a list of texts is expected")
-    area, pattern = ocr.values.get("AREA_THRESHOLD", 0.0), ocr.values.get("PATTERN", _OCR_PATTERN)
-    if isinstance(area, bool) or not isinstance(area, int | float):
-        raise ocr.error("AREA_THRESHOLD", area, "a number is expected")
+    area, pattern = ocr.number("AREA_THRESHOLD", 0.0), ocr.values.get("PATTERN", _OCR_PATTERN)
     boxes = locations.labelled_boxes
     tasks = (
         Task("caption", "What does the image describe?"),
@@ -140,12 +138,6 @@ def _tasks(config: Fields) -> tuple[tuple[Task, ...], tuple[str, ...]]:
     )
     # A checkpoint's pattern is not run, because its time has no bound.
     return tasks, () if pattern in (_OCR_PATTERN, None) else (f"{ocr.prefix}PATTERN = {str(pattern)[:80]}",)
-
-
-def _kind(part: Fields, known: tuple[str, ...]) -> None:
-    kind = part.values.get("model_type", known[0])
-    if kind not in known:
-        raise part.error("model_type", kind, f"supported are {', '.join(known)}")
 
 
 def _meet(vision: Fields, encoder: DavitConfig, text: Fields, decoder: Florence2Config) -> None:
@@ -264,23 +256,14 @@ def _numbers(
 def _decoder(fields: Fields, config: Fields) -> Florence2Config:
     for field in ("normalize_before", "add_final_layer_norm"):
         fields.require(field, False, "only BART's layers, which a norm follows, are supported", default=False)
-    hidden = fields.positive_int("d_model", 1024)
+    read = bart_dimensions(fields, 1024)
     return Florence2Config(
+        **read,
         family="florence2",
-        vocab_size=fields.positive_int("vocab_size", 50265),
-        n_positions=fields.positive_int("max_position_embeddings", 1024),
-        hidden_size=hidden,
-        num_layers=fields.layers("decoder_layers", 12),
-        num_heads=fields.heads("decoder_attention_heads", 16, hidden, "d_model"),
-        inner_size=fields.positive_int("decoder_ffn_dim", 4096),
-        activation=fields.activation("activation_function", "gelu"),
-        layer_norm_eps=_EPS,
         tied_head=config.switch("tie_word_embeddings", True),
-        embedding_scale=hidden**0.5 if fields.switch("scale_embedding", False) else 1.0,
-        head_bias=False,
         position_offset=_POSITION_OFFSET,
         encoder_layers=fields.layers("encoder_layers", 12),
-        encoder_heads=fields.heads("encoder_attention_heads", 16, hidden, "d_model"),
+        encoder_heads=fields.heads("encoder_attention_heads", 16, read["hidden_size"], "d_model"),
         encoder_inner_size=fields.positive_int("encoder_ffn_dim", 4096),
         text_tokens=_TASK_TOKENS,
     )

@@ -62,14 +62,8 @@ def read_generation(
 
 
 def padding(given: object, other: int, vocab_size: int, field: str = "pad_token_id") -> int:
-    """Returns the id of padding, or `other` if none is given; some files write -1 for none.
-
-    Args:
-        field: the name of the id in the error.
-
-    Raises:
-        ConfigError: the model has no token of this id.
-    """
+    """Returns the id of padding, or `other` if none is given; some files write -1 for none. Raises
+    ConfigError, which names the ``field``, if the model has no token of this id."""
     if is_whole(given) and given >= vocab_size:
         raise ConfigError(field, given, f"a token id below vocab_size {vocab_size} is expected")
     return given if is_whole(given) and given >= 0 else other

@@ -8,7 +8,7 @@ from typing import Any
 
 from snapcap.models.dimensions import ClipConfig, GitConfig, Parts
 from snapcap.models.families.generation import read_generation
-from snapcap.models.families.parts.bert import layer_names
+from snapcap.models.families.parts import bert
 from snapcap.models.families.parts.vit import clip_names, dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
@@ -24,7 +24,7 @@ NAMES = Names(
         *clip_names(_VISION),
         (r"git\.visual_projection\.visual_projection\.0\.(\w+)", r"projection.\1"),
         (r"git\.visual_projection\.visual_projection\.1\.(\w+)", r"projection_norm.\1"),
-        *layer_names("git"),
+        *bert.layer_names("git"),
         (r"output\.(weight|bias)", r"decoder.head.\1"),
     ),
     # Buffers of transformers 4.
@@ -53,16 +53,8 @@ def _decoder(fields: Fields) -> GitConfig:
     fields.require(
         "position_embedding_type", "absolute", "only absolute positions are supported", default="absolute"
     )
-    hidden = fields.positive_int("hidden_size", 768)
     return GitConfig(
+        **bert.dimensions(fields, vocab_size=30522, positions=1024, layers=6),
         family="git",
-        vocab_size=fields.positive_int("vocab_size", 30522),
-        n_positions=fields.positive_int("max_position_embeddings", 1024),
-        hidden_size=hidden,
-        num_layers=fields.layers("num_hidden_layers", 6),
-        num_heads=fields.heads("num_attention_heads", 12, hidden),
-        inner_size=fields.positive_int("intermediate_size", 3072),
-        activation=fields.activation("hidden_act", "gelu"),
-        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-12),
         tied_head=fields.switch("tie_word_embeddings", False),
     )

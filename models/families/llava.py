@@ -58,17 +58,9 @@ def _vision(config: Fields) -> VisionConfig:
     if config.values.get("vision_config") is None:
         config = Fields({**config.values, "vision_config": _DEFAULT_TOWER}, config.prefix)
     fields = config.section("vision_config")
-    kind = fields.values.get("model_type", _CLIP)
-    match kind:
-        case "clip_vision_model":
-            seen = dimensions(fields, layer_norm_eps=1e-5, activation="quick_gelu")
-        case "siglip_vision_model":
-            seen = tower(fields, {})
-        case _:
-            raise fields.error("model_type", kind, f"supported are {_CLIP}, {_SIGLIP}")
-    strategy = config.values.get("vision_feature_select_strategy", "default")
-    if strategy not in ("default", "full"):
-        raise config.error("vision_feature_select_strategy", strategy, "supported are default, full")
+    kind = fields.one_of("model_type", (_CLIP, _SIGLIP), _CLIP)
+    seen = dimensions(fields, layer_norm_eps=1e-5, activation="quick_gelu") if kind == _CLIP else tower(fields, {})
+    strategy = config.one_of("vision_feature_select_strategy", ("default", "full"), "default")
     seen["num_layers"] = _layers(config, seen["num_layers"])
     tower_config = ClipConfig if kind == _CLIP else SiglipConfig
     vision: VisionConfig = tower_config(
@@ -103,7 +95,7 @@ def _image_token(config: Fields, vocab_size: int) -> int:
     for field in ("image_token_index", "image_token_id"):
         if config.values.get(field) is not None:
             return config.token(field, vocab_size)
-    return Fields({"image_token_index": 32000}, config.prefix).token("image_token_index", vocab_size)
+    return Fields({}, config.prefix).token("image_token_index", vocab_size, 32000)
 
 
 def _names(vision: VisionConfig) -> Names:

@@ -69,9 +69,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     defaults = {"bos_token_id": 151643, "eos_token_id": 151645}
     sources = (generation, config.values, text.values)
     read = read_generation(sources, decoder, ("bos_token_id",), defaults, _NEW_TOKENS)
-    image = Fields({"image_token_id": _IMAGE_ID, **config.values}, config.prefix).token(
-        "image_token_id", decoder.vocab_size
-    )
+    image = config.token("image_token_id", decoder.vocab_size, _IMAGE_ID)
     markup = ImageMarkup(image, reads_ahead=True)
     return Parts(vision, decoder, replace(read, image_id=image), NAMES, projected=True, markup=markup)
 

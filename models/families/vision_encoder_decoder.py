@@ -62,8 +62,8 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads the dimensions of both parts, and generation settings. Raises ConfigError if a part, or a field of it,
     is not supported."""
     encoder, decoder = config.section("encoder"), config.section("decoder")
-    read_encoder, encoder_names = _ENCODERS[_known(encoder, _ENCODERS)]
-    read_decoder, decoder_names = _DECODERS[_known(decoder, _DECODERS)]
+    read_encoder, encoder_names = _ENCODERS[encoder.one_of("model_type", _ENCODERS)]
+    read_decoder, decoder_names = _DECODERS[decoder.one_of("model_type", _DECODERS)]
     vision = read_encoder(encoder)
     text = read_decoder(decoder)
     return Parts(
@@ -73,13 +73,6 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
         encoder_names + decoder_names + _PROJECTION,
         projected=_projected(vision, text, decoder),
     )
-
-
-def _known(part: Fields, families: Mapping[str, object]) -> str:
-    family = part.values.get("model_type")
-    if family not in tuple(families):
-        raise part.error("model_type", family, f"supported are {', '.join(families)}")
-    return str(family)
 
 
 def _projected(vision: VisionConfig, text: DecoderConfig, decoder: Fields) -> bool:

@@ -12,9 +12,7 @@ from snapcap.models.memory.memory import B, CopySlots, Memory
 class HostMemory(Memory[B]):
     """The part of a `Memory` that works if the host reaches every buffer."""
 
-    @property
-    def kind(self) -> Literal["cpu"]:
-        return "cpu"
+    kind: Literal["cpu"] = "cpu"
 
     @abstractmethod
     def array(self, buffer: B) -> "np.ndarray[Any, Any]": ...
@@ -33,23 +31,19 @@ class HostMemory(Memory[B]):
         return copy
 
 
-class RowMoves:
-    """Copies the K/V of rows that move, and no others. `models.layers.choice` is the version for a device
-    that the host does not wait for."""
+def move_rows(
+    key: "np.ndarray[Any, Any]", value: "np.ndarray[Any, Any]", parents: Sequence[int], positions: Sequence[int]
+) -> None:
+    """Copies the cached K/V of each row's parent to the row, and no others. `models.layers.choice` is the version
+    for a device that the host does not wait for.
 
-    def __init__(self, key: "np.ndarray[Any, Any]", value: "np.ndarray[Any, Any]") -> None:
-        """``key`` is [N, slots, H, d, L] and ``value`` [N, slots, H, L, d]; both may have one more slot."""
-        self._key, self._value = key, value
-
-    def move(self, parents: Sequence[int], positions: Sequence[int]) -> None:
-        """Copies the cached K/V of each row's parent to the row.
-
-        Args:
-            parents: the slot that each row goes on from; its own slot for a row that stays.
-            positions: the position of each row's next token; cached tokens are before it.
-        """
-        for target, source in enumerate(parents):
-            if source != target:
-                filled = positions[target]
-                self._key[:, target, ..., :filled] = self._key[:, source, ..., :filled]
-                self._value[:, target, :, :filled] = self._value[:, source, :, :filled]
+    Args:
+        key, value: [N, slots, H, d, L] and [N, slots, H, L, d]; both may have one more slot.
+        parents: the slot that each row goes on from; its own slot for a row that stays.
+        positions: the position of each row's next token; cached tokens are before it.
+    """
+    for target, source in enumerate(parents):
+        if source != target:
+            filled = positions[target]
+            key[:, target, ..., :filled] = key[:, source, ..., :filled]
+            value[:, target, :, :filled] = value[:, source, :, :filled]

@@ -75,12 +75,8 @@ class ShapeMemory:
     """
 
     def __init__(self, kind: Literal["cpu", "cuda"]) -> None:
-        self._kind = kind
+        self.kind: Literal["cpu", "cuda"] = kind
         self.allocated = 0
-
-    @property
-    def kind(self) -> Literal["cpu", "cuda"]:
-        return self._kind
 
     def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Spec:
         buffer = dtype, tuple(shape), row_major(shape) if strides is None else tuple(strides)

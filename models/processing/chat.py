@@ -235,6 +235,7 @@ _DIALOGUE = Dialogue(
 )
 _USER_FRAME = 2 * ROLES.index(USER)  # the place of the text before a user's text in a template's frames
 _FIELD = "chat_template"
+Render = Callable[[Sequence[object]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -271,17 +272,16 @@ def read_template(folder: Path) -> ChatTemplate:
     """Renders the checkpoint's template, in a process of limited time and memory. Raises ConfigError if there is no
     template, or it does more than put text around a message's parts."""
     template, names = _template(folder), special_tokens(folder)
-    try:
+    refusals: list[ConfigError] = []
+    # A template without messages of several parts adds the image itself, as JoyCaption's does.
+    for content in (_parts, _whole):
         try:
-            return _around(template, names, _parts)
+            return _around(lambda conversations: _rendered(template, conversations, names), content)
         except ConfigError as error:
-            # A template without messages of several parts adds the image itself, as JoyCaption's does.
-            try:
-                return _around(template, names, _whole)
-            except ConfigError:
-                raise error from None
-    except _NotRenderedError as error:
-        raise _refused(str(error)) from None
+            refusals.append(error)
+        except _NotRenderedError as error:
+            raise _refused(str(error)) from None
+    raise refusals[0]
 
 
 def _parts(text: str, lead: str = "") -> list[dict[str, str]]:
@@ -293,28 +293,26 @@ def _whole(text: str, lead: str = "") -> str:
     return f"{lead}{text}"
 
 
-def _around(template: str, names: Mapping[str, str], content: Callable[..., object]) -> ChatTemplate:
+def _around(render: Render, content: Callable[..., object]) -> ChatTemplate:
     """Returns the text that is rendered around a message's text. ``content`` makes the message's content of its
     text."""
     probes = [[{"role": USER, "content": content(text)}] for text in (_PROBE, _SPACED)]
-    texts = _rendered(template, probes, names)
+    texts = render(probes)
     before, found, after = texts[0].partition(_PROBE)
     if not found or _PROBE in after:
         raise _refused(f"a message's text is to be rendered once, and is {texts[0].count(_PROBE)} times")
     for strips, inner in ((False, _SPACED), (True, _PROBE)):
         if texts[1] == f"{before}{inner}{after}":
-            first = _image_first(before, after, template, names, content)
-            return _with_conversations(ChatTemplate(before, after, strips, first), template, names, content)
+            first = _image_first(before, after, render, content)
+            return _with_conversations(ChatTemplate(before, after, strips, first), render, content)
     raise _refused("a message's text is to be rendered as it is, or without the space around it")
 
 
-def _image_first(
-    before: str, after: str, template: str, names: Mapping[str, str], content: Callable[..., object]
-) -> bool:
+def _image_first(before: str, after: str, render: Render, content: Callable[..., object]) -> bool:
     """Returns whether the template puts an image that stands behind a text before this text."""
     probe = [{"role": USER, "content": content("", _PROBE)}]
     try:
-        return _rendered(template, [probe], names) == [f"{before}{_PROBE}{after}"]
+        return render([probe]) == [f"{before}{_PROBE}{after}"]
     except ConfigError:  # the template refuses such a message
         return False
 
@@ -324,9 +322,7 @@ def _dialogues(template: ChatTemplate) -> list[Dialogue]:
     return [replace(_DIALOGUE, lead=lead) for lead in (("",) if template.image_first else (_SPACED, ""))]
 
 
-def _with_conversations(
-    around: ChatTemplate, template: str, names: Mapping[str, str], content: Callable[..., object]
-) -> ChatTemplate:
+def _with_conversations(around: ChatTemplate, render: Render, content: Callable[..., object]) -> ChatTemplate:
     """Returns the template with its frames, if it renders a conversation message by message."""
     system, asked, reply, more = (f"snapcap says {number}" for number in range(1, 5))
 
@@ -345,7 +341,7 @@ def _with_conversations(
         for each in dialogues
     ]
     try:
-        texts = _rendered(template, [*map(said, probes), *whole], names)
+        texts = render([*map(said, probes), *whole])
         user, end = _cut(texts[0], asked)
         _, between, last = _cut(texts[1], asked, reply)
         opening, behind, _ = _cut(texts[2], system, asked)

@@ -42,11 +42,8 @@ def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
 
 
 def render(template: str, conversations: list[Any], names: dict[str, str]) -> list[str]:
-    """Returns the text of each conversation, up to the beginning of the model's reply.
-
-    Raises:
-        jinja2.TemplateError, ValueError, TypeError: the template is invalid, or refuses the messages.
-    """
+    """Returns the text of each conversation, up to the beginning of the model's reply. Raises
+    jinja2.TemplateError, ValueError, TypeError if the template is invalid, or refuses the messages."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

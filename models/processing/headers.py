@@ -1,12 +1,14 @@
 """Reads the headers of image files before a codec sees the data, and removes parts that no codec needs.
 
-For each format a function returns the `Header`. The function refuses a file whose parts cost more than its pixels.
+For each format a function returns the `Header`. The function raises ImageError for a file that is damaged, has no
+pixels, is of a kind that is not read, or has parts that cost more than its pixels.
 """
 
 import math
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import damaged, too_complex, unsupported, zero_size
@@ -77,9 +79,6 @@ def read_jpeg(data: bytes) -> Header:
 
     Profiles, comments, previews and the file's other pictures are removed. Pillow would read every byte of them,
     and refuse the picture if one is wrong.
-
-    Raises:
-        ImageError: ``too_complex``, ``unsupported_format``, ``zero_size``, ``truncated``.
     """
     at, parts, dropped = 2, 0, []
     kept: set[bytes] = set()
@@ -110,18 +109,20 @@ def read_jpeg(data: bytes) -> Header:
 
 
 def check_scans(data: bytes, pixels: int) -> int:
-    """Returns the number of scans of a JPEG of ``pixels`` pixels.
-
-    Raises:
-        ImageError: ``too_complex``, the scans would take too long to decode.
-    """
+    """Returns the number of scans of a JPEG of ``pixels`` pixels. Raises ImageError if they take too long
+    to decode."""
     most = min(MOST_SCANS, MOST_SCANNED // max(pixels, 1))
     # The count is at least the number of scans. Other segments, such as previews, can hold these bytes too.
     if data.count(b"\xff\xda") <= 1:
         return 1
-    scans = _count_scans(data, most + 1)
-    if scans > most:
-        raise too_complex("JPEG", f"more than {most} scans at this size", "save it with fewer, or as baseline JPEG")
+    scans = 0
+    for parts, (marker, _, _) in enumerate(_segments(data), 1):
+        scans += marker == _SOS
+        if scans > most:
+            remedy = "save it with fewer, or as baseline JPEG"
+            raise too_complex("JPEG", f"more than {most} scans at this size", remedy)
+        if parts > MOST_PARTS:
+            raise too_complex("JPEG", f"more than {MOST_PARTS} segments")
     return scans
 
 
@@ -131,14 +132,11 @@ def covers_all(data: bytes) -> bool:
     A complete picture has every component, and a progressive one every bit of every coefficient. A file that was
     cut between two scans otherwise looks complete.
     """
-    at, progressive = 2, False
+    progressive = False
     components: bytes = b""
     missing: dict[tuple[int, int], int] = {}
-    while (found := _MARKER.search(data, at)) is not None:
-        start, marker = found.end(), data[found.end() - 1]
-        if marker == _EOI:
-            break
-        segment = data[start + 2 : _after_segment(data, start, marker)]
+    for marker, start, end in _segments(data):
+        segment = data[start + 2 : end]
         if marker in _JPEG_FRAMES and len(segment) >= 6:
             progressive = marker in (0xC2, 0xCA)
             components = segment[6::3][: segment[5]]
@@ -148,7 +146,6 @@ def covers_all(data: bytes) -> bool:
             for each in segment[1:-3:2]:
                 for k in range(first, min(last, 63) + 1) if progressive else (0,):
                     missing[each, k] = bits
-        at = _after_segment(data, start, marker)
     return bool(missing) and not any(missing.values())
 
 
@@ -168,23 +165,16 @@ def ended(data: bytes, noise: bytes) -> bytes:
     return data + noise + restarts + b"\xff\xd9"
 
 
-def _count_scans(data: bytes, most: int) -> int:
-    """Counts the scans of a JPEG, up to ``most``.
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields the marker of each segment up to the end marker, and the offsets behind the marker and the segment.
 
     Everything that libjpeg may take for a marker counts as one here, so no scan can be hidden. Only segments that
     libjpeg skips by their length are skipped.
     """
-    at, scans, parts = 2, 0, 0
-    while scans < most and (found := _MARKER.search(data, at)) is not None:
-        marker = data[found.end() - 1]
-        if marker == _EOI:
-            break
-        scans += marker == _SOS
-        parts += 1
-        if parts > MOST_PARTS:
-            raise too_complex("JPEG", f"more than {MOST_PARTS} segments")
+    at = 2
+    while (found := _MARKER.search(data, at)) is not None and (marker := data[found.end() - 1]) != _EOI:
         at = _after_segment(data, found.end(), marker)
-    return scans
+        yield marker, found.end(), at
 
 
 def _after_segment(data: bytes, at: int, marker: int) -> int:
@@ -240,9 +230,6 @@ def read_png(data: bytes) -> Header:
 
     Pillow reads every chunk, and refuses the picture if one is large or wrong. Kept are the critical chunks, the
     transparent colour and the picture's orientation. Later frames of an animation are removed.
-
-    Raises:
-        ImageError: ``too_complex``, ``zero_size``, ``unsupported_format``, ``truncated``.
     """
     reader = _PngReader(data)
     at, parts = len(_PNG_SIGNATURE), 0
@@ -375,9 +362,6 @@ def read_webp(data: bytes) -> Header:
 
     A file may announce more bytes than it has: it lacks a chunk that describes the picture, or the byte that pads
     its last chunk. The decoder refuses such a file, so it gets the chunks that are whole.
-
-    Raises:
-        ImageError: ``too_complex``.
     """
     at, parts, whole = 12, 0, 12
     while at + _WEBP_CHUNK.size <= len(data):
@@ -424,9 +408,6 @@ def read_gif(data: bytes) -> Header:
 
     Comments and other extensions are removed. The frame's disposal method is removed too, because Pillow would
     make a picture for it.
-
-    Raises:
-        ImageError: ``too_complex``, ``zero_size``, ``truncated``.
     """
     if len(data) < 13:
         raise damaged("gif")
@@ -485,9 +466,6 @@ def read_bmp(data: bytes) -> Header:
     """Returns the header of a BMP.
 
     Pillow reads few masks of bits, so it gets the file as one without masks.
-
-    Raises:
-        ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
     """
     head = int.from_bytes(data[14:18], "little")
     if len(data) < 14 + head:
@@ -518,11 +496,8 @@ def read_bmp(data: bytes) -> Header:
 
 
 def _bmp_masks(data: bytes, head: int, depth: int, compression: int) -> tuple[int, int, int, int] | None:
-    """Returns the bits of red, green, blue and alpha in a pixel. None for the layouts that Pillow reads by itself.
-
-    Raises:
-        ImageError: ``unsupported_format``, ``truncated``.
-    """
+    """Returns the bits of red, green, blue and alpha in a pixel. None for the layouts that Pillow reads by
+    itself."""
     if depth not in _PLAIN_MASKS:
         return None
     if compression == _BMP_RAW:

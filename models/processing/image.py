@@ -43,7 +43,7 @@ from snapcap.models.processing.image_formats import (
     unsupported,
     zero_size,
 )
-from snapcap.models.processing.resample import Pixels, Resampler, resized
+from snapcap.models.processing.resample import Box, Pixels, Resampler, Size, resized
 from snapcap.models.processing.tiff import LAYOUTS, mend_tiles, read_tiff
 
 _HEADERS: dict[str, Callable[[bytes], Header]] = {
@@ -68,15 +68,15 @@ class Resize:
     resampler: resizes in less time than Pillow.
     """
 
-    target: Callable[[int, int], tuple[int, int]]
+    target: Callable[[int, int], Size]
     filter: int
-    final: tuple[int, int] | None = None
+    final: Size | None = None
     resampler: Resampler | None = None
 
 
 def read_image(
     data: bytes, max_pixels: int, resize: Resize | None, room: int | None = None
-) -> tuple[Image.Image | Pixels, str, tuple[int, int]]:
+) -> tuple[Image.Image | Pixels, str, Size]:
     """Decodes a picture into upright RGB, and resizes it.
 
     A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than twice the target size (Pillow's
@@ -112,10 +112,10 @@ def read_image(
     scans = check_scans(header.data, full[0] * full[1]) if name == "jpeg" else 0
     # The header of a JPEG tells how it is turned. Other formats tell it once pixels are loaded.
     method = turn(image) if name == "jpeg" else None
-    target = None if resize is None else resize.target(*_swapped(full, _swaps_sides(method)))
+    target = None if resize is None else resize.target(*_turned(full, method))
     if target is not None and room is None:
         _check_target(target)
-    stored = None if target is None else _swapped(target, _swaps_sides(method))
+    stored = None if target is None else _turned(target, method)
     box = None
     if stored is not None:
         box = draft(image, final or stored)
@@ -136,7 +136,7 @@ def read_image(
             return _scaled(rgb, resize, stored, final, box=box), name, full
         first = _scaled(rgb, resize, stored, box=box)
         turned = _upright(first.image() if isinstance(first, Pixels) else first, method)
-        return _scaled(turned, resize, final), name, _swapped(full, _swaps_sides(method))
+        return _scaled(turned, resize, final), name, _turned(full, method)
     upright = _upright(rgb, method)
     return _resized(upright, resize), name, upright.size
 
@@ -170,9 +170,9 @@ def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) ->
     return _resized(upright, resize)
 
 
-def upright_size(image: Image.Image) -> tuple[int, int]:
+def upright_size(image: Image.Image) -> Size:
     """Returns the (width, height) that a loaded Pillow image has upright."""
-    return _swapped(image.size, _swaps_sides(turn(image)))
+    return _turned(image.size, turn(image))
 
 
 def _read_header(data: bytes) -> Header:
@@ -188,7 +188,7 @@ def _read_header(data: bytes) -> Header:
     return Header(kind.label, data) if read is None else read(data)
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+def _check_size(size: Size, max_pixels: int) -> None:
     width, height = size
     if width * height > max_pixels:
         raise _too_large(f" of {width}×{height} pixels", max_pixels)
@@ -199,7 +199,7 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         )
 
 
-def _check_target(target: tuple[int, int]) -> None:
+def _check_target(target: Size) -> None:
     """Refuses a huge target, which a thin picture has if its shorter edge sets the size. Only used without
     ``room``."""
     if target[0] * target[1] > _MOST_RESIZED:
@@ -249,26 +249,17 @@ def _resized(upright: Image.Image, resize: Resize | None) -> Image.Image | Pixel
 
 
 def _scaled(
-    image: Image.Image,
-    resize: Resize,
-    *sizes: tuple[int, int] | None,
-    box: tuple[float, float, float, float] | None = None,
+    image: Image.Image, resize: Resize, *sizes: Size | None, box: Box | None = None
 ) -> Image.Image | Pixels:
     """Resizes to each of the sizes that are not None in turn."""
     wanted = [size for size in sizes if size is not None]
     return resized(image, resize.filter, wanted, box, resize.resampler)
 
 
-def _swaps_sides(method: Image.Transpose | None) -> bool:
-    return method is not None and method not in (
-        Image.Transpose.FLIP_LEFT_RIGHT,
-        Image.Transpose.FLIP_TOP_BOTTOM,
-        Image.Transpose.ROTATE_180,
-    )
-
-
-def _swapped(size: tuple[int, int], swap: bool) -> tuple[int, int]:
-    return (size[1], size[0]) if swap else size
+def _turned(size: Size, method: Image.Transpose | None) -> Size:
+    """Returns the size of a picture after a transposition, or before it."""
+    same = (None, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180)
+    return size if method in same else (size[1], size[0])
 
 
 def _too_large(what: str, max_pixels: int) -> ImageError:
@@ -290,20 +281,13 @@ _COPIES = 3
 _TABLES = 48  # bytes of the tables of Pillow's resize for each row and column
 
 
-def webp_bytes(
-    size: tuple[int, int], target: tuple[int, int] | None, length: int, final: tuple[int, int] | None = None
-) -> int:
+def webp_bytes(size: Size, target: Size | None, length: int, final: Size | None) -> int:
     """Returns `image_bytes` of a WEBP that is not open yet, because opening it makes the canvases."""
-    return size[0] * size[1] * _WEBP_PIXEL + _resizing(size, target) + _again(target, final) + _COPIES * length
+    return size[0] * size[1] * _WEBP_PIXEL + _resizing(size, target, final) + _COPIES * length
 
 
 def image_bytes(
-    image: Image.Image,
-    full: tuple[int, int],
-    target: tuple[int, int] | None,
-    scans: int,
-    length: int,
-    final: tuple[int, int] | None = None,
+    image: Image.Image, full: Size, target: Size | None, scans: int, length: int, final: Size | None
 ) -> int:
     """Returns the peak memory, in bytes, for decoding and resizing a picture.
 
@@ -319,10 +303,10 @@ def image_bytes(
     peak = pixels * _CODEC_PIXEL.get(image.format or "", _PIXEL)
     if isinstance(image, JpegImagePlugin.JpegImageFile) and (scans > 1 or "progressive" in image.info):
         peak = max(peak, pixels * 4 + _coefficients(image, full))
-    return peak + _resizing(image.size, target) + _again(target, final) + _COPIES * length
+    return peak + _resizing(image.size, target, final) + _COPIES * length
 
 
-def _coefficients(image: JpegImagePlugin.JpegImageFile, full: tuple[int, int]) -> int:
+def _coefficients(image: JpegImagePlugin.JpegImageFile, full: Size) -> int:
     """Returns the bytes of a JPEG's coefficients. libjpeg keeps all of them if they come in several scans."""
     across = max((each[1] for each in image.layer), default=1) or 1
     down = max((each[2] for each in image.layer), default=1) or 1
@@ -330,20 +314,16 @@ def _coefficients(image: JpegImagePlugin.JpegImageFile, full: tuple[int, int]) -
     return units * sum(each[1] * each[2] for each in image.layer) * _COEFFICIENTS
 
 
-def _again(target: tuple[int, int] | None, final: tuple[int, int] | None) -> int:
-    """Returns the bytes of a second resize. The picture before the first resize may still be held then."""
-    return 0 if target is None else _resizing(target, final)
-
-
-def _resizing(size: tuple[int, int], target: tuple[int, int] | None) -> int:
-    """Returns the bytes of a resize.
+def _resizing(size: Size, target: Size | None, final: Size | None = None) -> int:
+    """Returns the bytes of a resize, and of a second one, when the picture before the first may still be held.
 
     Pillow resizes across and then down, so the picture between has the new width and the old height. Before the
     picture is loaded and turned, either side may be the width.
     """
     if target is None:
         return 0
-    return 4 * (max(target) * max(size) + 3 * target[0] * target[1]) + _TABLES * sum(size)
+    once = 4 * (max(target) * max(size) + 3 * target[0] * target[1]) + _TABLES * sum(size)
+    return once + _resizing(target, final)
 
 
 # Plugins of common formats are imported with this module. Plugins of rarer formats are imported with the first
@@ -430,7 +410,7 @@ def _plugin(name: str) -> Any:
     return plugin
 
 
-def draft(image: Image.Image, least: tuple[int, int]) -> tuple[float, float, float, float] | None:
+def draft(image: Image.Image, least: Size) -> Box | None:
     """Lets a large JPEG be decoded at a fraction of its size. Returns the part of the result that the picture
     fills."""
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
@@ -440,14 +420,11 @@ def draft(image: Image.Image, least: tuple[int, int]) -> tuple[float, float, flo
     return drafted[1] if drafted and image.size != full else None
 
 
-def check_whole(data: bytes, image: Image.Image, least: tuple[int, int] | None) -> None:
+def check_whole(data: bytes, image: Image.Image, least: Size | None) -> None:
     """Refuses a JPEG that lacks more than its end marker.
 
     A decoder makes up missing data from the bytes that follow. So the picture is decoded twice, with different
-    noise behind its data: only a complete picture comes out the same.
-
-    Raises:
-        ImageError: ``truncated``.
+    noise behind its data: only a complete picture comes out the same. Raises ImageError for any other.
     """
     if not covers_all(data):
         raise damaged("jpeg")
@@ -497,10 +474,7 @@ _OPAQUE = (255, 255)
 
 def to_rgb(image: Image.Image, header: Header) -> Image.Image:
     """Returns a loaded image in RGB, as its file's header says, or the same object if it is opaque RGB already.
-
-    Raises:
-        ValueError: Pillow does not convert this mode.
-    """
+    Raises ValueError if Pillow does not convert its mode."""
     key, frame = header.key, header.frame  # a grey image with a key holds all 16 bits
     if image.mode == "RGB" and not (image.has_transparency_data or key or frame):
         return image

@@ -42,11 +42,7 @@ class _TiffEntry(NamedTuple):
 
 
 def read_tiff(data: bytes) -> Header:
-    """Returns the header of a TIFF's first page.
-
-    Raises:
-        ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
-    """
+    """Returns the header of a TIFF's first page. Raises ImageError as the functions of `headers` do."""
     directory = _TiffDirectory(data)
     entries = directory.entries
     photometric = directory.number(_PHOTOMETRIC, 0)

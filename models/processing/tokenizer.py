@@ -132,11 +132,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, chat: ChatIds | None = None) -> "Tokenizer":
-        """Reads ``tokenizer.json``, or the slow files of GPT-2, RoBERTa or BERT.
-
-        Raises:
-            ConfigError: the folder has neither, or they cannot be used. The message says what to do.
-        """
+        """Reads ``tokenizer.json``, or the slow files of GPT-2, RoBERTa or BERT. Raises ConfigError if the folder
+        has neither, or they cannot be used."""
         backend, config = read_backend(folder)
         return cls(backend, _cleans_up(backend, config), chat)
 
@@ -311,10 +308,7 @@ T = TypeVar("T")
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Returns the tokenizer with its special tokens marked, and the content of its ``tokenizer_config.json``.
-
-    Raises:
-        ConfigError: there are no files that can be used. The message says what to do.
-    """
+    Raises ConfigError if there are no files that can be used."""
     config = json_or_empty(folder / "tokenizer_config.json")
     special_map = json_or_empty(folder / "special_tokens_map.json")
     fast = folder / "tokenizer.json"

@@ -8,8 +8,9 @@ transparent pixels, 16-bit greys, and large JPEGs, which are decoded at a fracti
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError
@@ -53,17 +54,6 @@ class DecodedImage:
     def pixels(self) -> "NDArray[np.uint8]":
         """The picture's pixels, uint8 [H, W, 3]."""
         return _array(self.rgb)
-
-
-class _Pixels(TypedDict):
-    """Fields of ``ImageTransform`` that concern single pixels."""
-
-    resample: int
-    do_rescale: bool
-    rescale_factor: float
-    do_normalize: bool
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -113,21 +103,18 @@ class ImageTransform:
             ConfigError: a field is not supported, or does not fit the encoder.
         """
         config = fields.read_processor(folder)
-        if config is None:
-            preset = fields.defaults({}, family)
-            edge = max(image_size) if preset.shortest_edge else None
-            return cls(
-                image_size,
-                preset.resample,
-                mean=preset.mean,
-                std=preset.std,
-                max_pixels=max_pixels,
-                resize_to=edge,
-                do_center_crop=edge is not None,
-                longest_edge=None if preset.longest_edge is None else 4 * max(image_size),
-                area=None if preset.area is None else _area({}, preset.area, image_size),
-            )
-        return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
+        preset = fields.defaults(config or {}, family)
+        plain = _plain(config or {}, preset, image_size, max_pixels)
+        if config is not None:
+            return _from_config(config, preset, plain)
+        edge = max(image_size) if preset.shortest_edge else None
+        return replace(
+            plain,
+            resize_to=edge,
+            do_center_crop=edge is not None,
+            longest_edge=None if preset.longest_edge is None else 4 * max(image_size),
+            area=None if preset.area is None else _area({}, preset.area, image_size),
+        )
 
     def decode(self, data: bytes, room: int | None = None) -> DecodedImage:
         """Decodes the bytes of a picture's file into pixels of the encoder's size, not yet rescaled.
@@ -150,10 +137,7 @@ class ImageTransform:
         """Converts a Pillow image into pixels of the encoder's size, uint8 [H, W, 3].
 
         A large JPEG is not decoded at a fraction of its size, so pixels may differ by a few steps from those of
-        ``decode``.
-
-        Raises:
-            ImageError: as for ``decode``.
+        ``decode``. Raises ImageError as ``decode`` does.
         """
         from snapcap.models.processing.image import convert_image  # noqa: PLC0415
 
@@ -190,11 +174,8 @@ class ImageTransform:
         return target[1], target[0]
 
     def _fitted(self, picture: "Image.Image | Pixels") -> Pixels:
-        """Returns the picture, cropped or packed if the transform does that.
-
-        Raises:
-            ImageError: ``wrong_size``.
-        """
+        """Returns the picture, cropped or packed if the transform does that. Raises ImageError if it has the
+        wrong size."""
         if self.area is not None:
             return pack(picture, self.size[0] - 1)
         pixels, (height, width) = Pixels.of(picture), self.size
@@ -233,13 +214,31 @@ def _wrong_size(size: tuple[int, int], expected: str) -> ImageError:
     )
 
 
-def _from_config(
+def _plain(
     config: Mapping[str, Any], preset: fields.ProcessorDefaults, image_size: tuple[int, int], max_pixels: int
 ) -> ImageTransform:
+    """Returns the settings that concern single pixels, and the resize filter."""
+    return ImageTransform(
+        image_size,
+        fields.resample(config, preset.resample),
+        do_rescale=fields.switch(config, "do_rescale", True),
+        rescale_factor=fields.number(config, "rescale_factor", 1 / 255),
+        do_normalize=fields.switch(config, "do_normalize", True),
+        mean=fields.channels(config, "image_mean", preset.mean),
+        std=fields.channels(config, "image_std", preset.std, nonzero=True),
+        max_pixels=max_pixels,
+    )
+
+
+def _from_config(
+    config: Mapping[str, Any], preset: fields.ProcessorDefaults, plain: ImageTransform
+) -> ImageTransform:
+    """Returns ``plain`` with the steps that the file names."""
+    image_size = plain.size
     if preset.area is not None:
-        return _of_any_shape(config, preset, preset.area, image_size, max_pixels)
+        return _of_any_shape(config, preset.area, plain)
     if preset.longest_edge is not None:
-        return _of_tiles(config, preset, preset.longest_edge, image_size, max_pixels)
+        return _of_tiles(config, preset.size, preset.longest_edge, plain)
     if fields.switch(config, "do_pad", False):
         raise ConfigError("do_pad", True, "padding is not supported")
     do_resize = fields.switch(config, "do_resize", True)
@@ -254,53 +253,33 @@ def _from_config(
             raise ConfigError("size", config.get("size"), f"smaller than the crop, {image_size}")
     elif do_resize:
         _fits("size", config.get("size"), size, image_size)
-    return ImageTransform(
-        size=image_size,
+    return replace(
+        plain,
         do_resize=do_resize,
-        **_pixels(config, preset),
-        max_pixels=max_pixels,
         resize_to=size if do_resize and size != image_size else None,
         do_center_crop=do_center_crop,
     )
 
 
-def _of_tiles(
-    config: Mapping[str, Any],
-    preset: fields.ProcessorDefaults,
-    longest_edge: int,
-    image_size: tuple[int, int],
-    max_pixels: int,
-) -> ImageTransform:
+def _of_tiles(config: Mapping[str, Any], size: int, longest_edge: int, plain: ImageTransform) -> ImageTransform:
     """Returns the transform of Idefics3 and SmolVLM: one tile without padding, whatever the file says about
     splitting and padding."""
     for field in ("do_pad", "do_image_splitting"):
         fields.switch(config, field, True)
-    edge = fields.longest_edge(config, "max_image_size", preset.size)
-    _fits("max_image_size", config.get("max_image_size"), (edge, edge), image_size)
+    edge = fields.longest_edge(config, "max_image_size", size)
+    _fits("max_image_size", config.get("max_image_size"), (edge, edge), plain.size)
     first = fields.longest_edge(config, "size", longest_edge)
-    return ImageTransform(
-        size=image_size,
-        **_pixels(config, preset),
-        max_pixels=max_pixels,
-        longest_edge=first if fields.switch(config, "do_resize", True) else None,
-    )
+    return replace(plain, longest_edge=first if fields.switch(config, "do_resize", True) else None)
 
 
-def _of_any_shape(
-    config: Mapping[str, Any],
-    preset: fields.ProcessorDefaults,
-    default: tuple[int, int],
-    image_size: tuple[int, int],
-    max_pixels: int,
-) -> ImageTransform:
+def _of_any_shape(config: Mapping[str, Any], area: tuple[int, int], plain: ImageTransform) -> ImageTransform:
     """Returns the transform of Qwen3-VL, for patches of 16 pixels and tokens of 2 × 2 patches."""
     for field, expected in (("patch_size", SIDE // 2), ("merge_size", 2), ("temporal_patch_size", 2)):
         if config.get(field, expected) != expected:
             raise ConfigError(field, config[field], f"only {expected} is supported")
     if not fields.switch(config, "do_resize", True):
         raise ConfigError("do_resize", False, "pictures are always resized to whole tokens")
-    area = _area(config, default, image_size)
-    return ImageTransform(size=image_size, **_pixels(config, preset), max_pixels=max_pixels, area=area)
+    return replace(plain, area=_area(config, area, plain.size))
 
 
 def _area(config: Mapping[str, Any], default: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
@@ -311,18 +290,6 @@ def _area(config: Mapping[str, Any], default: tuple[int, int], image_size: tuple
     if least > tokens * TOKEN_PIXELS:
         raise ConfigError("size", config.get("size"), f"the least area takes more than {tokens} tokens")
     return least, min(most, tokens * TOKEN_PIXELS)
-
-
-def _pixels(config: Mapping[str, Any], preset: fields.ProcessorDefaults) -> "_Pixels":
-    """Returns the settings that concern single pixels, and the resize filter."""
-    return {
-        "resample": fields.resample(config, preset.resample),
-        "do_rescale": fields.switch(config, "do_rescale", True),
-        "rescale_factor": fields.number(config, "rescale_factor", 1 / 255),
-        "do_normalize": fields.switch(config, "do_normalize", True),
-        "mean": fields.channels(config, "image_mean", preset.mean),
-        "std": fields.channels(config, "image_std", preset.std, nonzero=True),
-    }
 
 
 def _fits(field: str, value: object, size: tuple[int, int] | int, image_size: tuple[int, int]) -> None:

@@ -122,7 +122,7 @@ def startup_routes(
             "buckets": [_bucket(bucket) for bucket in rest["buckets"]],
             # A failed start and a failed warm-up may both have an error. The start comes first: its error is why
             # nothing is served.
-            "error": readiness.error or status.error,
+            "error": readiness.error or status.state.error,
         }
         if captioner.models:
             body["models"] = {name: each.state for name, each in captioner.models.items()}

@@ -103,7 +103,7 @@ class OfflineModel:
         checkpoint = replace(checkpoint, transform=with_library(checkpoint.transform, library))
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
         self._model = Model(
-            checkpoint, engine, plan.table.largest.size, plan.device, self._status.tier or "", defaults
+            checkpoint, engine, plan.table.largest.size, plan.device, self._status.state.tier or "", defaults
         )
         self._changed.set()
 

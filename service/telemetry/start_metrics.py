@@ -122,16 +122,16 @@ class StartupCollector(Collector):
         if model is not None:
             labels = {"model": model, "device": str(status["device"]), "dtype": str(status["dtype"])}
             yield _info("model_info", "The model that is loaded.", labels)
-        if self._status.tier is not None:
-            labels = {"backend": self._status.tier}
+        if self._status.state.tier is not None:
+            labels = {"backend": self._status.state.tier}
             yield _info("startup_tier", "1 for the backend that the start ended with.", labels)
         yield GaugeMetricFamily(
             "snapcap_torch_modules",
             "Python modules of torch in the server's processes; 0 where compiled packages run without them.",
             value=self._status.torch_modules,
         )
-        if self._status.weights is not None:
-            labels = {"result": self._status.weights.result}
+        if self._status.state.weights is not None:
+            labels = {"result": self._status.state.weights.result}
             yield _info("startup_weights", "1 for the result of the lookup of prepared weights.", labels)
         buckets = self._status.buckets()
         duration = GaugeMetricFamily(
@@ -148,7 +148,7 @@ class StartupCollector(Collector):
         yield GaugeMetricFamily("snapcap_warmup_buckets_completed", "Buckets that are ready.", value=completed)
 
     def _artifacts(self) -> Iterator[Metric]:
-        fetch = self._status.fetch
+        fetch = self._status.state.fetch
         if fetch is not None:
             yield GaugeMetricFamily(
                 "snapcap_artifact_fetch_duration_seconds",

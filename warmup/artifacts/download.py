@@ -20,12 +20,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from uuid import uuid4
 
-from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import CHUNK_BYTES, MAX_ENVELOPE_BYTES, Weights
 from snapcap.warmup.artifacts.store import (
@@ -78,14 +77,8 @@ def own_name(name: str, alone: bool | None) -> str:
 
 
 def remove_unfinished(folder: Path, alone: bool | None) -> None:
-    """Remove the files of processes that were killed while they prepared or downloaded weights.
-
-    Args:
-        alone: whether this process has the lock of preparing; None where there are no locks.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove the files of processes that were killed while they prepared or downloaded weights. ``alone``: whether
+    this process has the lock of preparing; None where there are no locks. Raises OSError if one stays."""
     _remove_left(folder.glob(f"{UNFINISHED}*"), alone)
     remove_fetched(folder)
 
@@ -104,14 +97,7 @@ def remove_fetched(folder: Path) -> None:
 
 
 def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
-    """Remove what was written of a content.
-
-    Args:
-        alone: whether this process has the lock of the content; None where there are no locks.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove what was written of a content. ``alone``: as in ``remove_unfinished``, of the lock of the content."""
     _remove_left(folder.glob(f"{fetching_name(content, WRITING)}*"), alone)
     _remove_left([folder / fetching_name(content, VERIFIED)], alone)
 
@@ -189,19 +175,13 @@ _POLL_S = 0.05
 _SILENT_S = 10.0
 
 
-@dataclass(frozen=True)
-class Downloaded:
-    """``bytes_fetched``: 0 where another process had the file by then. ``unfinished``: whether the file is there as
-    ``VERIFIED``, and ``finish`` is to be called."""
-
-    bytes_fetched: int
-    unfinished: bool
-
-
 def download_weights(
     source: ArtifactStore, local: FolderStore, weights: Weights, until: float, scope: contextlib.ExitStack
-) -> Downloaded:
+) -> int:
     """Have a model's weights in the folder, every byte of them verified.
+
+    Returns the bytes downloaded: the file is ``VERIFIED`` then, and ``finish`` is to be called. Returns 0 if
+    another process has brought the file.
 
     Args:
         until: the moment of ``time.monotonic()`` to give up at.
@@ -217,12 +197,12 @@ def download_weights(
         make_folder(folder)
         alone = _lock(folder, content, until, scope)
         if local.size(f"{WEIGHTS}/{path.name}") == weights.size:  # another process brought it meanwhile
-            return Downloaded(0, unfinished=False)
+            return 0
         remove_parts(folder, content, alone)
         remove_fetched(folder)  # files of other downloads that nobody fetches now
         temporary = folder / own_name(fetching_name(content, WRITING), alone)
         size = weights.size
-        if size > free_bytes(folder):
+        if not make_room(local, size):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         scope.callback(remove_parts, folder, content, alone)
         scope.callback(temporary.unlink, missing_ok=True)
@@ -235,7 +215,7 @@ def download_weights(
     except OSError as error:
         raise StoreError(f"weights cannot be written to {folder}: {os_error_text(error)}") from error
     os.close(descriptor)  # not where a thread may still write to it: its number may be another file's by then
-    return Downloaded(size, unfinished=True)
+    return size
 
 
 def finish(local: FolderStore, weights: Weights) -> None:
@@ -253,10 +233,7 @@ def finish(local: FolderStore, weights: Weights) -> None:
 
 def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack) -> bool | None:
     """Have the lock of a content, or wait for the process that fetches the same, as long as that goes on.
-
-    Returns:
-        The result of ``take_lock``, which is never False here.
-    """
+    Returns what ``take_lock`` says, which is never False here."""
     path = folder / fetching_name(content, LOCK)
     seen, since = -1, time.monotonic()
     while True:
@@ -301,20 +278,13 @@ def _chunk(descriptor: int, read: Ranges, weights: Weights, number: int, over: t
     start = number * CHUNK_BYTES
     end = min(start + CHUNK_BYTES, weights.size)
     digest = hashlib.sha256()
-    for piece in _no_more(read(start, end), end - start):
+    for piece in read(start, end):
         if over.is_set():
             return
+        if len(piece) > end - start:  # no source writes past its chunk
+            raise DamagedError("the store sent more bytes than it was asked for")
         digest.update(piece)
         write_all(descriptor, piece, start)
         start += len(piece)
     if start != end or digest.hexdigest() != weights.chunks[number]:
         raise DamagedError(f"chunk {number} of {blob_name(weights.file)} is not what the manifest says")
-
-
-def _no_more(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Pieces of so many bytes in all: no source writes past its chunk."""
-    for piece in pieces:
-        size -= len(piece)
-        if size < 0:
-            raise DamagedError("the store sent more bytes than it was asked for")
-        yield piece

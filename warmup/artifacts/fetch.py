@@ -113,7 +113,6 @@ class Fetched:
     bytes_fetched: bytes downloaded, whatever the result. seconds: duration of the whole fetch.
     differences: on a miss or stale, the factors in which the nearest manifest differs.
     unasked: why the source of a model was not asked for its revision, where it could not be; else empty.
-    unfinished: whether weights are verified and not on the disk yet.
     """
 
     result: Result
@@ -124,7 +123,6 @@ class Fetched:
     manifest: Manifest | None = None
     differences: tuple[Difference, ...] = ()
     unasked: str = ""
-    unfinished: bool = False
 
     @classmethod
     def failed(cls, error: Exception) -> "Fetched":
@@ -256,7 +254,7 @@ def fetch_model(
             found = transfer.at_hand()
         except (ManifestError, StoreError) as error:  # reported only if the remote has no model either
             why = NotFetchedError.of(error)
-        if found is not None and _is_whole(local, found):
+        if found and described(local, found.manifest) and weights_at_hand(local, found):
             unasked = _unasked(identity, min(OUTAGE_S, (until - time.monotonic()) / 2))
             if unasked:
                 return replace(found, unasked=unasked)
@@ -447,11 +445,6 @@ def _latest(store: ArtifactStore, trust: Trust, until: float) -> list[Manifest]:
         except (StoreError, ManifestError) as error:
             _log.debug("%s not compared: %s", name, error)
     return manifests
-
-
-def _is_whole(local: FolderStore, found: Found) -> bool:
-    """Returns whether the folder has all of a model: its small files, verified, and its weights."""
-    return described(local, found.manifest) is not None and weights_at_hand(local, found) is not None
 
 
 def _unasked(identity: "Future[Identity]", seconds: float) -> str:

@@ -66,14 +66,8 @@ class Pack:
 
 
 def upload_blobs(store: ArtifactStore, files: Mapping[Blob, Path], replace: bool = False) -> None:
-    """Write the files of a set, and their pack where a request costs a round trip.
-
-    Args:
-        replace: also what is there with the right size.
-
-    Raises:
-        StoreError, OSError: the store or a file cannot be used.
-    """
+    """Write the files of a set, and their pack where a request costs a round trip. ``replace``: also what is there
+    with the right size. Raises StoreError, OSError if the store or a file cannot be used."""
 
     def is_wanted(name: str, size: int) -> bool:
         return replace or store.size(name) != size

@@ -217,14 +217,8 @@ def _unquoted(etag: str) -> str:
 
 
 def check_store(address: str, trust: Trust) -> None:
-    """Refuse what must not be opened, without opening it: this imports no boto3.
-
-    Args:
-        trust: whose artifacts of an S3 store may run here; a folder is trusted for whom it belongs to.
-
-    Raises:
-        StoreRefusedError: an S3 store from which nothing could be accepted, or an address that is none.
-    """
+    """Refuse what must not be opened, without opening it: this imports no boto3. Raises StoreRefusedError for an S3
+    store of which ``trust`` accepts nothing, or an address that is none. A folder's owner is trusted."""
     if not is_remote(address):
         return
     if not address.startswith("s3://"):
@@ -237,11 +231,8 @@ def check_store(address: str, trust: Trust) -> None:
 
 
 def open_store(address: str, s3: S3Options, trust: Trust) -> ArtifactStore:
-    """Open ``s3://bucket/prefix`` or a folder. Nothing is sent to S3 yet.
-
-    Raises:
-        StoreRefusedError: as for ``check_store``; or others may write to the folder, or the S3 options cannot be.
-    """
+    """Open ``s3://bucket/prefix`` or a folder. Nothing is sent to S3 yet. Raises StoreRefusedError as
+    ``check_store`` does, or if others may write to the folder, or the S3 options cannot be."""
     check_store(address, trust)
     if is_remote(address):
         return S3Store.open(address, s3)

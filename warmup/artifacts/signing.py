@@ -107,14 +107,8 @@ OWNER = Trust(allow_unsigned=True)
 
 
 def generate_key(private: Path) -> Path:
-    """Write a new private key (PEM, mode 0600) and beside it the public key, ``<private>.pub``.
-
-    Returns:
-        The path of the public key.
-
-    Raises:
-        KeyFileError: one of the files exists, or cannot be written.
-    """
+    """Write a new private key (PEM, mode 0600) and beside it the public key, ``<private>.pub``, whose path is
+    returned. Raises KeyFileError if one of the files exists, or cannot be written."""
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 

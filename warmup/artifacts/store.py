@@ -114,13 +114,8 @@ class ArtifactStore(Protocol):
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         """Bring objects of known size into an existing folder, and yield each one's name and file when it is whole.
-
-        Args:
-            deadline: the moment of ``time.monotonic()`` to give up at.
-
-        Raises:
-            DamagedError: an object is missing or of another size.
-        """
+        ``deadline``: the moment of ``time.monotonic()`` to give up at. Raises DamagedError if an object is missing
+        or of another size."""
         ...
 
     def ranges(self, name: str, size: int, deadline: float) -> AbstractContextManager[Ranges]:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.download import (
-    Downloaded,
     download_weights,
     finish,
     mark_used,
@@ -148,14 +147,8 @@ class Fetcher:
 
 def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | None = None) -> Artifacts:
     """Bring the artifact set of these factors to the local folder, from there or from the remote store of the
-    options, or say why there is none.
-
-    Args:
-        fetcher: asks the remote store, if there is one already.
-
-    Raises:
-        StartError: the store must not be opened as configured.
-    """
+    options, or say why there is none. ``fetcher`` asks the remote store, if there is one already. Raises StartError
+    if the store must not be opened as configured."""
     store, key, trust = options.store, artifact_key(factors), trust_of(options.store)
     try:
         if store.remote is None:
@@ -189,7 +182,6 @@ def _told(fetched: Fetched) -> dict[str, Any]:
         "bytes_fetched": fetched.bytes_fetched,
         "differences": [asdict(difference) for difference in fetched.differences],
         "unasked": fetched.unasked,
-        "unfinished": fetched.unfinished,
     }
 
 
@@ -203,7 +195,6 @@ def _parsed(value: Mapping[str, Any]) -> Fetched:
         bytes_fetched=int(value["bytes_fetched"]),
         differences=tuple(Difference(**difference) for difference in value["differences"]),
         unasked=str(value["unasked"]),
-        unfinished=bool(value["unfinished"]),
     )
 
 
@@ -216,7 +207,7 @@ class _Answering:
         self._scope = contextlib.ExitStack()
         self._until = time.monotonic() + job.store.deadline
         self._found: Found | None = None
-        self._weights: Future[Downloaded] | None = None
+        self._weights: Future[int] | None = None
         # This takes longer than the parent takes to send its first task.
         with contextlib.suppress(Exception):  # a task that needs the store says what is wrong
             _ = self._remote
@@ -271,13 +262,13 @@ class _Answering:
         if self._weights is None:
             return Fetched("hit", "the weights were there")
         try:
-            downloaded = self._weights.result()
+            size = self._weights.result()
         except BaseException:
             self._scope.close()
             raise
-        if not downloaded.unfinished:
+        if not size:
             self._scope.close()
-        return Fetched("hit", "", bytes_fetched=downloaded.bytes_fetched, unfinished=downloaded.unfinished)
+        return Fetched("hit", "", bytes_fetched=size)
 
     def _finish(self) -> Fetched:
         if self._found is None:

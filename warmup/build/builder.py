@@ -119,9 +119,6 @@ class WorkQueue(Generic[T]):
                 self._room.changed.wait()
 
 
-EventKind = Literal["kept", "compiled", "built", "failed"]
-
-
 @dataclass(frozen=True)
 class Task:
     """Describes a package to build.
@@ -142,7 +139,7 @@ class Task:
 class Event:
     """Reports the progress of a package. ``kept``: an earlier run built it; ``built``: compiled and checked."""
 
-    kind: EventKind
+    kind: Literal["kept", "compiled", "built", "failed"]
     task: Task
     seconds: float = 0.0
     error: str = ""
@@ -194,14 +191,8 @@ class BuildFolder:
 
     def record(self, entry: str, specs: InputSpecs, checked: Blob, library: str = "") -> VerifiedFile:
         """Record that a package passed its check, with the digest and size that it had then. A package without a
-        record counts as not built.
-
-        Args:
-            library: the digest of the CPU library on which the package passed too; "" for none.
-
-        Raises:
-            OSError: the record cannot be written.
-        """
+        record counts as not built. ``library``: the digest of the CPU library on which the package passed too; ""
+        for none. Raises OSError if the record cannot be written."""
         path = self.path / entry
         record = {"digest": checked.digest, "size": checked.size, "signature": specs, "library": library}
         with new_file(path) as temporary:

@@ -43,15 +43,9 @@ def check(
     run: RegionFunction,
     device: torch.device,
 ) -> float:
-    """Compare a package's function with the region's; returns the largest relative difference.
-
-    Args:
-        model: says which inputs the region takes at the bucket.
-        layer: the weights of one layer of the region, on any device.
-
-    Raises:
-        CheckError: they differ by more than the dtype explains.
-    """
+    """Compare a package's function with the region's; returns the largest relative difference. ``layer``: the
+    weights of one layer of the region, on any device. Raises CheckError if they differ by more than the dtype
+    explains."""
     run(*(empty(spec, device).zero_() for spec in _specs(model, region, bucket)))  # GPU starts do so
     dtype = torch.int8 if any(each.dtype == torch.int8 for each in layer) else DTYPES[model.state.dtype]
     worst = 0.0

@@ -111,13 +111,8 @@ _logger = logging.getLogger("snapcap.build")
 
 def remote_cache_environment(url: str, device: str) -> dict[str, str]:
     """The variables that turn torch's remote caches on; none where ``url`` is empty or Redis does not answer.
-
-    Args:
-        device: what is compiled for, cpu or cuda:N.
-
-    Raises:
-        StartError: the package `redis` is not installed, or ``url`` is not one of Redis.
-    """
+    ``device``: what is compiled for, cpu or cuda:N. Raises StartError if the package `redis` is not installed, or
+    ``url`` is not one of Redis."""
     if not url:
         return {}
     try:
@@ -125,14 +120,17 @@ def remote_cache_environment(url: str, device: str) -> dict[str, str]:
     except ImportError:
         raise StartError("--remote-cache needs the package redis; run: pip install 'snapcap[redis]'") from None
     try:
-        address = _with_timeouts(url)
+        parts = urlsplit(url)
+        query = {**_TIMEOUTS, **dict(parse_qsl(parts.query))}  # ours where the address has none of its own
+        address = urlunsplit(parts._replace(query=urlencode(query)))
         client: Any = redis.Redis.from_url(address, retry=None)
     except ValueError as error:
         raise StartError(f"--remote-cache: {error}") from None
     try:
         client.ping()
     except (redis.RedisError, OSError) as error:
-        fields = {"redis": _location(url), "error": str(error)}
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without user and password
+        fields = {"redis": shown, "error": str(error)}
         _logger.warning("remote cache not used: Redis does not answer", extra={"fields": fields})
         return {}
     finally:
@@ -142,16 +140,3 @@ def remote_cache_environment(url: str, device: str) -> dict[str, str]:
         "TORCHINDUCTOR_REDIS_URL": address,
         **{f"TORCHINDUCTOR_{cache}_REMOTE_CACHE": "1" for cache in caches},
     }
-
-
-def _with_timeouts(url: str) -> str:
-    """Our timeouts, where the address has none of its own."""
-    parts = urlsplit(url)
-    query = {**_TIMEOUTS, **dict(parse_qsl(parts.query))}
-    return urlunsplit(parts._replace(query=urlencode(query)))
-
-
-def _location(url: str) -> str:
-    """The address without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

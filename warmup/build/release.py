@@ -32,7 +32,7 @@ from snapcap.warmup.version import snapcap_version
 from snapcap.warmup.weights.find import (
     content_digest,
     identify,
-    model_factors_of,
+    model_factors,
     prepared_name,
     recorded_digest,
 )
@@ -160,7 +160,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
     if (identify(folder), downloaded_identity(source, folder)) != before:
         raise StoreError("the checkpoint was changed while it was read; run snapcap build --weights again")
     weights = Weights(blob, chunks, digest, before[1])
-    manifest = new_manifest("model", model_factors_of(options), described, snapcap_version(), weights=weights)
+    manifest = new_manifest("model", model_factors(options), described, snapcap_version(), weights=weights)
     return ModelFiles(manifest, files, path)
 
 

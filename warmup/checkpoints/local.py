@@ -42,10 +42,7 @@ class CheckpointError(UserError):
 
 def report_unasked(source: str, error: object) -> None:
     """Log that a start uses the revision that this machine has, as nobody says which one the source has.
-
-    Args:
-        error: why the source does not say; without a text it took too long.
-    """
+    ``error``: why the source does not say; without a text it took too long."""
     reason = " ".join(str(error).split()) or f"no answer within {OUTAGE_S:g} s"
     fields = {"model": source, "reason": reason}
     _logger.warning(
@@ -61,14 +58,8 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 def checkpoint_names(names: Iterable[str], read: Callable[[str], bytes]) -> list[str]:
     """The names to download: what describes the model, and what holds its weights, which may be in folders below.
-
-    Args:
-        names: those of the checkpoint's own folder.
-        read: the content of an index of weights.
-
-    Raises:
-        CheckpointError: the index is none, or names what cannot be a file of the checkpoint.
-    """
+    ``names``: those of the checkpoint's own folder. ``read`` returns the content of an index of weights. Raises
+    CheckpointError if the index is none, or names what cannot be a file of the checkpoint."""
     from snapcap.models.errors import WeightsError  # noqa: PLC0415  only downloads need it
     from snapcap.models.weights.listing import choose_weights  # noqa: PLC0415  only downloads need it
 

@@ -55,13 +55,9 @@ _logger = logging.getLogger("snapcap.start")
 def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     """Download the checkpoint under ``s3://bucket/prefix``; files that are still what S3 has are kept.
 
-    Where S3 does not answer, a checkpoint that is on this disk as a whole is used as it is.
-
-    Returns:
-        The folder in ``cache``.
-
-    Raises:
-        CheckpointError: the prefix cannot be read or holds no checkpoint, or the folder cannot be written.
+    Where S3 does not answer, a checkpoint that is on this disk as a whole is used as it is. Returns the
+    folder in ``cache``. Raises CheckpointError if the prefix cannot be read or holds no checkpoint, or the folder
+    cannot be written.
     """
     deadline = time.monotonic() + options.deadline
     try:
@@ -145,15 +141,8 @@ def local_folder(source: str, cache: Path, options: S3Options) -> Path:
 def listed_identity(
     source: str, options: S3Options, deadline: float, s3: "S3Client | None" = None
 ) -> dict[str, str]:
-    """ETag and size of each object of a checkpoint as S3 lists them now, by name.
-
-    Args:
-        deadline: the moment of ``time.monotonic()`` to give up at.
-        s3: a client that is there already; one takes a tenth of a second to make.
-
-    Raises:
-        CheckpointError: the prefix cannot be listed, or holds no checkpoint.
-    """
+    """ETag and size of each object of a checkpoint as S3 lists them now, by name. Arguments as for
+    ``source.current_identity``. Raises CheckpointError if the prefix cannot be listed, or holds no checkpoint."""
     try:
         wanted = _wanted(s3 or client(options), source, deadline)
     except S3Error as error:

@@ -87,7 +87,7 @@ def current_identity(
 
     Args:
         deadline: the moment of ``time.monotonic()`` to give up at.
-        s3: a client that is there already.
+        s3: a client that is there already; one takes a tenth of a second to make.
 
     Raises:
         CheckpointError: the source does not say.

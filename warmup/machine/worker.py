@@ -137,11 +137,6 @@ class Worker:
         self.stop()
 
     @property
-    def alive(self) -> bool:
-        """True if there is a process, which gets the next task."""
-        return self._process is not None
-
-    @property
     def pid(self) -> int | None:
         """The number of the process; None if there is none."""
         process = self._process  # another thread may set it to None by ``stop``
@@ -358,14 +353,7 @@ def _ending(code: int | None) -> str:
 
 
 def within(seconds: float, work: Callable[[], T], name: str) -> T:
-    """Does work on another thread, which is left to itself when the time is over.
-
-    Args:
-        name: of the thread.
-
-    Raises:
-        TimeoutError: it takes longer.
-    """
+    """Does work on another thread, which is left to itself when the time is over. Raises TimeoutError then."""
     future: Future[T] = Future()
     threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True).start()
     return future.result(seconds)

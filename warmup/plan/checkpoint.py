@@ -121,15 +121,8 @@ def config_of(options: StartOptions, folder: Path) -> ModelConfig:
 def read_config(
     folder: Path, store_folder: Path, text_tokens: int = 0, image_tokens: int = IMAGE_TOKENS
 ) -> ModelConfig:
-    """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one.
-
-    Args:
-        text_tokens: as in ``ModelConfig.with_text_tokens``.
-        image_tokens: as in ``ModelConfig.from_folder``.
-
-    Raises:
-        ConfigError, FileNotFoundError: as these do.
-    """
+    """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one. Takes
+    and raises what ``ModelConfig.from_folder`` and ``with_text_tokens`` do."""
     config = ModelConfig.from_folder(folder, partial(_recorded, store_folder), image_tokens)
     return config.with_text_tokens(text_tokens)
 

@@ -118,7 +118,7 @@ class StatusState:
 
     device: str | None = None
     dtype: str | None = None
-    tier: str | None = None
+    tier: str | None = None  # the backend that the start ended with; a build that swaps buckets later keeps it
     compiled: int | None = None
     error: str | None = None
     weights: WeightsStatus | None = None
@@ -129,11 +129,11 @@ class StatusState:
 
 
 class StartupStatus:
-    """Thread-safe: the start and the builder write, HTTP and metrics read."""
+    """Thread-safe: the start and the builder write, HTTP and metrics read. ``state`` is only read by others."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._state = StatusState()
+        self.state = StatusState()
         self._compiler = compiler_counts
         self._listeners: list[Callable[[StatusState], None]] = []
 
@@ -146,7 +146,7 @@ class StartupStatus:
     def restore(self, state: StatusState) -> None:
         """Replace the state by a state that another status passed to its listener."""
         with self._changed():
-            self._state = state
+            self.state = state
 
     def compiled_elsewhere(self, counts: CompilerCounts) -> None:
         """Take the compiler's counts from the engine process, which has the model. torch's modules are the sum of
@@ -158,7 +158,7 @@ class StartupStatus:
         with self._lock:
             yield
             for listener in self._listeners:
-                listener(self._state)
+                listener(self.state)
 
     @property
     def backend(self) -> str | None:
@@ -166,40 +166,23 @@ class StartupStatus:
         names = {bucket.backend for bucket in self.buckets() if bucket.state != "pending"}
         return "mixed" if len(names) > 1 else next(iter(names), None)
 
-    @property
-    def tier(self) -> str | None:
-        """The backend that the start ended with; a build that swaps buckets later does not change it."""
-        return self._state.tier
-
-    @property
-    def error(self) -> str | None:
-        return self._state.error
-
-    @property
-    def fetch(self) -> FetchStatus | None:
-        return self._state.fetch
-
-    @property
-    def weights(self) -> WeightsStatus | None:
-        return self._state.weights
-
     def expect(self, sizes: tuple[int, ...], device: str, dtype: str) -> None:
         """Every bucket of both components, pending."""
         with self._changed():
-            self._state.device, self._state.dtype = device, dtype
+            self.state.device, self.state.dtype = device, dtype
             for component in COMPONENTS:
                 for size in sizes:
-                    self._state.buckets[component, size] = BucketStatus(component, size)
+                    self.state.buckets[component, size] = BucketStatus(component, size)
 
     def started(self) -> None:
         """The start is over: what serves now is its tier."""
         tier, compiled = self.backend, self._compiler().graphs
         with self._changed():
-            self._state.tier, self._state.compiled = tier, compiled
+            self.state.tier, self.state.compiled = tier, compiled
 
     def compile_events(self) -> dict[str, int]:
         """Graphs compiled until the start was over, and since."""
-        total, before = self._compiler().graphs, self._state.compiled
+        total, before = self._compiler().graphs, self.state.compiled
         return {"startup": total if before is None else before, "serving": 0 if before is None else total - before}
 
     def cache_counts(self) -> CacheCounts:
@@ -215,48 +198,48 @@ class StartupStatus:
         fetched = artifacts.fetched
         kind = str(artifacts.factors.get("kind"))
         with self._changed():
-            self._state.fetch = FetchStatus(
+            self.state.fetch = FetchStatus(
                 kind, fetched.result, fetched.reason, artifacts.key, fetched.seconds, fetched.bytes_fetched
             )
-            self._state.counts["artifact_requests", kind, fetched.result] += 1
+            self.state.counts["artifact_requests", kind, fetched.result] += 1
 
     def found_weights(self, result: str, reason: str, bytes_fetched: int = 0) -> None:
         with self._changed():
-            self._state.weights = WeightsStatus(result, reason, bytes_fetched)
+            self.state.weights = WeightsStatus(result, reason, bytes_fetched)
 
     def published(self, result: str) -> None:
         with self._changed():
-            self._state.counts["artifact_publish", result] += 1
+            self.state.counts["artifact_publish", result] += 1
 
     def swapped(self, result: Literal["swapped", "mismatch", "failed"]) -> None:
         with self._changed():
-            self._state.counts["bucket_swaps", result] += 1
+            self.state.counts["bucket_swaps", result] += 1
 
     def fell_back(self, region: str, size: int) -> None:
         """A call of the jit backend that none of the region's graphs fitted has run eager."""
         with self._changed():
-            self._state.counts["eager_fallbacks", region, str(size)] += 1
+            self.state.counts["eager_fallbacks", region, str(size)] += 1
 
     def building(self, **progress: Any) -> None:
         """Members of the background build's progress, over those set before."""
         with self._changed():
-            self._state.build = {**(self._state.build or {}), **progress}
+            self.state.build = {**(self.state.build or {}), **progress}
             if progress.get("state") in BUILD_RESULTS:
-                self._state.counts["builds", progress["state"]] += 1
+                self.state.counts["builds", progress["state"]] += 1
 
     @property
     def is_building(self) -> bool:
         """True while a background build runs, and does not wait for another one."""
-        return (self._state.build or {}).get("state") == "building"
+        return (self.state.build or {}).get("state") == "building"
 
     def counts(self, name: str) -> dict[tuple[str, ...], int]:
         """A counter's values by its labels."""
         with self._lock:
-            return {labels[1:]: count for labels, count in self._state.counts.items() if labels[0] == name}
+            return {labels[1:]: count for labels, count in self.state.counts.items() if labels[0] == name}
 
     def fail(self, error: str) -> None:
         with self._changed():
-            self._state.error = error
+            self.state.error = error
 
     def update(
         self,
@@ -269,8 +252,8 @@ class StartupStatus:
     ) -> None:
         """The warm-up stays as it was unless ``seconds`` and ``start`` are given."""
         with self._changed():
-            known = self._state.buckets.get((component, size), BucketStatus(component, size))
-            self._state.buckets[component, size] = replace(
+            known = self.state.buckets.get((component, size), BucketStatus(component, size))
+            self.state.buckets[component, size] = replace(
                 known,
                 state=state,
                 backend=backend,
@@ -280,7 +263,7 @@ class StartupStatus:
 
     def bucket(self, component: ComponentName, size: int) -> BucketStatus:
         with self._lock:
-            return self._state.buckets[component, size]
+            return self.state.buckets[component, size]
 
     def decoder_backend(self, size: int) -> str:
         """The backend that runs the decode step of this bucket."""
@@ -289,12 +272,12 @@ class StartupStatus:
     def buckets(self) -> list[BucketStatus]:
         """Encoder first, ascending sizes."""
         with self._lock:
-            buckets = self._state.buckets.values()
+            buckets = self.state.buckets.values()
             return sorted(buckets, key=lambda b: (b.component != "encoder", b.size))
 
     def to_dict(self) -> dict[str, Any]:
         """The part of `/startup` that is not the timeline."""
-        state = self._state
+        state = self.state
         return {
             "backend": self.backend,
             "tier": state.tier,

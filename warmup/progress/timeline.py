@@ -45,7 +45,7 @@ class Timeline:
 
     def __init__(self, origin: float) -> None:
         """``origin`` is the moment of the process's exec on the clock of ``time.monotonic``."""
-        self._origin = origin
+        self.origin = origin
         self._lock = threading.Lock()
         self._phases: list[Phase] = []
         self._marks: dict[str, float] = {}
@@ -58,11 +58,6 @@ class Timeline:
         timeline.add(Phase("interpreter", 0.0, timeline.now()))
         return timeline
 
-    @property
-    def origin(self) -> float:
-        """The moment of exec, on the clock of ``time.monotonic``."""
-        return self._origin
-
     def listen(self, listener: Callable[[Phase], None]) -> None:
         """Call ``listener`` with every phase so far, and with each one as it begins and as it ends."""
         with self._lock:
@@ -73,7 +68,7 @@ class Timeline:
 
     def now(self) -> float:
         """Seconds since exec."""
-        return time.monotonic() - self._origin
+        return time.monotonic() - self.origin
 
     def add(self, phase: Phase) -> None:
         """A phase that something else has timed; one that has ended takes the place of itself as it began."""

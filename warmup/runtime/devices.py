@@ -239,8 +239,4 @@ class _Readback(Generic[B]):
 
     def start(self, rows: int, outcomes: B | None = None) -> PendingTokens:
         copied = None if outcomes is None else self._memory.array(outcomes)[:rows].copy()
-        return PendingTokens(_nothing, self._tokens[:rows].copy(), copied)
-
-
-def _nothing() -> None:
-    """The tokens are there when the step returns."""
+        return PendingTokens(lambda: None, self._tokens[:rows].copy(), copied)

@@ -5,7 +5,7 @@ backend runs packages that AOTInductor compiled ahead of time.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, Protocol
 
 from snapcap.models.config import ModelConfig
@@ -102,10 +102,7 @@ class AotBackend(Generic[B]):
     input_specs: Mapping[str, Any]
     model: Model[B]
     packages: Packages
-
-    @property
-    def name(self) -> str:
-        return "aot"
+    name = "aot"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """Returns the callable of a region's package. The first call opens the package of a region that is called
@@ -115,10 +112,22 @@ class AotBackend(Generic[B]):
             PackageError: the set has no such package, or it cannot be opened.
             InputSpecError: it was built for other inputs.
         """
-        if region.on_demand:
-            entry = entry_name(region.name, bucket.size)
-            return _OnDemand(entry, lambda: self._open(region, bucket), lambda: self.packages.eager(region))
-        return self._open(region, bucket)
+        if not region.on_demand:
+            return self._open(region, bucket)
+        run: RegionCall | None = None
+
+        def opened_on_demand(*inputs: Any) -> Any:
+            nonlocal run
+            if run is None:
+                try:
+                    run = self._open(region, bucket)
+                except (PackageError, InputSpecError) as error:
+                    fields = {"package": entry_name(region.name, bucket.size), "error": str(error)}
+                    _logger.error("package stays eager", extra={"fields": fields})
+                    run = self.packages.eager(region)
+            return run(*inputs)
+
+        return opened_on_demand
 
     def _open(self, region: Region, bucket: Bucket) -> RegionCall:
         entry = entry_name(region.name, bucket.size)
@@ -127,23 +136,3 @@ class AotBackend(Generic[B]):
             raise PackageError(f"the artifact set has no {entry}")
         check_inputs(entry, self.input_specs.get(entry), self.model.input_specs(region, bucket))
         return self.packages.open(entry, package)
-
-
-class _OnDemand:
-    """A package that its first call opens."""
-
-    def __init__(self, entry: str, opened: Callable[[], RegionCall], eager: Callable[[], RegionCall]) -> None:
-        self._entry = entry
-        self._opened = opened
-        self._eager = eager
-        self._run: RegionCall | None = None
-
-    def __call__(self, *inputs: Any) -> Any:
-        if self._run is None:
-            try:
-                self._run = self._opened()
-            except (PackageError, InputSpecError) as error:
-                fields = {"package": self._entry, "error": str(error)}
-                _logger.error("package stays eager", extra={"fields": fields})
-                self._run = self._eager()
-        return self._run(*inputs)

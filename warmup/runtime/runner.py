@@ -15,7 +15,7 @@ import numpy as np
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import BEAMS, MAX_BEAMS, PENALTIES, SAMPLING, forced_end
-from snapcap.models.memory.host import RowMoves
+from snapcap.models.memory.host import move_rows
 from snapcap.models.memory.memory import B
 from snapcap.models.processing.packed import grid_of
 from snapcap.models.regions.state import BeamState, DecodeState, RowStart, TokenRules
@@ -169,7 +169,7 @@ class TokenChoice(Generic[B]):
         known, positions = memory.array(parents), memory.array(state.positions)
         key, value = memory.array(state.key), memory.array(state.value)
         if known is not None and positions is not None and key is not None and value is not None:
-            RowMoves(key, value).move(known.tolist(), positions[:rows].tolist())
+            move_rows(key, value, known.tolist(), positions[:rows].tolist())
 
     def sample(self, scores: B, rows: int, choice: Choice) -> None:
         """Replace the greedy token of each row that samples. Scores: logits [rows, V], or those penalised."""

@@ -113,11 +113,8 @@ class ObjectChangedError(S3Error):
 
 @contextlib.contextmanager
 def translated(where: str, local: Path | None = None) -> Iterator[None]:
-    """Turn every error of boto3, the network and the disk into an ``S3Error`` about ``where``.
-
-    Args:
-        local: the file that it becomes, where it is the disk that fails.
-    """
+    """Turn every error of boto3, the network and the disk into an ``S3Error`` about ``where``. ``local``: the
+    file that it becomes, where it is the disk that fails."""
     try:
         yield
     except _expected() as error:

@@ -55,7 +55,6 @@ from snapcap.warmup.runtime.torch_model import DTYPES
 
 PAYLOAD = "jit/cache.bin"
 LIBRARIES = "jit/libraries.zip"
-_LIBRARY = ".so"
 _logger = logging.getLogger("snapcap.jit")
 
 
@@ -223,7 +222,12 @@ class CompileCache:
             return {}
         files = {name: self.folder / Path(name).name for name in (PAYLOAD, LIBRARIES)}
         files[PAYLOAD].write_bytes(saved[0])
-        _archive(self.folder, files[LIBRARIES])
+        # Equal contents give equal bytes.
+        with zipfile.ZipFile(files[LIBRARIES], "w", zipfile.ZIP_DEFLATED) as archive:
+            for library in sorted(self.folder.rglob("*.so")):
+                info = zipfile.ZipInfo(str(library.relative_to(self.folder)), date_time=(1980, 1, 1, 0, 0, 0))
+                info.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(info, library.read_bytes())
         return files
 
 
@@ -243,17 +247,6 @@ def _verified(artifacts: Artifacts, name: str) -> bytes:
         raise RestoreError(f"{name} cannot be read: {error.strerror or error}") from error
 
 
-def _archive(folder: Path, path: Path) -> None:
-    """All libraries below a folder; equal contents give equal bytes."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for library in sorted(folder.rglob(f"*{_LIBRARY}")):
-            info = zipfile.ZipInfo(str(library.relative_to(folder)), date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, library.read_bytes())
-
-
-OnFallback = Callable[[str, int], None]
-
 # Precompiled headers make a CPU's first start faster where there are few CPUs. But torch makes them in a start that
 # compiles nothing too, which takes longer than all else of it, and in a folder that all programs share.
 ALONE: Mapping[str, InductorOption] = {"cpp_cache_precompile_headers": False}
@@ -265,11 +258,8 @@ class JitBackend:
     ran eager because none of its graphs fitted."""
 
     plan: Plan
-    on_fallback: OnFallback
-
-    @property
-    def name(self) -> str:
-        return "jit"
+    on_fallback: Callable[[str, int], None]
+    name = "jit"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
         """Returns a function that compiles for the shapes of its first call; a graph break is an error. A region

@@ -44,38 +44,27 @@ def prepared_name(digest: str, checkpoint: Checkpoint, plan: Plan) -> str:
     return f"{digest}.{plan.device_type}.{plan.dtype}.{layout}.safetensors"
 
 
-def model_factors(source: str, device_type: str, dtype: str) -> Factors:
-    """The factors of the manifest under which the prepared weights of a source are published; all of them are known
-    without its files. Raises OSError, MachineError as ``layout_digest`` does."""
+def model_factors(options: StartOptions) -> Factors:
+    """The factors of the manifest under which the prepared weights of these options' model are published and looked
+    for; all of them are known without its files. Raises OSError, MachineError as ``layout_digest`` does, and
+    StartError as ``device_and_dtype`` does."""
+    device, dtype = device_and_dtype(options.compute)
     return {
         "kind": "model",
         "format": FORMAT,
-        "model.source": source,
-        "device.type": device_type,
+        "model.source": published_name(options.model.source),
+        "device.type": device.partition(":")[0],
         "model.dtype": dtype,
         "source.weights": _source_digest(package_folder("snapcap.models")),
         "torch.version": torch_version().version,
     }
 
 
-def model_factors_of(options: StartOptions) -> Factors:
-    """Returns the factors of the key under which the model of these options is published and looked for. Raises
-    OSError, MachineError, StartError as ``model_factors`` and ``device_and_dtype`` do."""
-    device, dtype = device_and_dtype(options.compute)
-    return model_factors(published_name(options.model.source), device.partition(":")[0], dtype)
-
-
 def layout_digest(config: ModelConfig, transform: "ImageTransform", models: Path | None = None) -> str:
     """SHA-256, in hex, of what makes a checkpoint's tensors the regions' ones: our sources, torch, whose arithmetic
     it is, and of the configuration the dimensions, the tokens before an image and the normalisation of images.
-
-    Args:
-        models: the folder of our sources, if it is not the installed one.
-
-    Raises:
-        OSError: the sources are not there, or cannot be read.
-        MachineError: what is installed cannot be told.
-    """
+    ``models``: the folder of our sources, if it is not the installed one. Raises OSError if the sources cannot be
+    read, MachineError if what is installed cannot be told."""
     described = {
         "sources": _source_digest(models or package_folder("snapcap.models")),
         "torch": torch_version().version,
@@ -123,7 +112,13 @@ def identify(folder: Path) -> Identity:
         WeightsError: there are none.
         OSError: one cannot be looked at.
     """
-    return tuple(_identify(folder, name) for name in weight_names(folder))
+    files = []
+    for name in weight_names(folder):
+        real = (folder / name).resolve()
+        status = real.stat()
+        times = status.st_mtime_ns, status.st_ctime_ns
+        files.append(FileIdentity(name, str(real), status.st_size, *times, status.st_ino))
+    return tuple(files)
 
 
 def is_at_rest(files: Identity, moment: int) -> bool:
@@ -141,13 +136,6 @@ def content_digest(folder: Path) -> str:
         with (folder / name).open("rb") as file:
             digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
-
-
-def _identify(folder: Path, name: str) -> FileIdentity:
-    real = (folder / name).resolve()
-    status = real.stat()
-    times = status.st_mtime_ns, status.st_ctime_ns
-    return FileIdentity(name, str(real), status.st_size, *times, status.st_ino)
 
 
 _MOST_BYTES = 1024 * 1024

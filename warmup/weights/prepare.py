@@ -60,14 +60,9 @@ class Prepared:
 
 
 def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: bool) -> Prepared:
-    """Have prepared weights of a checkpoint folder in the store, for the device and dtype of a plan.
-
-    Args:
-        thorough: read what is there, and replace it if it is damaged.
-
-    Raises:
-        ConfigError, WeightsError, StoreError, OSError: the checkpoint cannot be read, or the store not be written.
-    """
+    """Have prepared weights of a checkpoint folder in the store, for the device and dtype of a plan. ``thorough``:
+    read what is there, and replace it if it is damaged. Raises ConfigError, WeightsError, StoreError, OSError if
+    the checkpoint cannot be read, or the store not be written."""
     store = FolderStore.open(store_folder)
     make_folder(store.root / WEIGHTS)
     with locked_alone(store.root / WEIGHTS / ".lock") as alone:

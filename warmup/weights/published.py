@@ -41,7 +41,7 @@ from snapcap.warmup.machine.worker import Worker
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.weights.find import FoundWeights, map_used, model_factors_of, prepared_name
+from snapcap.warmup.weights.find import FoundWeights, map_used, model_factors, prepared_name
 
 FINISH_S = 600.0
 _logger = logging.getLogger("snapcap.weights")
@@ -62,7 +62,7 @@ class ModelFetcher(Fetcher):
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
         """``worker``: from ``fetch_worker``, if its process was launched already."""
         super().__init__(options, worker or fetch_worker(options, model=True))
-        self._unfinished = False
+        self._fetched = 0  # bytes of weights that the worker has downloaded, and syncs before it ends
         self._end = time.monotonic() + options.store.deadline + GRACE  # deadline of all tasks before the weights
 
     def begin(self) -> None:
@@ -76,21 +76,15 @@ class ModelFetcher(Fetcher):
 
     @cached_property
     def _factors(self) -> Factors:
-        return model_factors_of(self._options)
+        return model_factors(self._options)
 
     @cached_property
     def _trust(self) -> Trust:
         return trust_of(self._options.store)
 
     def describe(self, download: bool = True) -> Described:
-        """The verified description of the model, of the revision that its source has now.
-
-        Args:
-            download: have the weights begin to come.
-
-        Raises:
-            NotFetchedError: there is none that may be used.
-        """
+        """The verified description of the model, of the revision that its source has now. ``download``: have the
+        weights begin to come. Raises NotFetchedError if there is none that may be used."""
         try:
             local, key = FolderStore.open(self._options.store_folder), artifact_key(self._factors)
             at_hand = self._pinned(local, key)
@@ -136,7 +130,7 @@ class ModelFetcher(Fetcher):
     def close(self) -> None:
         """Wait until the weights are on the disk, and end the worker; a failure is logged."""
         try:
-            if self._unfinished:
+            if self._fetched:
                 self._bring({"do": "finish"}, time.monotonic() + FINISH_S + GRACE)
         except NotFetchedError as error:
             _logger.warning(
@@ -167,22 +161,20 @@ class ModelFetcher(Fetcher):
 
     def _weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
         local, wanted = FolderStore.open(self._options.store_folder), model.found.weights
-        fetched = 0
         if weights_at_hand(local, model.found) is None:
-            told = self._bring({"do": "weights"})
-            fetched, self._unfinished = told.bytes_fetched, told.unfinished
+            self._fetched = self._bring({"do": "weights"}).bytes_fetched
         name = prepared_name(wanted.checkpoint, checkpoint, plan)
         with self._opened(local, model.found) as file:
             mapped = map_used(file, name)
         if len(mapped.memory) != wanted.size:
             raise PreparedError("the file of weights has another size than its manifest says")
         size = f"{wanted.size / (1 << 20):.1f} MiB"
-        return FoundWeights("hit", f"{size} published {model.found.manifest.created}", mapped, fetched)
+        return FoundWeights("hit", f"{size} published {model.found.manifest.created}", mapped, self._fetched)
 
     @contextlib.contextmanager
     def _opened(self, local: FolderStore, found: Found) -> Iterator[io.BufferedReader]:
         """The file, under its name or, until it is on the disk, as it was left."""
-        if self._unfinished:
+        if self._fetched:
             path = local.root / WEIGHTS / fetching_name(found.weights.content, VERIFIED)
             with open_regular(path) as file:
                 check_owner(path, os.fstat(file.fileno()))

@@ -1,7 +1,5 @@
 """Makes the untrained checkpoint: the tokenizer, the model, and the folder for transformers and snapcap."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Imports only Pillow and numpy.
 """
 
-from __future__ import annotations
-
 import io
 from functools import cache
 

@@ -3,8 +3,6 @@
 python -m snapcap.models.demo.training.samples --out models/demo/samples
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from itertools import count

@@ -11,8 +11,6 @@
 Lengths are in units of a picture that is 96 wide and 96 high, whatever size it is painted in.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -105,10 +103,7 @@ class Scene:
 
 def scene_of(split: str, index: int) -> Scene:
     """Returns scene number `index` of a split, "train" or "held_out", which is the same every time.
-
-    Raises:
-        IndexError: `index` is outside the split's range of seeds.
-    """
+    Raises IndexError if `index` is outside the split's range of seeds."""
     seed = SEEDS[split][index]
     lots = np.random.default_rng(seed)
     kind = [*_KINDS][int(lots.choice(len(_KINDS), p=[odds for odds, _ in _KINDS.values()]))]

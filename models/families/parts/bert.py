@@ -5,6 +5,8 @@ differs from BERT in three ways: positions begin after the padding token's, the 
 and its tensors have other names. TrOCR has BART's decoder, with a plain head and learned or sinusoidal positions.
 """
 
+from typing import Any
+
 from snapcap.models.dimensions import BertConfig
 from snapcap.models.fields import Fields, is_whole
 from snapcap.models.names import Names, Rule
@@ -56,23 +58,32 @@ BERT_NAMES = Names(
 
 def read_bert(fields: Fields) -> BertConfig:
     """Reads the decoder's dimensions."""
-    return bert_config(
-        fields,
-        family="bert",
-        vocab_size=30522,
-        positions=512,
-        offset=0,
-        head_activation=fields.activation("hidden_act", "gelu"),
-    )
+    activation = fields.activation("hidden_act", "gelu")
+    return bert_config(fields, family="bert", vocab_size=30522, offset=0, head_activation=activation)
 
 
-def bert_config(
-    fields: Fields, *, family: str, vocab_size: int, positions: int, offset: int, head_activation: str
-) -> BertConfig:
+def dimensions(
+    fields: Fields, *, vocab_size: int, positions: int, layers: int = 12, heads: int = 12
+) -> dict[str, Any]:
+    """Reads the dimensions that decoders with BERT's fields share. The arguments are the family's defaults."""
+    hidden = fields.positive_int("hidden_size", 768)
+    return {
+        "vocab_size": fields.positive_int("vocab_size", vocab_size),
+        "n_positions": fields.positive_int("max_position_embeddings", positions),
+        "hidden_size": hidden,
+        "num_layers": fields.layers("num_hidden_layers", layers),
+        "num_heads": fields.heads("num_attention_heads", heads, hidden),
+        "inner_size": fields.positive_int("intermediate_size", 3072),
+        "activation": fields.activation("hidden_act", "gelu"),
+        "layer_norm_eps": fields.positive_number("layer_norm_eps", 1e-12),
+    }
+
+
+def bert_config(fields: Fields, *, family: str, vocab_size: int, offset: int, head_activation: str) -> BertConfig:
     """Reads the dimensions of a decoder with BERT's fields.
 
     Args:
-        vocab_size, positions: the family's defaults.
+        vocab_size: the family's default.
         offset: rows of the position table before the first token's row.
     """
     for field in ("is_decoder", "add_cross_attention"):
@@ -80,20 +91,13 @@ def bert_config(
     fields.require(
         "position_embedding_type", "absolute", "only absolute positions are supported", default="absolute"
     )
-    hidden = fields.positive_int("hidden_size", 768)
-    rows = fields.positive_int("max_position_embeddings", positions)
+    read = dimensions(fields, vocab_size=vocab_size, positions=512)
+    rows = read["n_positions"]
     if rows <= offset:
         raise fields.error("max_position_embeddings", rows, f"the first {offset} positions are not for tokens")
     return BertConfig(
+        **{**read, "n_positions": rows - offset},
         family=family,
-        vocab_size=fields.positive_int("vocab_size", vocab_size),
-        n_positions=rows - offset,
-        hidden_size=hidden,
-        num_layers=fields.layers("num_hidden_layers", 12),
-        num_heads=fields.heads("num_attention_heads", 12, hidden),
-        inner_size=fields.positive_int("intermediate_size", 3072),
-        activation=fields.activation("hidden_act", "gelu"),
-        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-12),
         tied_head=fields.switch("tie_word_embeddings", True),
         head_activation=head_activation,
         position_offset=offset,
@@ -119,9 +123,7 @@ def read_roberta(fields: Fields) -> BertConfig:
     padding = fields.values.get("pad_token_id", 1)
     if not is_whole(padding) or padding < 0:
         raise fields.error("pad_token_id", padding, "a token id is expected: positions are counted from it")
-    return bert_config(
-        fields, family="roberta", vocab_size=50265, positions=512, offset=padding + 1, head_activation="gelu"
-    )
+    return bert_config(fields, family="roberta", vocab_size=50265, offset=padding + 1, head_activation="gelu")
 
 
 _LEARNED_OFFSET = 2  # rows of the learned table before the first token's row, as in fairseq
@@ -168,30 +170,37 @@ TROCR_NAMES = Names(
 )
 
 
+def bart_dimensions(fields: Fields, positions: int) -> dict[str, Any]:
+    """Reads the dimensions that BART's decoders share. ``positions``: the family's default."""
+    hidden = fields.positive_int("d_model", 1024)
+    return {
+        "vocab_size": fields.positive_int("vocab_size", 50265),
+        "n_positions": fields.positive_int("max_position_embeddings", positions),
+        "hidden_size": hidden,
+        "num_layers": fields.layers("decoder_layers", 12),
+        "num_heads": fields.heads("decoder_attention_heads", 16, hidden, "d_model"),
+        "inner_size": fields.positive_int("decoder_ffn_dim", 4096),
+        "activation": fields.activation("activation_function", "gelu"),
+        "layer_norm_eps": 1e-5,  # the default of torch.nn.LayerNorm, because there is no field for it
+        "embedding_scale": hidden**0.5 if fields.switch("scale_embedding", False) else 1.0,
+        "head_bias": False,
+    }
+
+
 def read_trocr(fields: Fields) -> BertConfig:
     """Reads the decoder's dimensions."""
     fields.require(
         "add_cross_attention", True, "a decoder without cross-attention cannot see the image", default=True
     )
-    hidden = fields.positive_int("d_model", 1024)
     learned = fields.switch("use_learned_position_embeddings", True)
     padding = fields.values.get("pad_token_id", 1)
     if not is_whole(padding) or padding < 0:
         raise fields.error("pad_token_id", padding, "a token id is expected: positions are counted from it")
     return BertConfig(
+        **bart_dimensions(fields, 512),
         family="trocr",
-        vocab_size=fields.positive_int("vocab_size", 50265),
-        n_positions=fields.positive_int("max_position_embeddings", 512),
-        hidden_size=hidden,
-        num_layers=fields.layers("decoder_layers", 12),
-        num_heads=fields.heads("decoder_attention_heads", 16, hidden, "d_model"),
-        inner_size=fields.positive_int("decoder_ffn_dim", 4096),
-        activation=fields.activation("activation_function", "gelu"),
-        layer_norm_eps=1e-5,  # the default of torch.nn.LayerNorm, because there is no field for it
         tied_head=fields.switch("tie_word_embeddings", True),
-        embedding_scale=hidden**0.5 if fields.switch("scale_embedding", False) else 1.0,
         embedding_norm=fields.switch("layernorm_embedding", True),
-        head_bias=False,
         position_offset=_LEARNED_OFFSET if learned else padding + 1,
         learned_positions=learned,
     )

@@ -6,7 +6,7 @@ DeiT is ViT with a distillation token after the class token (Touvron et al., 202
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any
 
 from snapcap.models.dimensions import BeitConfig, VisionConfig
 from snapcap.models.fields import Fields
@@ -46,27 +46,11 @@ def read_vit(fields: Fields) -> VisionConfig:
     return VisionConfig(family="vit", **dimensions(fields), qkv_bias=fields.switch("qkv_bias", True))
 
 
-class Dimensions(TypedDict):
-    """The fields of ``VisionConfig`` that every encoder has."""
-
-    image_size: tuple[int, int]
-    patch_size: tuple[int, int]
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
-    activation: str
-    layer_norm_eps: float
-
-
 def dimensions(
     fields: Fields, image_size: int = 224, layer_norm_eps: float = 1e-12, activation: str = "gelu"
-) -> Dimensions:
-    """Reads the dimensions of any encoder that cuts an RGB image into patches.
-
-    Args:
-        image_size, layer_norm_eps, activation: the family's defaults.
-    """
+) -> dict[str, Any]:
+    """Reads the fields of ``VisionConfig`` that every encoder which cuts an RGB image into patches has. The
+    arguments are the family's defaults."""
     image, patch = fields.size_pair("image_size", image_size), fields.size_pair("patch_size", 16)
     if patch[0] > image[0] or patch[1] > image[1]:
         raise fields.error("patch_size", patch, f"larger than the image, {image}")
@@ -118,9 +102,7 @@ def read_beit(fields: Fields) -> BeitConfig:
     image, patch = sizes["image_size"], sizes["patch_size"]
     if image[0] != image[1] or patch[0] != patch[1]:  # transformers' own interpolation of positions fails
         raise fields.error("image_size", image, "BEiT takes square images, cut into square patches")
-    scale = fields.values.get("layer_scale_init_value", 0.1)
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise fields.error("layer_scale_init_value", scale, "a number is expected")
+    scale = fields.number("layer_scale_init_value", 0.1)
     return BeitConfig(
         family="beit",
         **sizes,
@@ -161,7 +143,7 @@ def clip_names(model: str) -> tuple[Rule, ...]:
     )
 
 
-def tower(fields: Fields, defaults: Mapping[str, Any]) -> Dimensions:
+def tower(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a ``VisionConfig`` that SigLIP has. ``defaults`` override SigLIP's own defaults."""
     given = Fields({**defaults, **fields.values}, fields.prefix)
     return dimensions(given, layer_norm_eps=1e-6, activation="gelu_pytorch_tanh")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapcap.models.layers.choice import _PART, best_log_probs, largest, reorder
-from snapcap.models.memory.host import RowMoves
+from snapcap.models.memory.host import move_rows
 
 NEVER = float("-inf")
 # Of few different values, so that many are equal, or almost none of them finite.
@@ -78,7 +78,7 @@ def test_both_ways_of_moving_give_each_row_what_its_parent_has_cached(seed: int,
     for host in (False, True):
         ours = key.clone(), value.clone()
         if host:
-            RowMoves(*(each.numpy() for each in ours)).move(parents.tolist(), positions.tolist())
+            move_rows(*(each.numpy() for each in ours), parents.tolist(), positions.tolist())
         else:
             reorder(*ours, parents, positions)
         assert torch.equal(ours[0][:, :rows, ..., :filled], expected[0])

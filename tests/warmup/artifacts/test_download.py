@@ -22,7 +22,6 @@ from snapcap.warmup.artifacts.download import (
     LOCK,
     VERIFIED,
     WRITING,
-    Downloaded,
     download_weights,
     fetched_name,
     fetching_name,
@@ -60,11 +59,11 @@ def plain(data: bytes, start: int, end: int) -> Iterator[bytes]:
         yield data[place : min(end, place + (1 << 20))]
 
 
-def fetch(source: Any, local: FolderStore, model: ModelFiles, seconds: float = PATIENCE) -> Downloaded:
+def fetch(source: Any, local: FolderStore, model: ModelFiles, seconds: float = PATIENCE) -> int:
     """Both steps."""
     with contextlib.ExitStack() as scope:
         got = download_weights(source, local, model.manifest.model_weights, time.monotonic() + seconds, scope)
-        if got.unfinished:
+        if got:
             assert part(local, model, VERIFIED).is_file(), "it counts for nobody yet"
             finish(local, model.manifest.model_weights)
         return got
@@ -82,13 +81,13 @@ def part(local: FolderStore, model: ModelFiles, name: str) -> Path:
 
 def test_a_file_is_whole_and_only_its_owners(local: FolderStore, model: ModelFiles) -> None:
     source = Source(model.weights.read_bytes())
-    assert fetch(source, local, model) == Downloaded(model.manifest.model_weights.size, True)
+    assert fetch(source, local, model) == model.manifest.model_weights.size
     (file,) = weights(local)
     assert file.name == fetched_name(model.manifest.model_weights.content)
     assert file.read_bytes() == model.weights.read_bytes()
     assert file.stat().st_mode & 0o777 == 0o600
     assert source.reads == 3
-    assert fetch(source, local, model) == Downloaded(0, False), "it is there"
+    assert fetch(source, local, model) == 0, "it is there"
     assert source.reads == 3
 
 
@@ -102,11 +101,11 @@ def test_what_came_by_another_manifest_is_nobodys_whatever_digest_that_names(
     )
     described = replace(model.manifest.model_weights, chunks=chunks)
     other = replace(model, manifest=replace(model.manifest, weights=described))
-    assert fetch(Source(evil), local, other).unfinished
+    assert fetch(Source(evil), local, other)
     assert weights_at_hand(local, Found(other.manifest, vouched=False)) is not None
     found = Found(model.manifest, vouched=False)
     assert weights_at_hand(local, found) is None
-    assert fetch(Source(model.weights.read_bytes()), local, model).unfinished
+    assert fetch(Source(model.weights.read_bytes()), local, model)
     name = weights_at_hand(local, found)
     assert name is not None
     assert (local.root / name).read_bytes() == model.weights.read_bytes()
@@ -252,15 +251,15 @@ def test_two_at_once_download_once(local: FolderStore, model: ModelFiles) -> Non
     source = Source(model.weights.read_bytes())
     until = time.monotonic() + PATIENCE
     with contextlib.ExitStack() as first:
-        assert download_weights(source, local, model.manifest.model_weights, until, first).unfinished  # type: ignore[arg-type]
-        results: list[Downloaded] = []
+        assert download_weights(source, local, model.manifest.model_weights, until, first)  # type: ignore[arg-type]
+        results: list[int] = []
         thread = threading.Thread(target=lambda: results.append(fetch(source, local, model)))
         thread.start()
         time.sleep(0.2)
         assert not results, "it waits for the first one's disk"
         finish(local, model.manifest.model_weights)
     thread.join(PATIENCE)
-    assert (results, source.reads) == ([Downloaded(0, False)], 3)
+    assert (results, source.reads) == ([0], 3)
 
 
 @pytest.mark.usefixtures("without_locks")
@@ -273,17 +272,17 @@ def test_without_locks_each_fetches_a_file_of_its_own(local: FolderStore, model:
 
     def while_another_fetches(data: bytes, start: int, end: int) -> Iterator[bytes]:
         if start == 0:
-            assert fetch(Source(data), local, model) == Downloaded(len(data), True)
+            assert fetch(Source(data), local, model) == len(data)
         yield from plain(data, start, end)
 
     with scopes:
         source: Any = Source(data, while_another_fetches)
         got = download_weights(source, local, model.manifest.model_weights, time.monotonic() + PATIENCE, scopes)
         finish(local, model.manifest.model_weights)
-    assert got == Downloaded(len(data), True)
+    assert got == len(data)
     (file,) = weights(local)
     assert file.read_bytes() == data
-    assert fetch(source, local, model) == Downloaded(0, False)
+    assert fetch(source, local, model) == 0
 
 
 def test_who_has_the_lock_for_too_long_is_named(local: FolderStore, model: ModelFiles) -> None:
@@ -302,7 +301,7 @@ def test_another_model_waits_for_nobody_and_leaves_what_is_being_fetched(
         until = time.monotonic() + PATIENCE
         source: Any = Source(model.weights.read_bytes())
         download_weights(source, local, model.manifest.model_weights, until, first)
-        assert fetch(Source(small.weights.read_bytes()), local, small, seconds=5.0).unfinished
+        assert fetch(Source(small.weights.read_bytes()), local, small, seconds=5.0)
         assert part(local, model, VERIFIED).is_file()
         finish(local, model.manifest.model_weights)
     assert len(weights(local)) == 2
@@ -332,7 +331,7 @@ def test_who_does_not_go_on_is_not_waited_for_until_the_deadline(
             fetch(source, local, model, seconds=PATIENCE)
         assert moment == 8, "as long as the other one writes, it is waited for"
         thread.join()
-    assert fetch(source, local, model).unfinished, "a lock ends with who has it"
+    assert fetch(source, local, model), "a lock ends with who has it"
 
 
 def test_what_killed_downloads_of_other_models_left_goes_with_their_locks(
@@ -424,3 +423,18 @@ def test_only_the_newest_are_kept(local: FolderStore, model: ModelFiles) -> None
     names = {path.name for path in weights(local)}
     assert len(names) == 9
     assert {"mine.safetensors", fetched_name(model.manifest.model_weights.content)} < names
+
+
+def test_a_full_disk_loses_what_nobody_has_used_for_a_day(
+    local: FolderStore, model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (local.root / WEIGHTS).mkdir()
+    other, source = local.root / WEIGHTS / fetched_name("0" * 64), Source(model.weights.read_bytes())
+    other.touch()
+    monkeypatch.setattr(download, "free_bytes", lambda _: 1 << (10 if other.exists() else 40))
+    with pytest.raises(StoreError, match="No space left"):
+        fetch(source, local, model)
+    assert (other.exists(), source.reads) == (True, 0)
+    os.utime(other, (time.time() - 2 * 86_400,) * 2)
+    assert fetch(source, local, model)
+    assert not other.exists()

@@ -31,7 +31,6 @@ HIT = {
     "bytes_fetched": 1,
     "differences": [],
     "unasked": "",
-    "unfinished": False,
 }
 ROOT = Path(__file__).parents[3]
 

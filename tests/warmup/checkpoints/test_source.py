@@ -19,7 +19,7 @@ from snapcap.warmup.checkpoints.source import (
 from snapcap.warmup.machine import capacity
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.start.published import may_be_published
-from snapcap.warmup.weights.find import model_factors, model_factors_of
+from snapcap.warmup.weights.find import model_factors
 
 COMMIT, OTHER = "0123456789" * 4, "abcdef0123" * 4
 FAR = 1e9
@@ -51,9 +51,12 @@ def test_a_folder_that_is_named_as_a_hub_id_is_a_folder(tmp_path: Path, monkeypa
 def test_a_source_has_one_spelling() -> None:
     assert published_name("s3://bucket/model/") == published_name("s3://bucket/model")
     assert published_name("owner/name") == "owner/name"
-    first = model_factors("owner/name", "cpu", "float32")
-    assert model_factors("owner/name", "cuda", "float32") != first
-    assert model_factors("owner/other", "cpu", "float32") != first
+    sources = (("owner/name", "cpu"), ("owner/name", "cuda:0"), ("owner/other", "cpu"))
+    first, *others = (
+        model_factors(StartOptions(ModelOptions(source), ComputeOptions(device, "float32")))
+        for source, device in sources
+    )
+    assert first not in others
     assert first["torch.version"]
     assert first["source.weights"]
 
@@ -64,7 +67,7 @@ def test_a_model_is_published_for_processors_that_run_it_in_the_same_dtype(monke
         found: list[object] = []
         for instructions in (["avx512f"], ["avx512_bf16"]):
             monkeypatch.setattr(capacity, "instruction_set", lambda instructions=instructions: instructions)
-            found.append(model_factors_of(options)["model.dtype"])
+            found.append(model_factors(options)["model.dtype"])
         return found
 
     assert dtypes(device="cpu") == ["float32", "auto"], "the model says which"

@@ -71,14 +71,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 def test_one_process_does_all_tasks_until_it_dies_and_then_another(job: Job) -> None:
     with Worker("some.module", job) as worker:
-        assert not worker.alive, "it is started when it is first asked"
+        assert worker.pid is None, "it is started when it is first asked"
         first = worker.ask(TELL, 60)["pid"]
         with pytest.raises(WorkerError, match=r"^cannot do it$"):
             worker.ask(FAIL, 60)
         assert worker.ask(TELL, 60)["pid"] == first
         with pytest.raises(WorkerError, match=r"^some\.module ended with status 7: last words$"):
             worker.ask(DIE, 60)
-        assert not worker.alive
+        assert worker.pid is None
         second = worker.ask(TELL, 60)["pid"]
         assert second != first
     assert is_gone(second)
@@ -99,7 +99,7 @@ def test_a_start_has_a_limit_too(job: Job) -> None:
     with Worker("some.module", job) as worker:
         with pytest.raises(WorkerTimeoutError):
             worker.ask(TELL, 0.5)
-        assert not worker.alive
+        assert worker.pid is None
         with pytest.raises(WorkerTimeoutError):
             worker.start(0.5)
 
@@ -109,7 +109,7 @@ def test_one_that_cannot_begin_says_why_and_is_gone(job: Job) -> None:
     with Worker("some.module", job) as worker:
         with pytest.raises(WorkerError, match="cannot begin"):
             worker.ask(TELL, 60)
-        assert not worker.alive
+        assert worker.pid is None
 
 
 def test_one_that_is_stopped_by_another_thread_ends_and_starts_no_more(job: Job) -> None:
@@ -137,14 +137,14 @@ def test_an_answer_that_is_none_ends_it(job: Job) -> None:
     with Worker("some.module", job) as worker:
         with pytest.raises(WorkerError, match="something else than a JSON object"):
             worker.ask(LIST, 60)
-        assert not worker.alive
+        assert worker.pid is None
 
 
 def test_an_answer_without_end_ends_it_at_once(job: Job) -> None:
     with Worker("some.module", job) as worker:
         with pytest.raises(WorkerError, match="answered with more than 1000000 characters"):
             worker.ask(FLOOD, 3600)
-        assert not worker.alive
+        assert worker.pid is None
 
 
 def test_one_that_died_while_it_had_nothing_to_do_is_replaced(job: Job) -> None:
@@ -194,7 +194,7 @@ def test_a_launched_process_that_died_is_replaced_and_one_that_waits_is_ended(jo
     waiting.stop()
     assert is_gone(process.pid)
     waiting.launch()
-    assert not waiting.alive
+    assert waiting.pid is None
 
 
 def test_a_worker_ends_with_its_parent(job: Job) -> None:

@@ -16,7 +16,7 @@ def status() -> StartupStatus:
 def test_before_the_start_nothing_is_known() -> None:
     status = StartupStatus()
     assert status.buckets() == []
-    assert (status.backend, status.tier, status.error, status.fetch) == (None, None, None, None)
+    assert (status.backend, status.state.tier, status.state.error, status.state.fetch) == (None, None, None, None)
     assert status.to_dict()["device"] is None
 
 
@@ -50,11 +50,11 @@ def test_the_backend_is_mixed_where_buckets_differ_and_pending_ones_do_not_count
 def test_the_tier_is_the_backend_at_the_end_of_the_start(status: StartupStatus) -> None:
     for bucket in status.buckets():
         status.update(bucket.component, bucket.size, "eager", "eager")
-    assert status.tier is None
+    assert status.state.tier is None
     status.started()
     for bucket in status.buckets():
         status.update(bucket.component, bucket.size, "warm", "aot")
-    assert (status.tier, status.backend) == ("eager", "aot")
+    assert (status.state.tier, status.backend) == ("eager", "aot")
 
 
 def test_counters_add_up_by_label(status: StartupStatus) -> None:

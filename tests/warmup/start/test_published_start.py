@@ -114,8 +114,8 @@ def test_a_model_that_is_not_published_is_brought_as_ever(
     assert wait_for_parts(prepared, options) == "there are no prepared weights of this model"
     assert checkpoint.folder.samefile(demo_folder)
     assert (weights.result, weights.reason) == (result, "nothing there")
-    assert status.weights is not None
-    assert status.weights.result == result
+    assert status.state.weights is not None
+    assert status.state.weights.result == result
     levels = {record.levelname for record in caplog.records if record.message == "prepared weights"}
     assert levels == {"INFO" if result == "miss" else "WARNING"}
 

@@ -324,7 +324,7 @@ def test_a_worker_that_claims_a_hit_is_not_believed(
     answering: Callable[[str], None], shop: Shop, tmp_path: Path
 ) -> None:
     options = shop.at(tmp_path / "empty")
-    hit = {"result": "hit", "reason": "", "bytes_fetched": 1, "differences": [], "unasked": "", "unfinished": True}
+    hit = {"result": "hit", "reason": "", "bytes_fetched": 1, "differences": [], "unasked": ""}
     answering(json.dumps(hit))
     assert brought(options).result == "error"
     (tmp_path / "other").mkdir()
@@ -350,7 +350,7 @@ def test_what_is_still_being_written_is_never_mapped(
     (options.store_folder / WEIGHTS / f".{file.stem}.writing").write_bytes(data[:-100] + bytes(100))
 
     def answer(self: ModelFetcher, task: Any, end: float | None = None) -> Fetched:
-        return Fetched("hit", "", bytes_fetched=len(data), unfinished=True)
+        return Fetched("hit", "", bytes_fetched=len(data))
 
     monkeypatch.setattr(ModelFetcher, "_ask", answer)
     assert brought(options).result == "error"
