@@ -158,6 +158,7 @@ MOST_STEPS_HELD = 8
 # Part of an image's encode for which the device stays idle while the clients of a batch may send their next images:
 # see `Scheduler.wait`.
 _GATHERED_PART = 0.5
+_LONGEST_GATHER_S = 0.25
 # Seconds of the longest wait for a lock, because Python refuses a timeout of centuries and without requests there
 # is no deadline.
 _LONGEST_WAIT_S = 3600.0
@@ -188,7 +189,7 @@ class Scheduler:
         self._woken = False
         self._held = 0  # steps since a free slot was first kept empty
         self._cancelled = False  # a request was cancelled since the last `drop_lost`
-        self._ended: deque[float] = deque(maxlen=table.largest.size)  # when the last captions ended
+        self._ended: deque[float] = deque(maxlen=self._waiting.most)  # when the last captions ended
         self._gathering = 0  # requests that `wait` waits for, until `_gather_until`
         self._gather_until = -math.inf
         self._image_s = 0.0  # least seconds of an encode for each of its images
@@ -227,15 +228,15 @@ class Scheduler:
         """Sleeps until there is a request to serve, ``wake`` or ``close`` was called, or a deadline has passed.
 
         Clients whose captions ended together often send their next images together too, and the first of these
-        images would be encoded alone. So if nothing runs after a batch has ended, the first image waits for as many
-        as the batch had. The wait ends half the time of an image's encode after the batch."""
+        images would be encoded alone. So if nothing runs after several captions ended within half the time of an
+        image's encode, the first image waits for as many, and at most as long again."""
         with self._changed:
             # A request that no ready bucket fits does not wake the thread before its deadline.
             patience = min(max(self._look_at - self._clock(), 0.0), _LONGEST_WAIT_S)
             self._changed.wait_for(self._has_work, patience)
             self._woken = False
             if self._waiting.servable and not self.running:
-                left = self._gather_until - self._clock()
+                left = min(self._gather_until, self._look_at) - self._clock()
                 if left > 0:
                     self._changed.wait_for(self._has_gathered, left)
                 self._gather_until = -math.inf
@@ -424,7 +425,7 @@ class Scheduler:
         moves = self._compact(finished)
         self._ended += [now] * len(finished)
         if not self.running:
-            patience = _GATHERED_PART * self._image_s
+            patience = min(_GATHERED_PART * self._image_s, _LONGEST_GATHER_S)
             self._gathering = sum(now - moment <= patience for moment in self._ended)
             self._gather_until = now + patience if self._gathering > 1 else -math.inf
         return moves

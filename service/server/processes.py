@@ -198,8 +198,9 @@ def import_and_serve(serve: "Serve", end: socket.socket) -> int:
             if has_model:
                 break
             begin_device_libraries(device)
-            for name in _OF_EVERY_START:
-                importlib.import_module(name)
+            with suppress(Exception):  # the start imports them again, and reports the error
+                for name in _OF_EVERY_START:
+                    importlib.import_module(name)
         begin_device_context(device)
         handed: tuple[Any, ...] = receive_message(end, files)
     except EOFError:  # the parent ended: the command line was wrong or the address is taken, which it reports

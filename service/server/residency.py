@@ -287,6 +287,11 @@ class Resident:
         self.captioner.close()
 
     @property
+    def device(self) -> str:
+        """The model's device, as in the options."""
+        return self._settings.compute.device
+
+    @property
     def _pause(self) -> float:
         """Seconds in which requests are still refused after a failed wake."""
         return min(self._may_wake - time.monotonic(), _LONGEST_PAUSE_S)
@@ -532,7 +537,9 @@ class Residency:
 
     def _prepare_spare(self) -> None:
         if self._spare is not None:
-            self._spare.reserve(self._settings.compute.device)
+            devices = {each.device for each in self.residents.values()}
+            # A model on a CPU shall not get a process that has the driver of a GPU.
+            self._spare.reserve(devices.pop() if len(devices) == 1 else "cpu")
 
     def _resident(self, name: str, settings: Settings, count: int, *, first: bool) -> Resident:
         services = self._services

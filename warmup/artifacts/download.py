@@ -97,7 +97,8 @@ def remove_fetched(folder: Path) -> None:
 
 
 def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
-    """Remove what was written of a content. ``alone``: as in ``remove_unfinished``, of the lock of the content."""
+    """Remove what was written of a content. ``alone``: as in ``remove_unfinished``, of the lock of the content.
+    Raises OSError if the folder cannot be read."""
     _remove_left(folder.glob(f"{fetching_name(content, WRITING)}*"), alone)
     _remove_left([folder / fetching_name(content, VERIFIED)], alone)
 
@@ -109,15 +110,23 @@ def prune_weights(store: FolderStore) -> None:
 
 
 def make_room(store: FolderStore, size: int) -> bool:
-    """Returns whether `size` bytes of the store's disk are free. If they are not, removes prepared files that
-    nobody has used for a day, the least recently used first. Raises StoreError if a file cannot be removed."""
+    """Returns whether `size` bytes of the store's disk are free. If they are not, removes prepared files that no
+    start has used for a day, the least recently used first. Removes nothing if all of them together are too small.
+    Raises StoreError if a file cannot be removed."""
     folder = store.root / WEIGHTS
+    unused: dict[str, int] = {}  # bytes on the disk
     for name in reversed(_prepared(store)):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            found = store.path(name).lstat()
+            if time.time() - found.st_mtime < _UNUSED_S:
+                break
+            unused[name] = 512 * found.st_blocks  # a block of stat(2) has 512 bytes
+    if free_bytes(folder) + sum(unused.values()) < size:
+        return False
+    for name in unused:
         if free_bytes(folder) >= size:
             break
-        with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            if time.time() - store.path(name).lstat().st_mtime < _UNUSED_S:
-                break
+        with contextlib.suppress(FileNotFoundError):
             store.delete(name)
     return free_bytes(folder) >= size
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from snapcap.service.engine import scheduler as scheduling
 from snapcap.service.engine.request import CaptionRequest, Limits
 from snapcap.service.engine.scheduler import MOST_STEPS_HELD, Scheduler
 from snapcap.warmup.plan.plan import BucketTable
@@ -96,8 +97,9 @@ def batch_ended(scheduler: Scheduler, images: int, image_s: float) -> None:
 
 @pytest.mark.parametrize("images", [2, 3, 8])
 def test_the_first_image_after_a_batch_waits_for_as_many_as_the_batch_had(
-    scheduler: Scheduler, images: int
+    scheduler: Scheduler, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scheduling, "_LONGEST_GATHER_S", 600.0)
     batch_ended(scheduler, images, image_s=600.0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(scheduler.wait)
@@ -118,10 +120,35 @@ def test_images_wait_for_others_at_most_half_the_time_of_an_encode(scheduler: Sc
     assert step(scheduler, ending=1) == 1
 
 
+def test_a_wait_for_others_ends_in_any_case(scheduler: Scheduler) -> None:
+    batch_ended(scheduler, 3, image_s=600.0)
+    submit(scheduler, 1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(scheduler.wait).result(30)
+    assert step(scheduler, ending=1) == 1
+
+
+def test_a_bucket_that_becomes_ready_later_counts_for_the_images_that_wait_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduling, "_LONGEST_GATHER_S", 600.0)
+    scheduler = Scheduler(BucketTable.of((1,)), LIMITS, cold=iter((4, 8)))
+    scheduler.warmed(4)
+    batch_ended(scheduler, 4, image_s=600.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(scheduler.wait)
+        submit(scheduler, 3)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        submit(scheduler, 1)
+        waiting.result(30)
+
+
 @pytest.mark.parametrize(("images", "closed"), [(1, False), (3, True)])
 def test_no_image_waits_for_others_after_a_lone_caption_or_at_the_end(
-    scheduler: Scheduler, images: int, closed: bool
+    scheduler: Scheduler, images: int, closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scheduling, "_LONGEST_GATHER_S", 600.0)
     batch_ended(scheduler, images, image_s=600.0)
     submit(scheduler, 1)
     if closed:

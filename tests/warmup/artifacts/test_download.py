@@ -430,11 +430,25 @@ def test_a_full_disk_loses_what_nobody_has_used_for_a_day(
 ) -> None:
     (local.root / WEIGHTS).mkdir()
     other, source = local.root / WEIGHTS / fetched_name("0" * 64), Source(model.weights.read_bytes())
-    other.touch()
-    monkeypatch.setattr(download, "free_bytes", lambda _: 1 << (10 if other.exists() else 40))
+    size = model.weights.stat().st_size
+    other.write_bytes(bytes(size))
+    monkeypatch.setattr(download, "free_bytes", lambda _: 0 if other.exists() else size)
     with pytest.raises(StoreError, match="No space left"):
         fetch(source, local, model)
     assert (other.exists(), source.reads) == (True, 0)
     os.utime(other, (time.time() - 2 * 86_400,) * 2)
     assert fetch(source, local, model)
     assert not other.exists()
+
+
+def test_a_disk_that_stays_too_full_loses_nothing(
+    local: FolderStore, model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (local.root / WEIGHTS).mkdir()
+    other = local.root / WEIGHTS / fetched_name("0" * 64)
+    other.write_bytes(b"small")
+    os.utime(other, (time.time() - 2 * 86_400,) * 2)
+    monkeypatch.setattr(download, "free_bytes", lambda _: 0)
+    with pytest.raises(StoreError, match="No space left"):
+        fetch(Source(model.weights.read_bytes()), local, model)
+    assert other.exists()

@@ -186,7 +186,8 @@ def test_a_full_disk_loses_what_nobody_has_used_for_a_day(
     assert case.prepare().result == "written"
     before, used = case.file(), time.time() - days * 86_400
     os.utime(before, (used, used))
-    monkeypatch.setattr(download, "free_bytes", lambda _: 1 << (10 if before.exists() else 40))
+    needed = 2 * before.stat().st_size
+    monkeypatch.setattr(download, "free_bytes", lambda _: needed // 2 if before.exists() else needed)
     time.sleep(0.02)
     rewrite(folder)
     assert case.prepare().result == result
