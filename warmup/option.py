@@ -120,8 +120,8 @@ def parse_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
     return parse_or_auto
 
 
-def parse_seconds(low: float = 0.0, *, above: bool = False) -> Callable[[str], float]:
-    """`above`: the number must be greater than `low`, not equal to it."""
+def parse_seconds(*, above: bool = False) -> Callable[[str], float]:
+    """`above`: the number must be greater than 0, not equal to it."""
 
     def parse(text: str) -> float:
         try:
@@ -130,8 +130,8 @@ def parse_seconds(low: float = 0.0, *, above: bool = False) -> Callable[[str], f
             number = math.nan
         if number > _LONGEST_S:
             raise ValueError(f"be at most {_LONGEST_S:.0f} seconds")
-        if not math.isfinite(number) or number < low or (above and number == low):
-            raise ValueError(f"be a number of seconds {'above' if above else 'of at least'} {low:g}")
+        if not math.isfinite(number) or number < 0 or (above and number == 0):
+            raise ValueError(f"be a number of seconds {'above' if above else 'of at least'} 0")
         return number
 
     return parse

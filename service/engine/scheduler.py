@@ -158,6 +158,7 @@ MOST_STEPS_HELD = 8
 # Part of an image's encode for which the device stays idle while the clients of a batch may send their next images:
 # see `Scheduler.wait`.
 _GATHERED_PART = 0.5
+# Seconds of the longest such wait, which holds up other clients.
 _LONGEST_GATHER_S = 0.25
 # Seconds of the longest wait for a lock, because Python refuses a timeout of centuries and without requests there
 # is no deadline.

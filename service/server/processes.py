@@ -186,21 +186,19 @@ def import_and_serve(serve: "Serve", end: socket.socket) -> int:
     importing = time.monotonic()
     gc.disable()  # `snapcap serve` has no garbage collection until READY
     from snapcap.service.ipc.framing import receive_message  # noqa: PLC0415  only the child needs it
-    from snapcap.warmup.machine.torch_libraries import begin_torch_libraries, import_compiled  # noqa: PLC0415
+    from snapcap.warmup.machine.torch_libraries import (  # noqa: PLC0415  likewise
+        begin_device_context,
+        begin_torch_libraries,
+        import_compiled,
+    )
 
     import_compiled()
     files: list[int] = []
     try:
-        from snapcap.warmup.machine.torch_libraries import begin_device_context, begin_device_libraries  # noqa: PLC0415
-
-        while True:
+        device, has_model = receive_message(end, files)
+        while not has_model:
+            _prepare(device)
             device, has_model = receive_message(end, files)
-            if has_model:
-                break
-            begin_device_libraries(device)
-            with suppress(Exception):  # the start imports them again, and reports the error
-                for name in _OF_EVERY_START:
-                    importlib.import_module(name)
         begin_device_context(device)
         handed: tuple[Any, ...] = receive_message(end, files)
     except EOFError:  # the parent ended: the command line was wrong or the address is taken, which it reports
@@ -213,6 +211,16 @@ def import_and_serve(serve: "Serve", end: socket.socket) -> int:
 
     # An engine process in reserve has begun before the start that it is for.
     return serve(settings, end, SharedPixels(slots, files[0]), origin, max(importing - origin, 0.0))
+
+
+def _prepare(device: str) -> None:
+    """Loads what every model on `device` needs, in an engine process in reserve."""
+    from snapcap.warmup.machine.torch_libraries import begin_device_libraries  # noqa: PLC0415  other starts do not need it
+
+    begin_device_libraries(device)
+    with suppress(Exception):  # the start imports the modules again, and reports the error
+        for name in _OF_EVERY_START:
+            importlib.import_module(name)
 
 
 def serve_captions(

@@ -114,6 +114,8 @@ def make_room(store: FolderStore, size: int) -> bool:
     start has used for a day, the least recently used first. Removes nothing if all of them together are too small.
     Raises StoreError if a file cannot be removed."""
     folder = store.root / WEIGHTS
+    if free_bytes(folder) >= size:
+        return True
     unused: dict[str, int] = {}  # bytes on the disk
     for name in reversed(_prepared(store)):
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
