@@ -143,7 +143,7 @@ class _EngineProcess:
         larger."""
         self._pixels.open(loaded.checkpoint.config.vision.image_size)
         self._server.attach(engine)
-        self._channel.send(ModelLoaded(engine.limits, loaded.slow))
+        self._channel.send(ModelLoaded(engine.limits, loaded.rehearses))
         self._rehearsed.wait()
 
     def _ready(self, loaded: "StartedModel", engine: "Engine", _scheduler: "Scheduler") -> None:

@@ -187,7 +187,7 @@ class EngineClient:
             if not self._image_decoder.works:
                 self._loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
                 return
-            limits, slow = self._loaded.result()
+            limits, rehearses = self._loaded.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
                 limits, self._slots, self._channel.send, self._services.metrics, lambda: self._channel.has_room
@@ -196,7 +196,7 @@ class EngineClient:
             if not self._closing:
                 self._result.failed(error)
             return
-        if not slow:
+        if rehearses:
             self._rehearse(partial(rehearse, engine, checkpoint, DecodedBefore(self._slots), self._run))
         self._channel.send(Rehearsed())
         end_on_signal()

@@ -252,7 +252,9 @@ class Resident:
         seconds = time.monotonic() - timeline.origin
         self._owner.wakes.labels(self.name, "ready").inc()
         self._owner.wake_seconds.labels(self.name).observe(seconds)
-        described = status.to_dict()
+        described, fetched = status.to_dict(), status.state.fetch
+        # The next wake with the same packages skips the self-test.
+        self._settings = replace(self._settings, tested="" if fetched is None else fetched.key)
         fields = {name: described[name] for name in ("tier", "device", "dtype")}
         _logger.info("model ready", extra={"fields": {"model": self.name, "s": seconds, **fields}})
         self._woken.set_result("")
@@ -355,6 +357,7 @@ class Resident:
         _logger.error("model failed", extra={"fields": fields}, exc_info=cause)
         self.start.status.fail(sentence)
         self.start.readiness.fail(sentence)
+        self._settings = replace(self._settings, tested="")
         if before is ModelState.WAKING:
             pause = pause or min(_PAUSE_S * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE_S)
             self._failures, self._reason, self._may_wake = self._failures + 1, sentence, time.monotonic() + pause

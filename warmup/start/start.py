@@ -62,7 +62,8 @@ class StartedModel:
 
     cold: the buckets that are not warm yet, and are warmed while the server captions.
     weights: the result of looking for prepared weights.
-    slow: a lone request computes for longer than a first run may take, so a rehearsal would only delay READY.
+    rehearses: a request is rehearsed before READY. False where that would only delay READY: a lone request
+        computes for longer than a first run may take, or this server has started the model before.
     publication: with the jit backend, the future result of publishing the graphs that it compiled.
     """
 
@@ -74,7 +75,7 @@ class StartedModel:
     artifacts: Artifacts | None
     cold: tuple[Bucket, ...]
     weights: WeightsResult
-    slow: bool = False
+    rehearses: bool = True
     publication: "Future[list[Published]] | None" = None
 
     @property
@@ -184,8 +185,10 @@ def _load(
         return _bring_up(loader, preparation)
 
 
-def _bring_up(loader: Loader[B], preparation: Preparation) -> StartedModel:
-    """Makes a warm model of the results of the preparation, with torch's module or without."""
+def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = False) -> StartedModel:
+    """Makes a warm model of the results of the preparation, with torch's module or without. `tested`: the model has
+    passed its self-test in this server before, with the same packages; the request that it wakes for is the next
+    one to run all layers."""
     from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415  no part waits for its import
     from snapcap.warmup.start.warmer import LONGEST_RUN_S, Warmer, self_test  # noqa: PLC0415  likewise
 
@@ -210,12 +213,16 @@ def _bring_up(loader: Loader[B], preparation: Preparation) -> StartedModel:
         warmer.warm(now, backend)
         if loader.jit is not None:
             loader.jit.settle()
-        with timeline.phase("self_test"):
-            _, seconds = self_test(runner, buckets[0])
-            slow = plan.device_type == "cpu" and seconds > LONGEST_RUN_S
+        rehearses = not tested
+        if not tested:
+            with timeline.phase("self_test"):
+                _, seconds = self_test(runner, buckets[0])
+                rehearses = plan.device_type != "cpu" or seconds <= LONGEST_RUN_S
         publication = None if loader.jit is None else loader.jit.publish()
     cold = buckets[len(now) :]
-    return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, slow, publication)
+    return StartedModel(
+        checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, rehearses, publication
+    )
 
 
 def _without_torch(preparation: Preparation) -> StartedModel | None:
@@ -226,8 +233,9 @@ def _without_torch(preparation: Preparation) -> StartedModel | None:
     if artifacts is None:
         raise TypeError("a start without torch, and without packages")
     try:
-        plan = preparation.planned.result().plan
-        return _bring_up(NativeLoader(plan, artifacts, preparation.options, preparation.timeline), preparation)
+        plan, options = preparation.planned.result().plan, preparation.options
+        loader = NativeLoader(plan, artifacts, options, preparation.timeline)
+        return _bring_up(loader, preparation, tested=artifacts.key == options.tested)
     except StartError:
         raise
     except CaptureError as error:

@@ -68,11 +68,11 @@ class ArtifactsFound(NamedTuple):
 
 
 class ModelLoaded(NamedTuple):
-    """The model is warm, and waits for `Rehearsed`. ``slow``: a request with the model would only delay READY, so
-    none is rehearsed."""
+    """The model is warm, and waits for `Rehearsed`. ``rehearses``: a request with the model is rehearsed before
+    READY."""
 
     limits: Limits
-    slow: bool
+    rehearses: bool
 
 
 class PhaseSeen(NamedTuple):

@@ -97,14 +97,14 @@ def test_a_rehearsal_that_fails_does_not_stop_the_start(tmp_path: Path, caplog: 
     assert "no lines learnt" in caplog.text
 
 
-@pytest.mark.parametrize(("longest", "slow"), [(0.0, True), (60.0, False)])
+@pytest.mark.parametrize(("longest", "rehearses"), [(0.0, False), (60.0, True)])
 def test_a_start_says_if_captions_of_the_model_take_long(
-    longest: float, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    longest: float, rehearses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("snapcap.warmup.start.warmer.LONGEST_RUN_S", longest)
     start = Start(tmp_path)
     start.stop()
-    assert start.loaded.slow == slow
+    assert start.loaded.rehearses == rehearses
 
 
 def test_without_a_model_each_thread_decodes_and_serves_others_later(
