@@ -277,7 +277,7 @@ class BackgroundBuild:
             _logger.error("swap refused; the bucket stays eager", extra={"fields": {**fields, "error": str(error)}})
             return
         status.swapped("swapped")
-        captured = loaded.runner.runs_ahead
+        captured = loaded.runner.device.runs_ahead
         status.update(component, size, "captured" if captured else "warm", backend.name)
         _logger.info("bucket swapped in", extra={"fields": fields})
 
@@ -311,7 +311,7 @@ def swap_bucket(
     check = check_encoder if component == "encoder" else check_decoder
     check(runner, dtype, bucket, compiled, eager)
     runner.bind(component, bucket, compiled)
-    if runner.runs_ahead:
+    if runner.device.runs_ahead:
         runner.capture(component, bucket)
 
 
