@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.app import Services
 from snapcap.service.config.settings import HttpLimits, HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import Connections
