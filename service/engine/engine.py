@@ -28,6 +28,7 @@ from snapcap.service.engine.remote.messages import Pulse
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.scheduler import RunningRequest, Scheduler
 from snapcap.service.errors import EngineFailed
+from snapcap.warmup.machine.worker import fulfil
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 if TYPE_CHECKING:
@@ -170,15 +171,11 @@ class Engine:
 
         def run() -> Exception | None:
             self._doing = doing
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-                return error if isinstance(error, Exception) else None
-            finally:
-                self._work += 1  # before `_doing` is cleared, as `pulse` may run between both
-                self._doing = ""
-            return None
+            fulfil(future, function)
+            self._work += 1  # before `_doing` is cleared, as `pulse` may run between both
+            self._doing = ""
+            error = future.exception()
+            return error if isinstance(error, Exception) else None
 
         self._calls.put(run)
         self._scheduler.wake()

@@ -21,7 +21,6 @@ from snapcap.service.config.settings import Settings
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import NotReady, ServiceError
 from snapcap.service.images.decode import with_library
 from snapcap.service.offline.discovery import reason_of
@@ -96,7 +95,7 @@ class OfflineModel:
         self._device.join(_LAST_WORDS_S)
         return self.error
 
-    def _ready(self, loaded: StartedModel, engine: Engine, _scheduler: Scheduler) -> None:
+    def _ready(self, loaded: StartedModel, engine: Engine) -> None:
         self._status.started()
         checkpoint, artifacts, plan = loaded.checkpoint, loaded.artifacts, loaded.plan
         library = None if artifacts is None else artifacts.image_library()

@@ -41,6 +41,7 @@ from snapcap.warmup.machine.files import (
     open_regular,
     other_writers,
     scratch_folder,
+    write_file,
 )
 
 
@@ -145,25 +146,23 @@ class FolderStore:
         self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
     ) -> str | None:
         path = self.path(name)
-        with self._translated(path), new_file(path) as temporary:
-            temporary.write_bytes(data)
+        with self._translated(path):
             if not if_absent and if_version is None:
-                commit(temporary, path)
+                write_file(path, data)
                 return _version(data)
             with self._lock():  # only conditional writes compete
                 current = self.read(name, _SMALL)
                 holds = current is None if if_absent else current is not None and current.version == if_version
                 if not holds:
                     return None
-                commit(temporary, path)
+                write_file(path, data)
         return _version(data)
 
     def keep(self, name: str, data: bytes) -> None:
         """Write what can be had again and is verified when it is read: without waiting for the disk."""
         path = self.path(name)
-        with self._translated(path), new_file(path) as temporary:
-            temporary.write_bytes(data)
-            commit(temporary, path, durable=False)
+        with self._translated(path):
+            write_file(path, data, durable=False)
 
     def delete(self, name: str) -> None:
         path = self.path(name)

@@ -173,6 +173,14 @@ def commit(temporary: Path, path: Path, durable: bool = True) -> None:
         sync(path.parent)
 
 
+def write_file(path: Path, data: bytes, durable: bool = True) -> None:
+    """Writes a file, whole or not at all, in place of any other of its name. ``durable``: as for ``commit``. Raises
+    OSError if it cannot be written."""
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+        commit(temporary, path, durable)
+
+
 def other_writers(status: os.stat_result) -> str:
     """Names the other users that the mode of a file or folder lets write to it, such as "everybody"; empty if there
     are none.
