@@ -3,6 +3,7 @@
 Threads read and decode a bounded number of images ahead of the engine.
 """
 
+import itertools
 import logging
 import queue
 import threading
@@ -76,10 +77,12 @@ class OfflineModel:
             self._failed,
         )
 
-    def start(self) -> Model | None:
-        """Loads the model and returns it when it is warm. Returns None if the start failed."""
+    def start(self) -> Model:
+        """Loads the model and returns it when it is warm. Raises the exception of a failed start."""
         self._device.start()
         self._changed.wait()
+        if self._model is None:
+            raise self.error or RuntimeError("the start failed")
         return self._model
 
     def close(self, patience: float | None = None) -> None:
@@ -181,8 +184,7 @@ class Feed:
         self._threads = threads
         self._ahead = ahead
         self._room = threading.Semaphore(ahead)
-        self._lock = threading.Lock()
-        self._next = 0
+        self._indices = itertools.count()
         self._hurry = threading.Event()  # set while one decode thread is too slow for the engine
         self._hurry.set()
         self._under_way: dict[int, Future[Completion]] = {}
@@ -254,9 +256,7 @@ class Feed:
             if helps:
                 self._hurry.wait()
             self._room.acquire()
-            with self._lock:
-                index = self._next
-                self._next += 1
+            index = next(self._indices)
             if self._stopped or index >= len(paths):
                 self._room.release()  # so that the next thread wakes and ends too
                 return

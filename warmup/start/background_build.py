@@ -90,14 +90,14 @@ class BackgroundBuild:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, wait_s: float = ENDING_S) -> None:
+    def stop(self) -> None:
         """End the build's processes; what is compiled stays for the next start. Waits a moment for its lease to be
         given back: else the next builder would have to wait until it expires."""
         self._stopped.set()
         if self._builder is not None:
             self._builder.stop()
         if self._thread.is_alive():
-            self._thread.join(wait_s)
+            self._thread.join(ENDING_S)
 
     def _run(self) -> None:
         try:

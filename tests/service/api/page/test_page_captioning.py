@@ -82,7 +82,7 @@ def test_parts_that_an_answer_names_are_drawn_over_the_picture(
     give(page, image(3))
     expect(page.locator("#caption")).to_have_text("3 7")
     expect(page.locator("#regions")).to_be_hidden()
-    naming = Naming(model.defaults.tokenizer(None))
+    naming = Naming(model.defaults.tokenizer(None), PLAIN_CONFIG)
     services.captioner.attach(engine, "fake", model.image_decoder, naming)
     give(page, image(4))
     drawing = page.locator("#regions")
