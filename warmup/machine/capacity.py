@@ -125,10 +125,10 @@ def free_memory() -> int:
     return min([_machine_memory(), *_group_memory()])
 
 
-def first_for_the_oom_killer() -> None:
-    """Have this process killed before others where memory runs out all the same."""
+def first_for_the_oom_killer(score: int = 1000) -> None:
+    """Have this process killed before others, of a lower score, where memory runs out all the same."""
     with contextlib.suppress(OSError):  # not Linux
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def _machine_memory() -> int:
@@ -139,16 +139,19 @@ def _machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _group_memory() -> Iterator[int]:
+def memory_limits() -> Iterator[tuple[int, Path, str, tuple[str, str]]]:
+    """Yields each limit of memory in bytes and the folder of its control group, with the names of ``_FILES`` for the
+    usage and for the pages of files."""
     for group in control_groups("memory"):
         for limit, used, pages in _FILES:
-            try:
-                most = (group / limit).read_text().strip()
-                if most == "max":
-                    continue
-                lines = (group / "memory.stat").read_text().splitlines()
-                counts = dict(line.split() for line in lines)
-                files = sum(int(counts[name]) for name in pages)
-                yield max(0, int(most) - int((group / used).read_text()) + files)
-            except (OSError, ValueError, KeyError):  # not there, or not as the kernel writes it
-                continue
+            with contextlib.suppress(OSError, ValueError):  # not there, or no number: no limit
+                yield int((group / limit).read_text()), group, used, pages
+
+
+def _group_memory() -> Iterator[int]:
+    for limit, group, used, pages in memory_limits():
+        with contextlib.suppress(OSError, ValueError, KeyError):  # not there, or not as the kernel writes it
+            lines = (group / "memory.stat").read_text().splitlines()
+            counts = dict(line.split() for line in lines)
+            files = sum(int(counts[name]) for name in pages)
+            yield max(0, limit - int((group / used).read_text()) + files)
