@@ -33,6 +33,7 @@ from snapcap.warmup.artifacts.store import (
 )
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import (
+    LEFT_BEHIND_S,
     NotAFileError,
     commit,
     locked_alone,
@@ -79,7 +80,6 @@ _FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", MODELS, MODE
 _LISTED = 10_000  # entries of a folder: one with more than that is searched among some of them
 _SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
 _LOCK_SECONDS = 10.0
-_LEFT_BEHIND_SECONDS = 3600.0  # not every file system shares its locks with the other machines that mount it
 _SHORT = 4096
 _PIECE = 1024 * 1024
 
@@ -298,7 +298,7 @@ class FolderStore:
         parent = self.root / _SCRATCH
         with self._translated(parent), contextlib.ExitStack() as entering:
             make_folder(parent)
-            folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, _LEFT_BEHIND_SECONDS))
+            folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, LEFT_BEHIND_S))
             scope = entering.pop_all()
         with scope:
             yield folder
