@@ -66,9 +66,7 @@ def test_a_build_begins_on_another_thread_and_is_ended(made: list[FakeBuild]) ->
     assert [(build.started, build.stopped) for build in made] == [(1, 1)]
 
 
-def test_a_server_that_ends_first_builds_nothing(
-    made: list[FakeBuild], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ends_first_builds_nothing(made: list[FakeBuild], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "AFTER_READY_S", PATIENCE)
     stop = begin()
     assert not made  # whoever waited for READY comes first

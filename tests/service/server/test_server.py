@@ -146,9 +146,7 @@ def test_a_client_that_hangs_up_frees_its_place(run, engine, image) -> None:
     server.until(lambda: server.in_flight() == 0)
 
 
-def test_a_second_signal_ends_the_process_at_once(
-    services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_signal_ends_the_process_at_once(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[int] = []
     monkeypatch.setattr(os, "_exit", statuses.append)
     app, connections = create_app(services, BodyLimits(1, 1)), Connections(HttpLimits())
