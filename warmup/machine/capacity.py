@@ -140,8 +140,8 @@ def _machine_memory() -> int:
 
 
 def memory_limits() -> Iterator[tuple[int, Path, str, tuple[str, str]]]:
-    """Yields each limit of memory in bytes and the folder of its control group, with the names of ``_FILES`` for the
-    usage and for the pages of files."""
+    """Yields each limit of memory in bytes, the folder of its control group, and the names of ``_FILES`` for the
+    usage and the pages of files."""
     for group in control_groups("memory"):
         for limit, used, pages in _FILES:
             with contextlib.suppress(OSError, ValueError):  # not there, or no number: no limit

@@ -185,8 +185,8 @@ def write_file(path: Path, data: bytes, durable: bool = True) -> None:
 
 
 def remove_left(files: Iterable[Path], alone: bool | None) -> None:
-    """Removes files that killed processes were writing. ``alone``: what `take_lock` returned for their lock; if it is
-    None, files remain that somebody has written to within the hour. Raises OSError if a file stays."""
+    """Removes files that killed processes were writing. ``alone``: what `take_lock` returned for their lock; if
+    it is None, files remain that somebody has written to within the hour. Raises OSError if a file stays."""
     for file in files:
         with contextlib.suppress(FileNotFoundError):
             if alone or time.time() - file.lstat().st_mtime > LEFT_BEHIND_S:
