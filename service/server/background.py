@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.service.readiness import AFTER_READY_S, after_ready
+from snapcap.service.readiness import after_ready
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -23,12 +23,12 @@ _weights_logger = logging.getLogger("snapcap.weights")
 
 
 class _Behind:
-    """Background work that begins some seconds from now, on a thread of its own, and can be ended."""
+    """Background work that begins soon after READY, on a thread of its own, and can be ended."""
 
-    def __init__(self, work: Callable[["_Behind"], None], after_s: float) -> None:
+    def __init__(self, work: Callable[["_Behind"], None]) -> None:
         self._stops: list[Callable[[], object]] = []
         self._stopped = threading.Event()
-        self._timer = after_ready(partial(work, self), after_s)
+        self._timer = after_ready(partial(work, self))
 
     @property
     def stopped(self) -> bool:
@@ -47,14 +47,10 @@ class _Behind:
 
 
 def start_build(
-    options: "StartOptions",
-    loaded: "StartedModel",
-    status: "StartupStatus",
-    engine: "Engine",
-    after_s: float = AFTER_READY_S,
+    options: "StartOptions", loaded: "StartedModel", status: "StartupStatus", engine: "Engine"
 ) -> Callable[[], object]:
-    """Schedules the build ``after_s`` seconds from now, if there is something to build, or if a store could not be
-    read and is to be asked again. Returns a function that ends it."""
+    """Schedules the build if there is something to build, or if a store could not be read and is to be asked again.
+    Returns a function that ends it."""
     if loaded.compiled or options.compute.backend not in ("auto", "aot"):
         return lambda: None
     if options.store.build == "off":
@@ -77,17 +73,14 @@ def start_build(
         if behind.keep(build.stop):
             build.start()
 
-    return _Behind(begin, after_s).stop
+    return _Behind(begin).stop
 
 
 _LOWEST_PRIORITY = 19
 
 
-def start_preparing(
-    options: "StartOptions", loaded: "StartedModel", after_s: float = AFTER_READY_S
-) -> Callable[[], object]:
-    """Schedules the preparation ``after_s`` seconds from now, in a process of its own. Returns a function that ends
-    it."""
+def start_preparing(options: "StartOptions", loaded: "StartedModel") -> Callable[[], object]:
+    """Schedules the preparation, in a process of its own. Returns a function that ends it."""
     if loaded.weights in ("hit", "off"):
         return lambda: None
 
@@ -111,7 +104,7 @@ def start_preparing(
             fields = {"result": prepared.result, "reason": prepared.reason}
             _weights_logger.log(level, "weights for the next start", extra={"fields": fields})
 
-    return _Behind(prepare, after_s).stop
+    return _Behind(prepare).stop
 
 
 def _is_writable(folder: Path) -> bool:

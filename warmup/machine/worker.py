@@ -354,9 +354,14 @@ def _ending(code: int | None) -> str:
 
 def within(seconds: float, work: Callable[[], T], name: str) -> T:
     """Does work on another thread, which is left to itself when the time is over. Raises TimeoutError then."""
+    return begin(work, name).result(seconds)
+
+
+def begin(work: Callable[[], T], name: str) -> "Future[T]":
+    """Begins work on a thread of its own. Returns the future of its result."""
     future: Future[T] = Future()
     threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True).start()
-    return future.result(seconds)
+    return future
 
 
 def fulfil(future: "Future[T]", work: Callable[[], T]) -> None:

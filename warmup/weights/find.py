@@ -55,18 +55,17 @@ def model_factors(options: StartOptions) -> Factors:
         "model.source": published_name(options.model.source),
         "device.type": device.partition(":")[0],
         "model.dtype": dtype,
-        "source.weights": _source_digest(package_folder("snapcap.models")),
+        "source.weights": _source_digest(),
         "torch.version": torch_version().version,
     }
 
 
-def layout_digest(config: ModelConfig, transform: "ImageTransform", models: Path | None = None) -> str:
+def layout_digest(config: ModelConfig, transform: "ImageTransform") -> str:
     """SHA-256, in hex, of what makes a checkpoint's tensors the regions' ones: our sources, torch, whose arithmetic
     it is, and of the configuration the dimensions, the tokens before an image and the normalisation of images.
-    ``models``: the folder of our sources, if it is not the installed one. Raises OSError if the sources cannot be
-    read, MachineError if what is installed cannot be told."""
+    Raises OSError if the sources cannot be read, MachineError if what is installed cannot be told."""
     described = {
-        "sources": _source_digest(models or package_folder("snapcap.models")),
+        "sources": _source_digest(),
         "torch": torch_version().version,
         "dimensions": config.dimensions(),
         "prefix": config.prefix,
@@ -75,8 +74,8 @@ def layout_digest(config: ModelConfig, transform: "ImageTransform", models: Path
     return hashlib.sha256(canonical_json(described)).hexdigest()
 
 
-def _source_digest(models: Path) -> str:
-    files: list[Path] = []
+def _source_digest() -> str:
+    models, files = package_folder("snapcap.models"), list[Path]()
     for pattern in _SOURCES:
         found = [*models.glob(pattern)]
         if not found:
