@@ -25,7 +25,7 @@ from snapcap.warmup.artifacts.fetch import (
     NotFetchedError,
     described,
     local_model,
-    weights_at_hand,
+    local_weights,
 )
 from snapcap.warmup.artifacts.folder import FolderStore, check_owner
 from snapcap.warmup.artifacts.key import Factors, artifact_key
@@ -87,9 +87,9 @@ class ModelFetcher(Fetcher):
         weights begin to come. Raises NotFetchedError if there is none that may be used."""
         try:
             local, key = FolderStore.open(self._options.store_folder), artifact_key(self._factors)
-            at_hand = self._pinned(local, key)
-            if at_hand is not None:
-                return at_hand
+            cached = self._pinned(local, key)
+            if cached is not None:
+                return cached
             told = self._bring({"do": "model", "factors": self._factors, "download": download}, self._end)
             if told.unasked:
                 report_unasked(self._options.model.source, told.unasked)
@@ -148,7 +148,7 @@ class ModelFetcher(Fetcher):
             return None
         with contextlib.suppress(ValueError, StoreError):  # a damaged model is fetched again
             model = self._described(local, key)
-            if model is not None and weights_at_hand(local, model.found) is not None:
+            if model is not None and local_weights(local, model.found) is not None:
                 return model if model.found.weights.identity == {"commit": commit} else None
         return None
 
@@ -161,7 +161,7 @@ class ModelFetcher(Fetcher):
 
     def _weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
         local, wanted = FolderStore.open(self._options.store_folder), model.found.weights
-        if weights_at_hand(local, model.found) is None:
+        if local_weights(local, model.found) is None:
             self._fetched = self._bring({"do": "weights"}).bytes_fetched
         name = prepared_name(wanted.checkpoint, checkpoint, plan)
         with self._opened(local, model.found) as file:
@@ -180,7 +180,7 @@ class ModelFetcher(Fetcher):
                 check_owner(path, os.fstat(file.fileno()))
                 yield file
             return
-        name = weights_at_hand(local, found)
+        name = local_weights(local, found)
         if name is None:
             raise StoreError("the weights that were there are gone")
         with local.opened(name) as opened:
