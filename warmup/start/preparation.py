@@ -20,7 +20,7 @@ from snapcap.warmup.artifacts.manifest import CPU_LIBRARY
 from snapcap.warmup.artifacts.worker import find_artifacts
 from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint, brought, config_of, resolved
+from snapcap.warmup.plan.checkpoint import Checkpoint, config_of, downloaded, resolved
 from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -142,7 +142,7 @@ class Preparation:
         else:
             if self._fetcher is None:
                 raise TypeError("a published model, and no fetcher")
-            bring = partial(brought, options, published.found.weights.identity)
+            bring = partial(downloaded, options, published.found.weights.identity)
             checkpoint = replace(checkpoint, bring=bring)
             self._callbacks.checkpoint(checkpoint)
             with self.timeline.phase("fetch_weights"):
