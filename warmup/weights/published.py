@@ -1,8 +1,8 @@
-"""Brings a published model to this machine, for a start: a worker process does it, and is believed little.
+"""Fetches a published model for a start, through a worker process that this process does not trust.
 
-The manifest's signature and the small files' digests are verified here again. The worker has verified the chunks of
-the weights; this process runs the same checks as for local prepared weights: the file's owner, its size, its
-header, and the checkpoint that they were made of. No torch, no botocore.
+This process verifies the manifest's signature and the small files' digests again. The worker has verified the
+chunks of the weights; this process runs the same checks as for local prepared weights: the file's owner, size and
+header, and the checkpoint of which the weights were made. Imports no torch and no botocore.
 """
 
 import contextlib
@@ -49,15 +49,15 @@ _logger = logging.getLogger("snapcap.weights")
 
 @dataclass(frozen=True)
 class Described:
-    """A model whose small files are in ``folder``, as a checkpoint's are."""
+    """Holds a published model. ``folder`` has its small files, like a checkpoint's folder."""
 
     found: Found
     folder: Path
 
 
 class ModelFetcher(Fetcher):
-    """Fetches a model, and its packages meanwhile. Call ``describe``, then ``packages`` and ``weights`` in this
-    order, then ``close``, which ends the worker. Thread-safe."""
+    """Fetches a model's weights and, in parallel, its packages. Call ``describe``, then ``packages`` and
+    ``weights`` in this order, then ``close``, which ends the worker. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
         """``worker``: from ``fetch_worker``, if its process was launched already."""
@@ -66,10 +66,10 @@ class ModelFetcher(Fetcher):
         self._end = time.monotonic() + options.store.deadline + GRACE  # deadline of all tasks before the weights
 
     def begin(self) -> None:
-        """Have the worker start, which imports for longer than whoever asks has to prepare. Does not wait."""
+        """Start the worker on a thread, because its imports take longer than the caller's preparation."""
 
         def start() -> None:
-            with self._lock, contextlib.suppress(Exception):  # said again when it is asked
+            with self._lock, contextlib.suppress(Exception):  # the first task raises the error again
                 self._worker.start(self._end - time.monotonic())
 
         threading.Thread(target=start, name="snapcap-fetcher", daemon=True).start()
@@ -83,8 +83,8 @@ class ModelFetcher(Fetcher):
         return trust_of(self._options.store)
 
     def describe(self, download: bool = True) -> Described:
-        """The verified description of the model, of the revision that its source has now. ``download``: have the
-        weights begin to come. Raises NotFetchedError if there is none that may be used."""
+        """Returns the verified description of the model, in its source's present revision. ``download``: begin to
+        download the weights. Raises NotFetchedError if there is no usable published model."""
         try:
             local, key = FolderStore.open(self._options.store_folder), artifact_key(self._factors)
             cached = self._pinned(local, key)
@@ -101,7 +101,7 @@ class ModelFetcher(Fetcher):
             raise NotFetchedError.of(error) from error
 
     def weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
-        """Map the weights, once they have come. Raises nothing."""
+        """Wait until the weights are downloaded, and map them. Raises nothing."""
         try:
             return self._weights(model, checkpoint, plan)
         except PreparedError as error:
@@ -112,7 +112,8 @@ class ModelFetcher(Fetcher):
             return FoundWeights(failed.result, failed.reason)
 
     def _set_aside(self, found: Found) -> None:
-        """Have the next start fetch weights that are damaged, or say that they are to be published again."""
+        """Removes damaged weights, so that the next start fetches them, or logs that they must be published
+        again."""
         with contextlib.suppress(OSError):
             (self._options.store_folder / WEIGHTS / fetched_name(found.weights.content)).unlink()
         if not found.vouched:
@@ -120,7 +121,7 @@ class ModelFetcher(Fetcher):
         blob = found.weights.file
         with contextlib.suppress(StartError, StoreError):
             local = FolderStore.open(self._options.store_folder)
-            # Only a file that has not the content of its name is removed.
+            # Only a file whose content does not match its name is removed.
             if local.size(blob_name(blob)) is not None and local.verified(blob) is None:
                 _logger.warning(
                     "damaged weights removed; snapcap build --weights publishes them again",
@@ -128,7 +129,7 @@ class ModelFetcher(Fetcher):
                 )
 
     def close(self) -> None:
-        """Wait until the weights are on the disk, and end the worker; a failure is logged."""
+        """Wait until the weights are synced to the disk, and end the worker. A failure is logged."""
         try:
             if self._fetched:
                 self._bring({"do": "finish"}, time.monotonic() + FINISH_S + GRACE)
@@ -153,8 +154,8 @@ class ModelFetcher(Fetcher):
         return None
 
     def _described(self, local: FolderStore, key: str) -> Described | None:
-        """Returns the model in the folder, or None if its manifest or one of its small files is missing. Raises
-        ManifestError, StoreError."""
+        """Returns the folder's model, or None if its manifest or one of its small files is missing. Raises
+        ManifestError or StoreError."""
         found = local_model(local, key, self._trust)
         folder = None if found is None else described(local, found.manifest)
         return None if found is None or folder is None else Described(found, folder)
@@ -173,7 +174,7 @@ class ModelFetcher(Fetcher):
 
     @contextlib.contextmanager
     def _opened(self, local: FolderStore, found: Found) -> Iterator[io.BufferedReader]:
-        """The file, under its name or, until it is on the disk, as it was left."""
+        """Opens the file of weights by its final name, or by its temporary name while it is not yet synced."""
         if self._fetched:
             path = local.root / WEIGHTS / fetching_name(found.weights.content, VERIFIED)
             with open_regular(path) as file:
@@ -189,7 +190,7 @@ class ModelFetcher(Fetcher):
             yield opened
 
     def _bring(self, task: Mapping[str, Any], end: float | None = None) -> Fetched:
-        """The worker's answer to a task that it has done. Raises NotFetchedError."""
+        """Returns the worker's answer to a task. Raises NotFetchedError if the task failed."""
         told = self._ask(task, end)
         if told.result != "hit":
             raise NotFetchedError(told.result, told.reason, told.differences)
