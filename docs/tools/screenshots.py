@@ -28,7 +28,7 @@ _READY_S = 60
 def main(arguments: list[str]) -> None:
     """Writes `page-light.png` and `page-dark.png`."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--folder", type=Path, default=_FOLDER, help="folder for the pictures; default: the README's")
+    parser.add_argument("--folder", type=Path, default=_FOLDER, help="folder for the pictures (docs/images)")
     known, options = parser.parse_known_args(arguments)
     chromium = shutil.which("chromium")
     if chromium is None:

@@ -208,8 +208,8 @@ def _copy_tokenizer(folder: Path, copy: Path) -> bool:
         if path.suffix in _TOKENIZER_ENDINGS and is_there(path):
             shutil.copyfile(path, copy / path.name)
     config = read_json(folder / "config.json")
-    # transformers knows no tokenizer of a vision-encoder-decoder, so the configuration is the decoder's. It needs
-    # only the model type, which snapcap supports.
+    # transformers knows no tokenizer of a vision-encoder-decoder, so the configuration is the decoder's, of which
+    # transformers needs only the model type.
     owner = config["decoder"] if config["model_type"] == "vision-encoder-decoder" else config
     (copy / "config.json").write_text(json.dumps({"model_type": owner["model_type"]}))
     settings = json_or_empty(folder / "tokenizer_config.json")

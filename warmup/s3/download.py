@@ -203,7 +203,7 @@ class _Job:
     """Downloads an object into a temporary file beside its destination.
 
     s3transfer is not used, because it has no deadline: its manager waits until its threads end, and nothing can
-    close the connection that a thread reads from. It also does not check the free space on the disk.
+    close the connection that a thread reads from. Its manager does not check the disk's free space either.
     """
 
     item: Download

@@ -145,7 +145,7 @@ class Warmer:
     def _call(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
         if self.status.bucket(component, bucket.size).backend == "aot":
             runner.run_first_layers(component, bucket)  # the self-test runs all layers
-        elif component == "encoder":  # one call for each number of tokens, because jit compiles for each
+        elif component == "encoder":  # called for each number of tokens, because jit compiles for each
             vision = runner.config.vision
             for picture in examples(vision.image_size, vision.token_buckets):
                 runner.encode(bucket, [picture] * bucket.size, 0)

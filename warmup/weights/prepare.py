@@ -1,7 +1,7 @@
 """Writes the prepared weights of a checkpoint, completely or not at all, in a separate process.
 
 Converting takes seconds of Python on a CPU, which must not delay a server. So a process of the lowest priority
-reads the checkpoint again. It converts on the CPU, also for a GPU, because only the device thread uses the GPU. The
+reads the checkpoint again and converts it on the CPU, also for a GPU, which only the device thread uses. The
 file has the tensors that `load_weights` returns. The process ends when its parent ends.
 
     job   {"checkpoint": …, "plan": …, "store": …}, then {"thorough": …}
