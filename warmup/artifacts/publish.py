@@ -1,5 +1,4 @@
-"""Publishes artifact sets and models: blobs first and the manifest last, so that no reader finds an incomplete
-set."""
+"""Publishes artifact sets and models: blobs first, the manifest last, so that no set is ever incomplete."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,5 +1,4 @@
-"""Publishes the results of a build: to the local folder, and to S3 if the store is writable and the set is
-signed."""
+"""Publishes the results of a build to the local folder, and to S3 if it is writable and the set is signed."""
 
 import logging
 from collections.abc import Mapping

@@ -135,8 +135,8 @@ def _check_weights(staging: Path, config: ModelConfig) -> None:
 
 
 def _without_aliases(tensors: "dict[str, Tensor]", config: ModelConfig) -> "dict[str, Tensor]":
-    """Give every tensor its own memory, because safetensors requires it. Of tied tensors that share memory, only
-    one name is kept."""
+    """Give every tensor its own memory, because safetensors requires it. Tied tensors that share memory
+    keep only one name."""
     theirs = {ours: name for name, ours in config.names.canonical(tensors).items()}
     left_out: set[str] = set()
     for names in ties(tied_head=True) if config.decoder.tied_head else ():
