@@ -74,8 +74,7 @@ class BodyBudget:
     a client that sends nothing reserves nothing."""
 
     def __init__(self, limit: float = math.inf) -> None:
-        """`limit`: bytes. A lone request may exceed it, so that a small limit never refuses a body of an allowed
-        size."""
+        """`limit`: bytes. A lone request may exceed it, so no limit refuses a body of an allowed size."""
         self.limit = limit
         self._lock = threading.Lock()
         self.held = 0  # bytes that are held now

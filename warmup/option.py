@@ -69,8 +69,7 @@ def option(
     repeatable: bool = False,
 ) -> Any:
     """Returns a dataclass field for an option. `default` may be a function, called for each new instance. Without
-    `metavar`, the parser names the value. Without `default_text`, the help shows the default, or "none" for no
-    value."""
+    `metavar`, the parser names the value. Without `default_text`, the help shows the default or "none"."""
     if choices:
         parse, metavar = parse_choice(choices), "{" + ",".join(choices) + "}"
     metavar = metavar or _METAVARS.get(parse.__qualname__.partition(".")[0], "TEXT")
@@ -243,8 +242,7 @@ def parse_host_names(text: str) -> tuple[str, ...]:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Parses "https://a.example,http://localhost:3000" to two origins in a browser's spelling; "*" is every
-    origin."""
+    """Parses "https://a.example,http://localhost:3000" to two origins as browsers write them; "*" is any."""
     origins = []
     for name in text.split(","):
         found = _ORIGIN.fullmatch(name.strip().lower())

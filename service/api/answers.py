@@ -105,8 +105,7 @@ class Answers:
         self._fetcher = fetcher
 
     def of(self, name: str) -> Captioner:
-        """Returns the captioner of a model, or the first captioner for an unknown name, which the API then refuses
-        or ignores."""
+        """Returns the captioner of a model; the first captioner for an unknown name, which the API handles."""
         models = self.captioner.models
         return models.get(meant(name, models)) or self.captioner
 

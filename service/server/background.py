@@ -86,8 +86,8 @@ _LOWEST_PRIORITY = 19
 def start_preparing(
     options: "StartOptions", loaded: "StartedModel", after_s: float = AFTER_READY_S
 ) -> Callable[[], object]:
-    """Schedules the preparation of weights ``after_s`` seconds from now, in a separate process. Returns a function
-    that ends it."""
+    """Schedules the preparation of weights in ``after_s`` seconds, in a process. Returns a function that ends
+    it."""
     if loaded.weights in ("hit", "off"):
         return lambda: None
 

@@ -407,8 +407,7 @@ def _hit(local: FolderStore, manifest: Manifest, reason: str) -> Fetched:
 
 
 def _missing(transfer: _Transfer, factors: Factors, *stores: tuple[ArtifactStore, Trust]) -> NotFetchedError:
-    """Returns a miss, or stale if the nearest manifest differs only in software. The reason names the
-    differences."""
+    """Returns a miss, or stale if the nearest manifest differs only in software, with the differences."""
     key, where = transfer.key, stores[0][0].location
     candidates = [manifest for store, trust in stores for manifest in _latest(store, trust, transfer.until)]
     found = nearest(factors, (one for one in candidates if one.kind == factors.get("kind", one.kind)))
@@ -431,8 +430,7 @@ def nearest(factors: Factors, manifests: Iterable[Manifest]) -> tuple[Manifest, 
 
 
 def _latest(store: ArtifactStore, trust: Trust, until: float) -> list[Manifest]:
-    """Returns the store's latest readable manifests of sets. They only explain a miss, so unreadable ones are left
-    out."""
+    """Returns the store's latest manifests of sets, to explain a miss. Unreadable manifests are left out."""
     manifests = []
     try:
         names = store.newest(MANIFESTS, _COMPARED)

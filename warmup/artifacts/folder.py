@@ -85,8 +85,7 @@ _PIECE = 1024 * 1024
 
 @dataclass(frozen=True)
 class FolderStore:
-    """Stores artifacts in a folder that only its owner may write to: code in the folder may be run. See
-    ``open``."""
+    """Stores artifacts in a folder that only its owner may write to, as its code may be run. See ``open``."""
 
     root: Path
     is_remote = False
@@ -160,8 +159,7 @@ class FolderStore:
         return _version(data)
 
     def keep(self, name: str, data: bytes) -> None:
-        """Write an object without waiting for the disk: it can be fetched again, and is verified when it is
-        read."""
+        """Write an object without a sync: it can be fetched again, and is verified when it is read."""
         path = self.path(name)
         with self._translated(path), new_file(path) as temporary:
             temporary.write_bytes(data)
@@ -297,8 +295,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yields a temporary folder on the same file system. Removes it afterwards, with those of killed
-        processes."""
+        """Yields a temporary folder of the same file system. Removes it later, with those of killed processes."""
         parent = self.root / _SCRATCH
         with self._translated(parent), contextlib.ExitStack() as entering:
             make_folder(parent)

@@ -73,8 +73,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def check_factors(factors: Mapping[str, object]) -> dict[str, Factor]:
-    """Returns the factors after a check of their names, types and number. Raises FactorError as ``artifact_key``
-    does."""
+    """Checks names, types and number of factors, and returns them. Raises FactorError as ``artifact_key`` does."""
     if len(factors) > MAX_FACTORS:
         raise FactorError(f"there are {len(factors)} factors, more than {MAX_FACTORS}")
     return {_checked_name(name): _checked(name, value) for name, value in factors.items()}

@@ -59,8 +59,8 @@ class Lease:
     _version: str | None = None
 
     def renew(self) -> bool:
-        """Extend the lease. Returns False if another builder has taken it over. Raises StoreError if the store
-        fails; this process may then still hold the lease."""
+        """Extend the lease. Returns False if another builder has it. Raises StoreError if the store fails;
+        then this process may still hold it."""
         if not self.exclusive:
             return True
         version = None

@@ -25,8 +25,7 @@ _logger = logging.getLogger("snapcap.store")
 
 @dataclass(frozen=True)
 class Pack:
-    """Lists the distinct blobs of at most 8 MiB, in the order of their digests. Larger blobs take several
-    requests."""
+    """Lists distinct blobs of at most 8 MiB, each of which takes one request, in the order of digests."""
 
     blobs: tuple[Blob, ...]
 

@@ -280,8 +280,7 @@ class _Answering:
         return Fetched("hit", "")
 
     def _publish(self, key: str, replace: bool) -> "Published":
-        """Signs and publishes a set of the local folder, if the set is usable: every server trusts the
-        signature."""
+        """Signs and publishes a usable set of the local folder. Every server can trust the signature."""
         from snapcap.warmup.artifacts.publish import publish  # noqa: PLC0415  loaded only when needed
 
         store, remote = self._job.store, self._remote

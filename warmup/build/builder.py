@@ -73,8 +73,7 @@ class Room:
 
 
 class WorkQueue(Generic[T]):
-    """Queues work that waits for device memory. ``taken`` takes the first entry that fits, so small ones fill
-    gaps."""
+    """Queues work that waits for device memory. The first entry that fits is taken, so small ones fill gaps."""
 
     def __init__(self, room: Room, need: Callable[[T], int]) -> None:
         self._room = room
@@ -238,8 +237,7 @@ class BuildJob:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """Holds a package to check. ``kept``: an earlier run has checked it; only the check on the CPU library is
-    left."""
+    """Holds a package to check. ``kept``: checked by an earlier run, but not on the CPU library."""
 
     task: Task
     seconds: float
@@ -310,8 +308,7 @@ class Builder:
             )
 
     def run(self) -> Built:
-        """Build the missing packages. Raises BuildError if there is no compiler, or the folder cannot be
-        written."""
+        """Build the missing packages. Raises BuildError without a compiler or a writable folder."""
         missing, kept = list[Task](), list[_Compiled]()
         for task in self._tasks:
             if (found := self._folder.recorded(task.entry)) is not None:

@@ -44,8 +44,7 @@ def check(
     device: torch.device,
 ) -> float:
     """Compare a package's function with the region's, and return the largest relative difference. ``layer``: the
-    weights of one layer of the region, on any device. Raises CheckError if the results differ by more than rounding
-    in the dtype."""
+    weights of one layer, on any device. Raises CheckError if the results differ by more than rounding."""
     run(*(empty(spec, device).zero_() for spec in _specs(model, region, bucket)))  # GPU starts do so
     dtype = torch.int8 if any(each.dtype == torch.int8 for each in layer) else DTYPES[model.state.dtype]
     worst = 0.0

@@ -99,8 +99,7 @@ def open_workbench(job: BuildJob) -> Workbench:
 
 
 def job_weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
-    """Returns the checkpoint's weights in the layout of the job's device. Raises WeightsError if they cannot be
-    read."""
+    """Returns the checkpoint's weights in the layout of the job's device. Raises WeightsError if unreadable."""
     transform = ImageTransform.from_folder(job.checkpoint, config.vision.image_size, family=config.vision.family)
     dtype = DTYPES[job.plan.dtype]
     normalisation = transform.normalisation

@@ -135,8 +135,7 @@ def _check_weights(staging: Path, config: ModelConfig) -> None:
 
 
 def _without_aliases(tensors: "dict[str, Tensor]", config: ModelConfig) -> "dict[str, Tensor]":
-    """Give every tensor its own memory, because safetensors requires it. Tied tensors that share memory
-    keep only one name."""
+    """Give every tensor its own memory, as safetensors requires. Tied tensors in one memory keep one name."""
     theirs = {ours: name for name, ours in config.names.canonical(tensors).items()}
     left_out: set[str] = set()
     for names in ties(tied_head=True) if config.decoder.tied_head else ():
@@ -247,8 +246,7 @@ def _move(staging: Path, destination: Path) -> list[Path]:
 
 
 def _mode_of_new_files(folder: Path) -> int:
-    """Returns the mode of a new file under the umask, by making one: a process can read its umask only by setting
-    it."""
+    """Returns the mode of a new file, by creating one: reading the umask would mean setting it."""
     probe = folder / ".mode"
     os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     mode = stat.S_IMODE(probe.stat().st_mode)

@@ -118,8 +118,7 @@ def local_folder(source: str) -> Path | None:
 
 
 def checked(folder: Path, source: str) -> Path:
-    """Returns the folder. Raises CheckpointError if it holds no checkpoint, or only an adapter, or cannot be
-    read."""
+    """Returns the folder. Raises CheckpointError if it holds no checkpoint, only an adapter, or is unreadable."""
     try:
         found = is_there(folder / "config.json")
         if is_there(folder / ADAPTER):
@@ -135,8 +134,7 @@ def checked(folder: Path, source: str) -> Path:
 
 
 def _folder_below(folder: Path) -> Path | None:
-    """Returns a checkpoint's subfolder, such as a snapshot of the hub's cache or of a training run; None without
-    one."""
+    """Returns a subfolder with a checkpoint, such as a snapshot of the hub's cache or of a training; or None."""
     for pattern in ("snapshots/*/config.json", "*/config.json"):
         with contextlib.suppress(OSError):
             found = next(folder.glob(pattern), None)

@@ -52,9 +52,8 @@ def take_lock(descriptor: int) -> bool | None:
     """Tries to lock a file, without waiting. The file must be open for writing, because NFS requires it.
 
     Returns:
-        True if this process has the lock now, False if another process has it. None if there are no locks: NFS
-        without its lock service, a FUSE file system, or a system call filter. Locks only save work, so callers
-        continue without them.
+        True if this process has the lock now, False if another process has it. None without locks: NFS without its
+        lock service, a FUSE file system, or a system call filter. Callers then continue without the lock.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

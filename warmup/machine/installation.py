@@ -25,8 +25,7 @@ class TorchVersion(NamedTuple):
 
 
 def torch_version() -> TorchVersion:
-    """Returns torch's version from torch/version.py, without importing torch. Raises MachineError if torch is not
-    installed."""
+    """Returns torch's version without importing torch. Raises MachineError if torch is not installed."""
     try:
         version = runpy.run_path(str(package_folder("torch") / "version.py"))
         return TorchVersion(str(version["__version__"]), str(version["git_version"]), version["cuda"])
@@ -89,8 +88,7 @@ def require_compiler() -> str:
 
 
 def compiler_version() -> str | None:
-    """Returns the first line of the C++ compiler's `--version`; None without a compiler, or if it does not
-    answer."""
+    """Returns the first line of the C++ compiler's `--version`; None without a compiler or an answer."""
     import subprocess  # noqa: PLC0415 - a compiled start asks no compiler
 
     name = find_compiler()

@@ -113,8 +113,7 @@ def begin_device_context(device: str) -> None:
 
 
 def begin_device_libraries(device: str) -> None:
-    """Initialise the driver and load torch's libraries on a thread, without creating a context. Takes no memory of
-    the device."""
+    """Initialise the driver and load torch's libraries on a thread, without a context and without device memory."""
     threading.Thread(target=_open, args=(device, False), name="device-libraries", daemon=True).start()
 
 

@@ -30,8 +30,7 @@ class CacheCounts(NamedTuple):
 
 
 class CompilerCounts(NamedTuple):
-    """Counts compiled graphs, cache lookups and torch's Python modules; 0 if packages run without torch's
-    module."""
+    """Counts compiled graphs, cache lookups and torch's Python modules; 0 if packages run without torch."""
 
     graphs: int = 0
     caches: CacheCounts = CacheCounts()
@@ -131,8 +130,7 @@ class StatusState:
 
 
 class StartupStatus:
-    """Collects the status of a start. Thread-safe: the start and the builder write, HTTP and metrics read. Callers
-    only read ``state``."""
+    """Collects the status of a start. Thread-safe. Callers must not change ``state``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -164,8 +162,7 @@ class StartupStatus:
 
     @property
     def backend(self) -> str | None:
-        """The serving backend: its name if all buckets have the same, else ``mixed``; None before a bucket is
-        warm."""
+        """The serving backend: ``mixed`` if buckets have different ones; None before a bucket is warm."""
         names = {bucket.backend for bucket in self.buckets() if bucket.state != "pending"}
         return "mixed" if len(names) > 1 else next(iter(names), None)
 

@@ -74,8 +74,7 @@ class Staging(Protocol):
 
 
 class Readback(Protocol[B_contra]):
-    """Copies tokens to the host directly after the step that makes them, so that the next step may overwrite
-    them."""
+    """Copies tokens to the host directly after the step that makes them, before the next step overwrites them."""
 
     def start(self, rows: int, outcomes: B_contra | None = None) -> PendingTokens:
         """Copy the first ``rows`` tokens after the work launched so far. ``outcomes``: the static buffer

@@ -125,8 +125,7 @@ class _Staging:
 
 
 class _Readback:
-    """Implements `Readback` with two places: while the host reads one step's tokens, the device runs the next
-    step."""
+    """Implements `Readback` with two places: the host reads one step's tokens while the next step runs."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens

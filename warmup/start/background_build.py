@@ -256,8 +256,7 @@ class BackgroundBuild:
             self._swap(component, size, torch_backend(files, specs, self._model))
 
     def _swap(self, component: ComponentName, size: int, backend: Backend) -> None:
-        """Switches a bucket to compiled code on the device thread, once. After a mismatch the bucket stays
-        eager."""
+        """Switches a bucket to compiled code on the device thread, once. A mismatch leaves the bucket eager."""
         if not self._loaded.plan.runs_on_libtorch:
             return  # the next start runs the packages
         with self._lock:  # two threads may notice at the same time that the bucket is complete

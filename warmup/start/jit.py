@@ -95,8 +95,7 @@ class Jit:
         self._fallbacks: Counter[tuple[str, int]] = Counter()
 
     def backend(self, plan: Plan, artifacts: Artifacts) -> "JitBackend":
-        """Returns the backend that compiles the regions. After a hit, first restores the compile cache from the
-        artifacts."""
+        """Returns the backend that compiles the regions. After a hit, first restores the compile cache."""
         self._artifacts = artifacts
         if artifacts.hit:
             try:

@@ -194,8 +194,7 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> tuple[list[int], float]:
 
 
 def built_in_image(vision: VisionConfig) -> Pixels:
-    """Returns pixels [height, width, 3] uint8 of a bright disc on a gradient; in a packed picture, one in each
-    token."""
+    """Returns pixels [height, width, 3] uint8: a bright disc on a gradient; in a packed picture, one a token."""
     if vision.token_buckets:
         tokens = vision.token_buckets[0]
         (picture,) = examples(vision.image_size, (tokens,))

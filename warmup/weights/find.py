@@ -39,16 +39,14 @@ _SOURCES = ("weights/*.py", "layers/*.py", "families/**/*.py", "names.py", "text
 
 
 def prepared_name(digest: str, checkpoint: Checkpoint, plan: Plan) -> str:
-    """Returns ``<checkpoint>.<device>.<dtype>.<layout>.safetensors``. ``digest``: the checkpoint's
-    ``content_digest``."""
+    """Returns ``<checkpoint>.<device>.<dtype>.<layout>.safetensors``. ``digest``: of ``content_digest``."""
     layout = layout_digest(checkpoint.config, checkpoint.transform)
     return f"{digest}.{plan.device_type}.{plan.dtype}.{layout}.safetensors"
 
 
 def model_factors(options: StartOptions) -> Factors:
     """Returns the factors of the manifest of a model's published weights. All factors are known without the model's
-    files. Raises OSError and MachineError as ``layout_digest`` does, and StartError as ``device_and_dtype``
-    does."""
+    files. Raises the errors of ``layout_digest`` and ``device_and_dtype``."""
     device, dtype = device_and_dtype(options.compute)
     return {
         "kind": "model",
@@ -244,8 +242,7 @@ def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan:
 
 
 def map_used(file: BinaryIO, name: str) -> MappedWeights:
-    """Maps an open file of prepared weights, and sets its time of use, because the last used files are kept. Raises
-    as ``map_weights`` does."""
+    """Maps an open file of prepared weights, and sets its time of last use. Raises as ``map_weights`` does."""
     mapped = map_weights(file, name)
     with contextlib.suppress(OSError):  # the folder may be read-only
         os.utime(file.fileno())

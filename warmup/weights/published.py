@@ -112,8 +112,7 @@ class ModelFetcher(Fetcher):
             return FoundWeights(failed.result, failed.reason)
 
     def _set_aside(self, found: Found) -> None:
-        """Removes damaged weights, so that the next start fetches them, or logs that they must be published
-        again."""
+        """Removes damaged weights, which the next start fetches, or logs that they must be published again."""
         with contextlib.suppress(OSError):
             (self._options.store_folder / WEIGHTS / fetched_name(found.weights.content)).unlink()
         if not found.vouched:
