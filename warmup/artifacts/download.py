@@ -257,7 +257,7 @@ def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack)
         if written != seen:
             seen, since = written, now
         if now >= until or now - since >= _SILENT_S:
-            raise StoreError(f"another process fetches these weights to {folder}, and does not go on")
+            raise StoreError(f"another process fetches these weights to {folder}, and makes no progress")
         time.sleep(_POLL_S)
 
 
@@ -279,7 +279,7 @@ def _fill(descriptor: int, read: Ranges, weights: Weights, until: float) -> None
         for chunk in done:
             chunk.result()
         if pending:
-            raise StoreError("the weights did not come before the deadline; raise it or check the network")
+            raise StoreError("the weights did not arrive before the deadline; raise it or check the network")
     finally:
         over.set()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -293,9 +293,9 @@ def _chunk(descriptor: int, read: Ranges, weights: Weights, number: int, over: t
         if over.is_set():
             return
         if len(piece) > end - start:  # no source writes past its chunk
-            raise DamagedError("the store sent more bytes than it was asked for")
+            raise DamagedError("the store sent more bytes than were requested")
         digest.update(piece)
         write_all(descriptor, piece, start)
         start += len(piece)
     if start != end or digest.hexdigest() != weights.chunks[number]:
-        raise DamagedError(f"chunk {number} of {blob_name(weights.file)} is not what the manifest says")
+        raise DamagedError(f"chunk {number} of {blob_name(weights.file)} does not match the manifest's digest")

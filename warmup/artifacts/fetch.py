@@ -377,7 +377,7 @@ def _set_of_folder(transfer: _Transfer, factors: Factors) -> Fetched:
             raise _missing(transfer, factors, (local, OWNER))
         return _hit(local, found.manifest, f"found in {local.location}")
     except UntrustedError as error:
-        raise UntrustedError(f"{error}; it lies in {local.location}") from None
+        raise UntrustedError(f"{error}; the manifest is in {local.location}") from None
     except (ManifestError, DamagedError):
         local.delete(transfer.name)
         raise

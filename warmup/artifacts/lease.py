@@ -93,7 +93,7 @@ class Lease:
         while not stop.wait(self.ttl / 3):
             try:
                 if not self.renew():
-                    _log.warning("the lease on %s was taken over; building goes on, twice", self.key[:12])
+                    _log.warning("another builder took the lease on %s over; both builds continue", self.key[:12])
                     return
             except StoreError as error:
                 _log.warning("the lease on %s was not renewed: %s", self.key[:12], error)

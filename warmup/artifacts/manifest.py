@@ -290,7 +290,7 @@ def _parse_payload(payload: bytes) -> Manifest:
         raise ManifestError(f"the manifest is of format {shown}, and this version reads format {FORMAT}")
     value = {"weights": None, **value}  # earlier versions wrote no such field; their manifests explain a miss
     if value.keys() != Manifest.__dataclass_fields__.keys():
-        raise ManifestError("the manifest has other fields than it should")
+        raise ManifestError("the manifest has unknown or missing fields")
     is_model = value["kind"] == "model"
     if not is_model and value["weights"] is not None:
         raise ManifestError("the manifest of a set has weights")
@@ -355,7 +355,7 @@ def _blob(name: str, value: Any) -> Blob:
 
 def _weights(value: Mapping[str, Any]) -> Weights:
     if value.keys() != Weights.__dataclass_fields__.keys():
-        raise ManifestError("the manifest has other fields of its weights than it should")
+        raise ManifestError("the manifest has unknown or missing fields of its weights")
     weights = Weights(
         file=_blob("weights", value["file"]),
         chunks=tuple(_field(value, "chunks", list, lambda chunks: all(map(is_digest, chunks)))),
@@ -365,7 +365,7 @@ def _weights(value: Mapping[str, Any]) -> Weights:
     if not 0 < weights.size <= MAX_TOTAL_BYTES:
         raise ManifestError(f"the manifest's weights have {weights.size} bytes, which is not sensible")
     if len(weights.chunks) != -(-weights.size // CHUNK_BYTES):
-        raise ManifestError("the manifest has another number of chunks than its weights have")
+        raise ManifestError("the manifest's number of chunks does not fit the size of its weights")
     return weights
 
 
@@ -414,7 +414,7 @@ def _parse_envelope(data: bytes) -> tuple[bytes, list[Signature]]:
         raise ManifestError(f"the manifest has over {MAX_ENVELOPE_BYTES} bytes, more than is sensible")
     envelope = _load_object(data, "envelope")
     if envelope.keys() != {"payload", "payloadType", "payloadDigest", "signatures"}:
-        raise ManifestError("the manifest's envelope has other fields than it should")
+        raise ManifestError("the manifest's envelope has unknown or missing fields")
     if envelope["payloadType"] != PAYLOAD_TYPE:
         raise ManifestError("the manifest's envelope is of another type")
     payload = _decode(envelope["payload"])

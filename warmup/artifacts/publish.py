@@ -134,7 +134,7 @@ def _write_blobs(
         store.vouch(vouched)
     for name, blob in manifest.entries.items():
         if name not in files or describe(files[name]) != blob:
-            raise ManifestError(f"the file of {name} is not the one that the manifest was made of; build again")
+            raise ManifestError(f"the file of {name} has changed since the manifest was made; build again")
     upload_blobs(store, {blob: files[name] for name, blob in manifest.entries.items()}, replace)
 
 

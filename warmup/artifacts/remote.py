@@ -203,7 +203,7 @@ class S3Store:
                 yield
         except S3Error as error:
             if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
-                raise DamagedError(f"{error.where} is missing, or not of the size that it should be") from error
+                raise DamagedError(f"{error.where} is missing, or has the wrong size") from error
             raise (StoreDeniedError if error.code in _DENIED else StoreError)(str(error)) from error
 
 

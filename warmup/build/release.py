@@ -120,7 +120,7 @@ def _publish_locally(
         used = folder.read(name, MAX_ENVELOPE_BYTES) if found.result == "hit" else None
         own = used is None or folder.is_vouched(used.data)
         if not own and signer is None and not trust_of(options.store).owner_suffices:
-            return Published("exists", f"{found.reason}; what it lacks stays here, as there is no --sign-key")
+            return Published("exists", f"{found.reason}; packages built here are not added without --sign-key")
     except StoreError as error:
         return Published("error", str(error))
     return publish(folder, manifest, files, signer, replace=found.in_the_way, vouch=own)

@@ -84,7 +84,7 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
         raise CheckpointError(f"{error}{hint}") from error
     except OSError as error:
         raise CheckpointError(
-            f"{source} cannot be brought to {error.filename or cache}: {os_error_text(error)} (--cache-dir)"
+            f"{source} cannot be downloaded to {error.filename or cache}: {os_error_text(error)} (--cache-dir)"
         ) from error
     if any("boot" in entry for entry in record.values()):
         settling = threading.Timer(_SETTLE_SECONDS, _settle, (folder, record))
@@ -168,7 +168,7 @@ def _settle(folder: Path, record: Record) -> None:
         return
     except OSError as error:  # the server continues; after a reboot the next start downloads the files again
         fields = {"folder": str(folder), "error": os_error_text(error)}
-        _logger.warning("checkpoint not known to be on the disk", extra={"fields": fields})
+        _logger.warning("the checkpoint could not be synced to the disk", extra={"fields": fields})
 
 
 def _boot() -> str | None:

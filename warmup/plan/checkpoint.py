@@ -142,7 +142,7 @@ def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
             if found.digest == digest and min(ids) >= 0:
                 return chat
     except StoreError as error:
-        _logger.warning("what is recorded of chat templates is not used", extra={"fields": {"reason": str(error)}})
+        _logger.warning("records of chat templates cannot be used", extra={"fields": {"reason": str(error)}})
     except ValueError:  # a record of another version
         pass
     from snapcap.models.processing.chat import read_chat  # noqa: PLC0415  libraries of text, which a record spares

@@ -276,7 +276,7 @@ def upload_checked(s3: "S3Client", send: Callable[[], T], is_whole: Callable[[],
         config.request_checksum_calculation = ALWAYS
         raise (refusal or error) from None
     reason = str(refusal) if refusal else "it keeps them in the object"
-    _logger.info("the store takes no checksums", extra={"fields": {"reason": reason}})
+    _logger.info("the store does not support checksums", extra={"fields": {"reason": reason}})
     return sent
 
 

@@ -236,7 +236,7 @@ class _Job:
             raise deadline_error(self.where)
         with translated(self.where, local=self.item.dest):
             if self.temporary.stat().st_size != self.item.source.size:
-                raise OSError(errno.EIO, "the file was changed by somebody else")
+                raise OSError(errno.EIO, "another process has changed the file")
             os.replace(self.temporary, self.item.dest)
 
     def discard(self) -> None:

@@ -59,7 +59,7 @@ class NativeLoader:
         if library is None:
             raise AotiError("torch's libraries cannot be loaded")
         self._library = library
-        # Packages are mapped on other threads, in the order in which they run.
+        # Packages are opened on other threads, while opened packages run.
         least, most = _OPENERS
         openers = max(least, min(available_cpus() // 2, most))
         pool = ThreadPoolExecutor(openers, thread_name_prefix="snapcap-packages")

@@ -222,7 +222,7 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
     mapped = open_prepared(store, record.digest, checkpoint, plan)
     if identify(folder) != files:
         return None
-    # An old record may name weights that the next preparation removes, so a new one replaces it.
+    # Without a match an existing record stays: the next preparation removes the weights that it names.
     if is_at_rest(files, began) and (mapped is not None or not store.path(record_name(WEIGHTS, folder)).exists()):
         with contextlib.suppress(StoreError):  # the folder may be read-only
             write_record(store, folder, record)

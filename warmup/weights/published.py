@@ -95,7 +95,7 @@ class ModelFetcher(Fetcher):
                 report_unasked(self._options.model.source, told.unasked)
             model = self._described(local, key)
             if model is None:
-                raise NotFetchedError("error", "what the process that fetches has brought is not there")
+                raise NotFetchedError("error", "the files that the worker process fetched are missing")
             return model
         except Exception as error:
             raise NotFetchedError.of(error) from error
@@ -167,7 +167,7 @@ class ModelFetcher(Fetcher):
         with self._opened(local, model.found) as file:
             mapped = map_used(file, name)
         if len(mapped.memory) != wanted.size:
-            raise PreparedError("the file of weights has another size than its manifest says")
+            raise PreparedError("the file of weights has not the size in its manifest")
         size = f"{wanted.size / (1 << 20):.1f} MiB"
         return FoundWeights("hit", f"{size} published {model.found.manifest.created}", mapped, self._fetched)
 
@@ -182,10 +182,10 @@ class ModelFetcher(Fetcher):
             return
         name = local_weights(local, found)
         if name is None:
-            raise StoreError("the weights that were there are gone")
+            raise StoreError("another process has removed the weights")
         with local.opened(name) as opened:
             if opened is None:
-                raise StoreError(f"{name} is gone")
+                raise StoreError(f"{name} does not exist any more")
             yield opened
 
     def _bring(self, task: Mapping[str, Any], end: float | None = None) -> Fetched:

@@ -327,7 +327,7 @@ def test_who_does_not_go_on_is_not_waited_for_until_the_deadline(
 
         thread = threading.Thread(target=go_on)
         thread.start()
-        with pytest.raises(StoreError, match="does not go on"):
+        with pytest.raises(StoreError, match="makes no progress"):
             fetch(source, local, model, seconds=PATIENCE)
         assert moment == 8, "as long as the other one writes, it is waited for"
         thread.join()
