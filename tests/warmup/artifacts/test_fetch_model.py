@@ -294,7 +294,7 @@ def test_what_was_copied_into_a_folder_is_signed_but_not_vouched_for(
         ({"key": "0" * 64}, "key is not that"),
         ({"format": 2}, "format 2"),
         ({"format": True}, "format True"),
-        ({"surplus": 1}, "other fields"),
+        ({"surplus": 1}, "unknown or missing fields"),
         ({"created": "yesterday"}, "created"),
     ],
 )
