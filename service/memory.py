@@ -14,11 +14,10 @@ import math
 import os
 import resource
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from snapcap.service.limits import BodyMemoryFull
-from snapcap.warmup.machine.capacity import control_groups
+from snapcap.warmup.machine.capacity import memory_limits
 from snapcap.warmup.machine.denied import process_limit
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from snapcap.service.config.settings import HttpLimits, Settings
 
-_FILES = ("memory.max", "memory.limit_in_bytes")  # cgroup version 2, and version 1
 # Larger defaults would not help: they hold 51 bodies of 20 MiB, and more large pictures than CPUs decode at a time.
 _MOST_BODIES = 1 << 30
 _MOST_PIXELS = 4 << 30
@@ -37,7 +35,7 @@ def memory_limit() -> int:
     limits of the control groups (which `docker run --memory` and Kubernetes set) and RLIMIT_AS."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     address_space, _ = process_limit(resource.RLIMIT_AS)
-    limits = [machine, *_group_limits()]
+    limits = [machine, *(limit for limit, *_ in memory_limits())]
     if address_space != resource.RLIM_INFINITY:
         limits.append(address_space)
     return min(limits)
@@ -53,17 +51,6 @@ def decode_memory(settings: "Settings") -> int:
     """Returns the bytes of memory that all images together may take while they are decoded: the value of the
     option, or else a quarter of the server's memory. The rest is for the model and the interpreters."""
     return settings.images.decode_memory or min(memory_limit() // 4, _MOST_PIXELS)
-
-
-def _group_limits() -> Iterator[int]:
-    for group in control_groups("memory"):
-        for name in _FILES:
-            try:
-                text = (group / name).read_text().strip()
-                if text != "max":
-                    yield int(text)
-            except (OSError, ValueError):  # a missing file, or an unknown format
-                continue
 
 
 _KEY = "body_account"

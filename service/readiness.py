@@ -99,9 +99,9 @@ class Readiness:
             return True
 
 
-def after_ready(work: Callable[[], object], seconds: float = AFTER_READY_S) -> threading.Timer:
-    """Runs `work` on a thread of its own in so many seconds. Cancelling the returned timer drops the work."""
-    timer = threading.Timer(seconds, work)
+def after_ready(work: Callable[[], object]) -> threading.Timer:
+    """Runs `work` in `AFTER_READY_S` seconds on a thread of its own. Cancelling the timer drops the work."""
+    timer = threading.Timer(AFTER_READY_S, work)
     timer.daemon = True
     timer.start()
     return timer

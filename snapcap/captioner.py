@@ -110,10 +110,7 @@ class Captioner:
         """
         settings = settings_of({"model": os.fspath(model), **options}, _GROUPS)
         self._offline = OfflineModel(settings)
-        started = self._offline.start()
-        if started is None:
-            raise self._offline.error or RuntimeError("the start failed")
-        self._model: Model = started
+        self._model: Model = self._offline.start()
         self._threads = decode_threads(settings.images.decode_threads)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
         # Pillow reads the pixels of an opened image on first use, and that is not thread-safe.

@@ -6,27 +6,29 @@ import os
 import stat
 from pathlib import Path
 
+_NAME = "snapcap"
 
-def user_cache(name: str) -> Path:
-    """Returns the folder ``name`` in the user's cache folder, which the XDG base directory specification defines.
+
+def user_cache() -> Path:
+    """Returns snapcap's folder in the user's cache folder, which the XDG base directory specification defines.
 
     Without a writable home folder, as in many containers, returns a new folder in the temporary folder, which only
     this user can open.
     """
     root = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        folder = (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / name
+        folder = (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / _NAME
     except RuntimeError:
-        return _temporary(name)
-    return folder if is_usable(folder) else _temporary(name)
+        return _temporary()
+    return folder if is_usable(folder) else _temporary()
 
 
-def is_temporary(folder: Path, name: str) -> bool:
-    """Returns whether a cache folder of this name lies in the temporary folder."""
+def is_temporary(folder: Path) -> bool:
+    """Returns whether a cache folder of snapcap lies in the temporary folder."""
     import tempfile  # noqa: PLC0415 - a start has imported it by then
 
     with contextlib.suppress(OSError):
-        return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(f"{name}-")
+        return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(f"{_NAME}-")
     return False
 
 
@@ -43,20 +45,20 @@ def is_usable(folder: Path) -> bool:
 
 
 @functools.cache
-def _temporary(name: str) -> Path:
+def _temporary() -> Path:
     """Returns a private folder of this user in the temporary folder. Where another user has taken the usual name,
     the folder gets a random name, and later starts do not find it again."""
     import tempfile  # noqa: PLC0415 - few starts need it
 
     try:
-        folder = Path(tempfile.gettempdir(), f"{name}-{os.geteuid()}")
+        folder = Path(tempfile.gettempdir(), f"{_NAME}-{os.geteuid()}")
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
             state = folder.lstat()
             mine = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
             if not mine or state.st_mode & 0o077:
-                folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+                folder = Path(tempfile.mkdtemp(prefix=f"{_NAME}-"))
     except OSError:
-        return Path("/nonexistent", name)  # every use of this folder reports an error
+        return Path("/nonexistent", _NAME)  # every use of this folder reports an error
     return folder

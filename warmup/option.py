@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 _KEY = "option"
 _SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave these ports out of an origin
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave these ports out of an origin
 _ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 _LONGEST_ROOT_PATH = 256
 # Names of values in the help, by the name of the function that parses them or makes their parser.
@@ -249,6 +249,6 @@ def parse_origins(text: str) -> tuple[str, ...]:
         if found is None and name.strip() != "*":
             raise ValueError("be origins such as https://app.example.com, without a path, or *")
         scheme, host, port = ("*", "", "") if found is None else found.groups()
-        default = _DEFAULT_PORTS.get(scheme) == port
+        default = DEFAULT_PORTS.get(scheme) == port
         origins.append("*" if found is None else f"{scheme}://{host}{'' if default else port or ''}")
     return tuple(origins)

@@ -4,7 +4,6 @@ To add an option, add a field here; the command line, the environment, the help 
 """
 
 from dataclasses import field
-from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -49,7 +48,7 @@ class ModelOptions:
     )
     cache_dir: Path = option(
         "cache_dir",
-        partial(user_cache, "snapcap"),
+        user_cache,
         "folder for downloaded checkpoints and artifacts",
         parse=parse_path,
         metavar="FOLDER",

@@ -24,7 +24,6 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.service.config.settings import HttpSettings
     from snapcap.service.http.access import ApiKeys
-    from snapcap.service.http.bodies import BodyLimits
     from snapcap.service.telemetry.otel import OtelTracing
 
 
@@ -72,7 +71,7 @@ class Exposure:
 class Application:
     """Serves groups of routes as an ASGI application, inside the middleware."""
 
-    def __init__(self, metrics: Metrics, exposure: Exposure = Exposure()) -> None:  # noqa: B008 - frozen
+    def __init__(self, metrics: Metrics, exposure: Exposure) -> None:
         origins = exposure.origins
         self.groups: list[RouteGroup] = []
         self.apis = Apis()
@@ -104,7 +103,7 @@ class Application:
         await self._around(scope, receive, send)
 
 
-def create_operations_app(services: Services, exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
+def create_operations_app(services: Services, exposure: Exposure) -> Application:
     """Returns an application with /livez, /readyz, /health and /startup, and with /metrics unless it has a port of
     its own."""
     app = Application(services.metrics, exposure)
@@ -117,18 +116,9 @@ def create_operations_app(services: Services, exposure: Exposure = Exposure()) -
     return app
 
 
-def create_app(services: Services, limits: "BodyLimits", exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
-    """Returns an application with all routes."""
-    from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - a server imports it later
-
-    app = create_operations_app(services, exposure)
-    add_captioning_apis(app, services, limits, exposure)
-    return app
-
-
 def create_metrics_app(services: Services) -> Application:
     """Returns the application of the metrics port, with /metrics only."""
-    app = Application(services.metrics)
+    app = Application(services.metrics, Exposure())
     app.add(metrics_routes(services.registry))
     app.complete()
     return app

@@ -19,6 +19,7 @@ from snapcap.service.errors import ImageNotFetched, ImageUrlRefused
 from snapcap.service.http.bodies import BodyClock, BodyLimits
 from snapcap.service.limits import MAX_IMAGE_FETCHES, ImageFetchesFull
 from snapcap.service.memory import BodyAccount
+from snapcap.service.telemetry.tracing import without_credentials
 
 if TYPE_CHECKING:
     import h11
@@ -254,9 +255,7 @@ def _joined(url: str, location: str) -> str:
 def _shown(url: str) -> str:
     """Returns the URL of a redirect for an error message, without query and password: both may be secrets of the
     host."""
-    scheme, separator, rest = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"[:_LONGEST_SHOWN]
+    return without_credentials(re.split(r"[?#]", url, maxsplit=1)[0])[:_LONGEST_SHOWN]
 
 
 def _read_head(target: Target, response: "h11.Response") -> str | None:

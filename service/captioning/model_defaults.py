@@ -56,9 +56,8 @@ def regions_member(regions: Sequence[Region] | None) -> dict[str, Any]:
 class ModelDefaults:
     """Resolves requests for one model. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: "Tokenizer", config: "ModelConfig | None" = None, task: str = "") -> None:
-        """Reads the defaults of a model. Without `config` the model sets no defaults. `task` is the server's
-        default task; "" means the model's.
+    def __init__(self, tokenizer: "Tokenizer", config: "ModelConfig", task: str = "") -> None:
+        """Reads the defaults of a model. `task` is the server's default task; "" means the model's.
 
         Raises:
             ConfigError: a task's text or the default instruction cannot be tokenized, has a token that the model
@@ -66,20 +65,20 @@ class ModelDefaults:
             InvalidOption, UnsupportedOption: the model has no such task.
         """
         self._tokenizer = tokenizer
-        self._rows = None if config is None else config.decoder.vocab_size
-        self.family = None if config is None else config.family  # transformers' `model_type`
+        self._rows = config.decoder.vocab_size
+        self.family = config.family  # transformers' `model_type`
         self._unasked = self._instruction()
-        self._eos = () if config is None else config.generation.eos_ids[:1]
-        self._bos = () if config is None else _begin(config.generation)
-        self._defaults = SamplingParams() if config is None else _params(config.generation)
+        self._eos = config.generation.eos_ids[:1]
+        self._bos = _begin(config.generation)
+        self._defaults = _params(config.generation)
         self._plain = self._defaults == SamplingParams()
         # If a model has a chat template, transformers counts the template and the image's placeholders in
         # min_length.
-        self._before = 0 if config is None or config.chat is None else config.prefix_length
-        self.not_done = () if config is None else config.generation.not_done
-        self._most_text = 0 if config is None else config.decoder.text_tokens
-        self._all = () if config is None else config.tasks
-        self._omitted = frozenset[int]() if config is None else _omitted(config.generation)
+        self._before = 0 if config.chat is None else config.prefix_length
+        self.not_done = config.generation.not_done
+        self._most_text = config.decoder.text_tokens
+        self._all = config.tasks
+        self._omitted = _omitted(config.generation)
         self._texts: dict[str, tuple[int, ...]] = {}
         self._not_read: dict[str, str] = {}  # why the encoder cannot read a task's text
         self._tasks = {each.name: each for each in self._all if each.takes_text or self._reads(each)}
@@ -280,13 +279,13 @@ class ModelDefaults:
         return beyond and f"its text cannot be read: {beyond}"
 
 
-def _beyond(tokenizer: "Tokenizer", ids: Sequence[int], rows: int | None) -> str:
+def _beyond(tokenizer: "Tokenizer", ids: Sequence[int], rows: int) -> str:
     """Describes a token that the tokenizer knows and the model has no row for; returns "" if there is none.
 
     A tokenizer may have added tokens that the model does not have. For such a token the device would read past its
     tables, and all requests of the batch would fail.
     """
-    if rows is None or max(ids, default=0) < rows:
+    if max(ids, default=0) < rows:
         return ""
     number = max(ids)
     return f"the tokenizer's {tokenizer.token(number)[:64]!r} is token {number}, and the model has {rows} tokens"

@@ -36,7 +36,7 @@ class DeviceThread:
         timeline: Timeline,
         status: StartupStatus,
         observer: EngineObserver,
-        on_ready: Callable[[StartedModel, Engine, Scheduler], None],
+        on_ready: Callable[[StartedModel, Engine], None],
         on_failure: Callable[[Exception], None],
         rehearse: Callable[[Engine, StartedModel], None] | None = None,
         turn_ended: Callable[[], object] = lambda: None,
@@ -81,7 +81,7 @@ class DeviceThread:
             cold = [bucket.size for bucket in loaded.cold]
             scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), cold=cold)
             engine = Engine(scheduler, self._observer, self._turn_ended)
-            self._on_ready(loaded, engine, scheduler)
+            self._on_ready(loaded, engine)
             if loaded.cold:  # on this thread, between two steps
                 after_ready(partial(self._warm_cold, engine, loaded, scheduler))
             engine.run(loaded.runner, self._status.decoder_backend)

@@ -28,6 +28,7 @@ from snapcap.service.engine.remote.messages import Pulse
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.scheduler import RunningRequest, Scheduler
 from snapcap.service.errors import EngineFailed
+from snapcap.warmup.machine.worker import fulfil
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 if TYPE_CHECKING:
@@ -99,16 +100,8 @@ class EngineObserver(Protocol):
     def tokens_generated(self, count: int) -> None: ...
 
 
-class NoObserver:
+class NoObserver(EngineObserver):
     """Discards every report of an engine, such as the rehearsal's."""
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def tokens_generated(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -178,15 +171,11 @@ class Engine:
 
         def run() -> Exception | None:
             self._doing = doing
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-                return error if isinstance(error, Exception) else None
-            finally:
-                self._work += 1  # before `_doing` is cleared, as `pulse` may run between both
-                self._doing = ""
-            return None
+            fulfil(future, function)
+            self._work += 1  # before `_doing` is cleared, as `pulse` may run between both
+            self._doing = ""
+            error = future.exception()
+            return error if isinstance(error, Exception) else None
 
         self._calls.put(run)
         self._scheduler.wake()
@@ -227,7 +216,7 @@ class Engine:
                 self._work += 1
                 log.exception("device step failed (%d in a row)", self._failures.count + 1)
                 try:
-                    self._failures.judge(error, runner.health(error))
+                    self._failures.judge(error, runner.device.health(error))
                 except DeviceFailedError:
                     scheduler.fail_all()
                     raise
@@ -247,7 +236,7 @@ class Engine:
         error = self._calls.get()()
         if not self._calls.empty():
             self._scheduler.wake()
-        if error is not None and runner.health(error) == "lost":
+        if error is not None and runner.device.health(error) == "lost":
             raise error
 
     def _serve_once(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> bool:
@@ -256,7 +245,7 @@ class Engine:
         runner.move(scheduler.drop_lost())
         encoded = self._encode_next(runner)
         step = self._launch(runner, encoded) if scheduler.needs_step() else None
-        if runner.runs_ahead:
+        if runner.device.runs_ahead:
             step, self._step = self._step, step
         self._work += bool(encoded or step or self._step)
         if step is not None:
@@ -274,7 +263,7 @@ class Engine:
                 return []
             rows, done = self._rejoin(runner)
             encoded = self._encode_admitted(runner, rows, done) if rows else []
-        others, lanes = len(scheduler.running), runner.lanes
+        others, lanes = len(scheduler.running), runner.device.lanes
         admitted = scheduler.admit()
         if lanes is not None:
             lanes.serve(alone=scheduler.is_lone)
@@ -316,7 +305,7 @@ class Engine:
             try:
                 encoded.append(self._encode(runner, group, beside if group is admitted else None))
             except Exception as error:
-                if runner.health(error) == "lost":
+                if runner.device.health(error) == "lost":
                     raise
                 log.exception("encoding failed (requests: %s)", ", ".join(row.request.id for row in group))
                 if len(group) > 1:
@@ -347,7 +336,7 @@ class Engine:
 
     def _encode_images(self, runner: "Runner[Any]", admitted: list[RunningRequest], first: int) -> "Timer":
         """Encodes images into the slots from ``first`` on; on the thread for encodes if that is beside steps."""
-        timer = runner.timer()
+        timer = runner.device.timer()
         rows = [self._row(row) for row in admitted]
         runner.encode(self._scheduler.table.fit(len(rows)), [row.request.array for row in admitted], first, rows)
         return timer.stop()
@@ -355,7 +344,7 @@ class Engine:
     def _launch(self, runner: "Runner[Any]", encoded: list[_Encoded]) -> _Step:
         rows = self._scheduler.launched()
         bucket = self._scheduler.table.fit(len(rows))
-        timer = runner.timer()
+        timer = runner.device.timer()
         needs = Needs(  # lists, because `any` over a generator takes three times as long
             sampling=True in [row.samples for row in rows],
             penalties=True in [row.penalised for row in rows],
@@ -373,7 +362,7 @@ class Engine:
         for encoded in step.encoded:
             seconds = encoded.timer.seconds()
             self._observer.encoded(encoded.bucket, len(encoded.rows), seconds)
-            self._scheduler.encoded(len(encoded.rows), seconds)
+            self._scheduler.gathering.encoded(len(encoded.rows), seconds)
             for row in encoded.rows:
                 row.encode_s = seconds
         self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())

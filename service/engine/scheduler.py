@@ -149,6 +149,36 @@ class Line:
         self._aside = deque(entry for entry in self._aside if wanted(entry))
 
 
+class Gathering:
+    """Decides for how many images an idle device waits before it encodes the first, and how long.
+
+    Clients whose captions ended together often send their next images together too, and the first of these images
+    would be encoded alone. So if several captions ended within half the time of an image's encode, the first image
+    waits for as many, and at most as long again. Only the device thread calls it."""
+
+    def __init__(self, most: int) -> None:
+        """``most`` is the greatest number of captions that can end together."""
+        self._ended: deque[float] = deque(maxlen=most)  # when the last captions ended
+        self._image_s = math.inf  # least seconds of an encode for each of its images
+
+    def encoded(self, images: int, seconds: float) -> None:
+        """Notes the time of an encode. The least time counts, because other work may hold an encode up."""
+        self._image_s = min(self._image_s, seconds / images)
+
+    def ended(self, captions: int, moment: float) -> None:
+        """Notes that captions ended."""
+        self._ended += [moment] * captions
+
+    def begin(self) -> tuple[int, float]:
+        """Returns the number of images to wait for, and the moment when the wait ends. Forgets the captions that
+        have ended, so that their clients are waited for once."""
+        patience = min(_GATHERED_PART * self._image_s, _LONGEST_GATHER_S)
+        last = self._ended[-1] if self._ended else -math.inf
+        images = sum(last - moment <= patience for moment in self._ended)
+        self._ended.clear()
+        return images, last + patience
+
+
 Clock = Callable[[], float]
 _logger = logging.getLogger("snapcap.engine")
 
@@ -156,7 +186,7 @@ _logger = logging.getLogger("snapcap.engine")
 # `Scheduler.admit`.
 MOST_STEPS_HELD = 8
 # Part of an image's encode for which the device stays idle while the clients of a batch may send their next images:
-# see `Scheduler.wait`.
+# see `Gathering`.
 _GATHERED_PART = 0.5
 # Seconds of the longest such wait, which holds up other clients.
 _LONGEST_GATHER_S = 0.25
@@ -190,10 +220,7 @@ class Scheduler:
         self._woken = False
         self._held = 0  # steps since a free slot was first kept empty
         self._cancelled = False  # a request was cancelled since the last `drop_lost`
-        self._ended: deque[float] = deque(maxlen=self._waiting.most)  # when the last captions ended
-        self._gathering = 0  # requests that `wait` waits for, until `_gather_until`
-        self._gather_until = -math.inf
-        self._image_s = 0.0  # least seconds of an encode for each of its images
+        self.gathering = Gathering(self._waiting.most)
         self._look_at = math.inf  # the earliest deadline
 
     @property
@@ -226,21 +253,18 @@ class Scheduler:
         request.future.add_done_callback(self._note_cancelled)
 
     def wait(self) -> None:
-        """Sleeps until there is a request to serve, ``wake`` or ``close`` was called, or a deadline has passed.
-
-        Clients whose captions ended together often send their next images together too, and the first of these
-        images would be encoded alone. So if nothing runs after several captions ended within half the time of an
-        image's encode, the first image waits for as many, and at most as long again."""
+        """Sleeps until there is a request to serve, ``wake`` or ``close`` was called, or a deadline has passed. If
+        nothing runs, the first request then waits for others, as `Gathering` says."""
         with self._changed:
             # A request that no ready bucket fits does not wake the thread before its deadline.
             patience = min(max(self._look_at - self._clock(), 0.0), _LONGEST_WAIT_S)
             self._changed.wait_for(self._has_work, patience)
             self._woken = False
             if self._waiting.servable and not self.running:
-                left = min(self._gather_until, self._look_at) - self._clock()
+                images, until = self.gathering.begin()
+                left = min(until, self._look_at) - self._clock()
                 if left > 0:
-                    self._changed.wait_for(self._has_gathered, left)
-                self._gather_until = -math.inf
+                    self._changed.wait_for(lambda: self._closed or self._waiting.servable >= images, left)
 
     def wake(self) -> None:
         """Makes the next (or the present) ``wait`` return."""
@@ -365,10 +389,6 @@ class Scheduler:
         self._held += 1
         return self._held <= MOST_STEPS_HELD
 
-    def encoded(self, images: int, seconds: float) -> None:
-        """Notes the time of an encode. The least time counts, because other work may hold an encode up."""
-        self._image_s = min(self._image_s or math.inf, seconds / images)
-
     def slots_of(self, row: RunningRequest) -> list[int]:
         """Returns the slots of a running request."""
         return [slot for slot, each in enumerate(self.running) if each is row]
@@ -423,13 +443,8 @@ class Scheduler:
         now = self._clock()
         for row in finished:
             self._complete(row, backend, now)
-        moves = self._compact(finished)
-        self._ended += [now] * len(finished)
-        if not self.running:
-            patience = min(_GATHERED_PART * self._image_s, _LONGEST_GATHER_S)
-            self._gathering = sum(now - moment <= patience for moment in self._ended)
-            self._gather_until = now + patience if self._gathering > 1 else -math.inf
-        return moves
+        self.gathering.ended(len(finished), now)
+        return self._compact(finished)
 
     def fail(self, rows: Iterable[RunningRequest], error: Exception) -> list[tuple[int, int]]:
         """Fails running rows and frees their slots. Waiting requests are kept.
@@ -455,9 +470,6 @@ class Scheduler:
         for entry in waiting:
             entry.request.fail(NotReady("failed"))
         self.fail_running(NotReady("failed"))
-
-    def _has_gathered(self) -> bool:
-        return self._closed or self._waiting.servable >= self._gathering
 
     def _has_work(self) -> bool:
         over = self._closed and not self._waiting

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.errors import HostRefused, OriginRefused, Unauthorized
 from snapcap.service.readiness import is_probe
+from snapcap.warmup.option import DEFAULT_PORTS
 
 # Browsers open pages without a key, and the pages hold no secret: all servers have the same.
 _PAGES = frozenset({"/", "/docs", "/openapi.json"})
@@ -35,7 +36,6 @@ _OWN_NAME = re.compile(
     r"|[a-z0-9._-]{1,253}\.localhost|[a-z0-9._-]{1,253}\.svc(\.cluster\.local)?"
 )
 _PORT = re.compile(r":[0-9]{0,5}$")
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class ApiKeys:
@@ -160,7 +160,7 @@ def _is_same(origin: str, hosts: Collection[str]) -> bool:
     """Tells whether an origin has one of these host names. The scheme does not matter, as a proxy may terminate
     TLS. A proxy may put the name in X-Forwarded-Host, which a page cannot set without a preflight."""
     scheme, _, authority = origin.partition("://")
-    default = _DEFAULT_PORTS.get(scheme, "-")
+    default = DEFAULT_PORTS.get(scheme, "-")
     return any(host and authority.removesuffix(default) == host.removesuffix(default) for host in hosts)
 
 

@@ -24,6 +24,7 @@ from snapcap.service.images.messages import (
 )
 from snapcap.service.ipc.fork import return_large_memory
 from snapcap.service.ipc.shared_pixels import write_image
+from snapcap.warmup.machine.capacity import first_for_the_oom_killer
 from snapcap.warmup.machine.confined import confine
 from snapcap.warmup.machine.denied import is_sealed, process_limit
 
@@ -37,7 +38,7 @@ _OTHER = 4 * SLACK
 # The pixels of 2 megapixels have less: mapping them anew took a PNG 14 % longer.
 _LARGE_BLOCK = 8 << 20
 # Score for the kernel's OOM killer, up to 1000: it kills this process before the processes that serve.
-_OOM_SCORE = "500"
+_OOM_SCORE = 500
 
 
 class MemoryNet:
@@ -101,8 +102,7 @@ def decode_images(
     """
     if not report:
         logging.getLogger("snapcap.machine").setLevel(logging.ERROR)
-    with suppress(OSError):  # not Linux
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    first_for_the_oom_killer(_OOM_SCORE)
     _close_others({2, end.fileno(), file, errors})
     return_large_memory(_LARGE_BLOCK)
     net, quiet = MemoryNet(most), QuietTiff(errors)

@@ -77,10 +77,10 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
     progress = open_progress(captions_on_terminal=job.prints and sys.stdout.isatty())
     offline = OfflineModel(settings)
     try:
-        model = offline.start()
-        if model is None:
-            error = one_line(offline.error or RuntimeError("the start failed"))
-            return Tally(error=error, status=ExitStatus.START_FAILED)
+        try:
+            model = offline.start()
+        except Exception as error:
+            return Tally(error=one_line(error), status=ExitStatus.START_FAILED)
         progress.begin(len(outputs.todo), f"{model.checkpoint.name} on {model.device}, {model.backend}")
         threads = decode_threads(settings.images.decode_threads)
         tally = caption_images(model, outputs.todo, job.options, outputs, progress, threads)

@@ -3,6 +3,7 @@
 Threads read and decode a bounded number of images ahead of the engine.
 """
 
+import itertools
 import logging
 import queue
 import threading
@@ -21,7 +22,6 @@ from snapcap.service.config.settings import Settings
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import NotReady, ServiceError
 from snapcap.service.images.decode import with_library
 from snapcap.service.offline.discovery import reason_of
@@ -77,10 +77,12 @@ class OfflineModel:
             self._failed,
         )
 
-    def start(self) -> Model | None:
-        """Loads the model and returns it when it is warm. Returns None if the start failed."""
+    def start(self) -> Model:
+        """Loads the model and returns it when it is warm. Raises the exception of a failed start."""
         self._device.start()
         self._changed.wait()
+        if self._model is None:
+            raise self.error or RuntimeError("the start failed")
         return self._model
 
     def close(self, patience: float | None = None) -> None:
@@ -96,7 +98,7 @@ class OfflineModel:
         self._device.join(_LAST_WORDS_S)
         return self.error
 
-    def _ready(self, loaded: StartedModel, engine: Engine, _scheduler: Scheduler) -> None:
+    def _ready(self, loaded: StartedModel, engine: Engine) -> None:
         self._status.started()
         checkpoint, artifacts, plan = loaded.checkpoint, loaded.artifacts, loaded.plan
         library = None if artifacts is None else artifacts.image_library()
@@ -182,8 +184,7 @@ class Feed:
         self._threads = threads
         self._ahead = ahead
         self._room = threading.Semaphore(ahead)
-        self._lock = threading.Lock()
-        self._next = 0
+        self._indices = itertools.count()
         self._hurry = threading.Event()  # set while one decode thread is too slow for the engine
         self._hurry.set()
         self._under_way: dict[int, Future[Completion]] = {}
@@ -255,9 +256,7 @@ class Feed:
             if helps:
                 self._hurry.wait()
             self._room.acquire()
-            with self._lock:
-                index = self._next
-                self._next += 1
+            index = next(self._indices)
             if self._stopped or index >= len(paths):
                 self._room.release()  # so that the next thread wakes and ends too
                 return

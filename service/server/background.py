@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.service.readiness import AFTER_READY_S, after_ready
+from snapcap.service.readiness import after_ready
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -23,12 +23,12 @@ _weights_logger = logging.getLogger("snapcap.weights")
 
 
 class _BackgroundWork:
-    """Runs `work` on a new thread after `after_s` seconds, and can end it."""
+    """Runs `work` on a new thread soon after READY, and can end it."""
 
-    def __init__(self, work: Callable[["_BackgroundWork"], None], after_s: float) -> None:
+    def __init__(self, work: Callable[["_BackgroundWork"], None]) -> None:
         self._stops: list[Callable[[], object]] = []
         self._stopped = threading.Event()
-        self._timer = after_ready(partial(work, self), after_s)
+        self._timer = after_ready(partial(work, self))
 
     @property
     def stopped(self) -> bool:
@@ -47,14 +47,10 @@ class _BackgroundWork:
 
 
 def start_build(
-    options: "StartOptions",
-    loaded: "StartedModel",
-    status: "StartupStatus",
-    engine: "Engine",
-    after_s: float = AFTER_READY_S,
+    options: "StartOptions", loaded: "StartedModel", status: "StartupStatus", engine: "Engine"
 ) -> Callable[[], object]:
-    """Schedules a build ``after_s`` seconds from now, if artifacts are missing, or if the store could not be read
-    and must be asked again. Returns a function that ends the build."""
+    """Schedules a build if artifacts are missing, or if the store could not be read and must be asked again.
+    Returns a function that ends the build."""
     if loaded.compiled or options.compute.backend not in ("auto", "aot"):
         return lambda: None
     if options.store.build == "off":
@@ -77,17 +73,14 @@ def start_build(
         if work.keep(build.stop):
             build.start()
 
-    return _BackgroundWork(begin, after_s).stop
+    return _BackgroundWork(begin).stop
 
 
 _LOWEST_PRIORITY = 19
 
 
-def start_preparing(
-    options: "StartOptions", loaded: "StartedModel", after_s: float = AFTER_READY_S
-) -> Callable[[], object]:
-    """Schedules the preparation of weights in ``after_s`` seconds, in a process. Returns a function that ends
-    it."""
+def start_preparing(options: "StartOptions", loaded: "StartedModel") -> Callable[[], object]:
+    """Schedules the preparation of weights, in a process. Returns a function that ends it."""
     if loaded.weights in ("hit", "off"):
         return lambda: None
 
@@ -111,7 +104,7 @@ def start_preparing(
             fields = {"result": prepared.result, "reason": prepared.reason}
             _weights_logger.log(level, "weights for the next start", extra={"fields": fields})
 
-    return _BackgroundWork(prepare, after_s).stop
+    return _BackgroundWork(prepare).stop
 
 
 def _is_writable(folder: Path) -> bool:

@@ -38,7 +38,6 @@ from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
-    from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.artifacts.fetch import Artifacts
     from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.start.start import StartedModel
@@ -146,7 +145,7 @@ class _EngineProcess:
         self._channel.send(ModelLoaded(engine.limits, loaded.rehearses))
         self._rehearsed.wait()
 
-    def _ready(self, loaded: "StartedModel", engine: "Engine", _scheduler: "Scheduler") -> None:
+    def _ready(self, loaded: "StartedModel", engine: "Engine") -> None:
         # Imported before the first request, not during it.
         from snapcap.service.server.background import start_build, start_preparing  # noqa: PLC0415
 

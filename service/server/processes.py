@@ -18,10 +18,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it_ended, spawn_child
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
     from snapcap.service.images.decode import ImageProcesses
     from snapcap.service.ipc.shared_pixels import SharedPixels
     from snapcap.warmup.progress.timeline import Timeline
-
-    # Arguments: settings, socket, shared pixels, the moment of exec, and the seconds from exec to the first import.
-    Serve: TypeAlias = Callable[[Settings, socket.socket, SharedPixels, float, float], int]
-
 
 _SPAWNED = "snapcap.service.server.spawned"
 # Modules that the start of every model imports; they import the others.
@@ -99,15 +94,14 @@ class ForkedEngine(NamedTuple):
             os.waitpid(self.process.pid, 0)
 
 
-def fork_engine(serve: "Serve | None" = None, others: Iterable[socket.socket] = ()) -> ForkedEngine:
-    """Forks the engine process. ``serve`` is the function that it runs, by default `serve_captions`. ``others`` are
-    sockets that it must close.
+def fork_engine(others: Iterable[socket.socket] = ()) -> ForkedEngine:
+    """Forks the engine process. ``others`` are sockets that it must close.
 
     Raises:
         ForkError: this system cannot fork.
         OSError: the system has no memory left, or too many processes.
     """
-    return ForkedEngine(fork_child(partial(import_and_serve, serve or serve_captions), others))
+    return ForkedEngine(fork_child(import_and_serve, others))
 
 
 def fork_processes(
@@ -127,7 +121,7 @@ def fork_processes(
     from snapcap.service.images.decode import decode_processes, fork_image_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
-    engine = engine or fork_engine(others=listeners)
+    engine = engine or fork_engine(listeners)
     count = decode_processes(settings.image_processes.count)
     pixels = SharedPixels(_slots(settings, count))
     engine.hand_over(settings, pixels, timeline.origin)
@@ -182,7 +176,8 @@ def _slots(settings: "Settings", count: int) -> int:
     return max(settings.queue.size, count) + 1
 
 
-def import_and_serve(serve: "Serve", end: socket.socket) -> int:
+def import_and_serve(end: socket.socket) -> int:
+    """Runs the engine process until its socket is closed. Returns its exit status."""
     importing = time.monotonic()
     gc.disable()  # `snapcap serve` has no garbage collection until READY
     from snapcap.service.ipc.framing import receive_message  # noqa: PLC0415  only the child needs it
@@ -210,7 +205,7 @@ def import_and_serve(serve: "Serve", end: socket.socket) -> int:
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
     # An engine process in reserve has begun before the start that it is for.
-    return serve(settings, end, SharedPixels(slots, files[0]), origin, max(importing - origin, 0.0))
+    return serve_captions(settings, end, SharedPixels(slots, files[0]), origin, max(importing - origin, 0.0))
 
 
 def _prepare(device: str) -> None:
@@ -226,7 +221,7 @@ def _prepare(device: str) -> None:
 def serve_captions(
     settings: "Settings", end: socket.socket, pixels: "SharedPixels", origin: float, importing: float
 ) -> int:
-    """Runs the engine process until its socket is closed. Returns its exit status."""
+    """Serves with the settings that were handed over. `importing`: seconds from exec to the first import."""
     from snapcap.service.telemetry import logs  # noqa: PLC0415
 
     logs.configure(settings.log.format, settings.log.level)

@@ -6,19 +6,16 @@ import traceback
 
 from snapcap.service.ipc.fork import spawned_end
 
-ENGINE = "engine"
-IMAGES = "images"
-
 
 def main(arguments: list[str]) -> int:
     """Serves until the socket is closed. Returns the exit status. `arguments`: two for `spawned_end`, the kind of
     process, and for the decode processes their number and the format and level of the log."""
     end = spawned_end(arguments)
     kind, *more = arguments[2:]
-    if kind == ENGINE:
-        from snapcap.service.server.processes import import_and_serve, serve_captions  # noqa: PLC0415  other processes do not need it
+    if kind == "engine":
+        from snapcap.service.server.processes import import_and_serve  # noqa: PLC0415  other processes do not need it
 
-        return import_and_serve(serve_captions, end)
+        return import_and_serve(end)
     from snapcap.service.images.parent import serve_image_processes  # noqa: PLC0415  likewise
     from snapcap.service.telemetry import logs  # noqa: PLC0415  likewise
 

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from snapcap.service.config.settings import HttpLimits, HttpSettings
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.connections import Connections
 from snapcap.service.http.protocol import BoundedHttpProtocol
 from snapcap.service.readiness import Readiness
@@ -36,7 +36,6 @@ class Server(uvicorn.Server):
         connections: Connections,
         settings: HttpSettings,
         on_live: Callable[[], None],
-        exit_now: Callable[[int], object] = os._exit,
     ) -> None:
         """`on_live` is called when the event loop accepts connections."""
         super().__init__(config)
@@ -45,7 +44,6 @@ class Server(uvicorn.Server):
         self._drain_delay = settings.drain_delay
         self._grace_period = settings.grace_period
         self._on_live = on_live
-        self._exit_now = exit_now
         self._signal: int | None = None
         self._close_at: float | None = None
 
@@ -69,7 +67,7 @@ class Server(uvicorn.Server):
         # The handler only sets a flag, because it may interrupt code that holds the lock of the readiness or of the
         # log.
         if self._signal is not None:
-            self._exit_now(128 + sig)
+            os._exit(128 + sig)
         self._signal = sig
 
     def begin_exit(self) -> None:
@@ -92,10 +90,9 @@ def make_server(
     settings: HttpSettings,
     readiness: Readiness,
     on_live: Callable[[], None],
-    connections: Connections | None = None,
+    connections: Connections,
 ) -> Server:
     """Returns a server that runs with `run(sockets=[listener])`. Logs are configured elsewhere."""
-    connections = connections or Connections(HttpLimits())
     protocol: Any = partial(BoundedHttpProtocol, connections)
     config = uvicorn.Config(
         app,

@@ -44,7 +44,7 @@ def open_tracing(environ: Mapping[str, str]) -> "OtelTracing | None":
         _not_traced(f"{type(error).__name__}: {error}")
     else:
         endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), "the default endpoint")
-        _logger.info("tracing", extra={"fields": {"to": _without_credentials(endpoint)}})
+        _logger.info("tracing", extra={"fields": {"to": without_credentials(endpoint)}})
         return tracing
     return None
 
@@ -62,9 +62,9 @@ def _is_wanted(environ: Mapping[str, str]) -> bool:
     return False
 
 
-def _without_credentials(endpoint: str) -> str:
-    """Returns an endpoint for the log: without the user and password before its host."""
-    scheme, separator, rest = endpoint.partition("://")
+def without_credentials(url: str) -> str:
+    """Returns a URL for logs and messages: without the user and password before its host."""
+    scheme, separator, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 

@@ -18,11 +18,11 @@ from starlette.testclient import TestClient
 from support.fakes.list_engine import PATIENCE, Served
 from support.fakes.scheduling import LIMITS, TABLE, Clock
 from support.fakes.thread_decoder import attach
-from support.servers.live_app import on_a_port
+from support.servers.live_app import create_app, on_a_port
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.text import Dialogue, PromptIds
-from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.app import Services
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler

@@ -2,7 +2,6 @@
 
 import os
 import resource
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from snapcap.service import memory
 from snapcap.service.config.settings import HttpLimits, Settings
 from snapcap.service.memory import body_memory, decode_memory, memory_limit
-from snapcap.warmup.machine.capacity import control_groups
+from snapcap.warmup.machine import capacity
 
 GIB = 1 << 30
 
@@ -28,7 +27,8 @@ def write(file: Path, text: str) -> None:
 
 def grouped(monkeypatch: pytest.MonkeyPatch, membership: Path, mounts: Path) -> None:
     """Has the process find its control groups in these places."""
-    monkeypatch.setattr(memory, "control_groups", partial(control_groups, membership=membership, mounts=mounts))
+    monkeypatch.setattr(capacity, "MEMBERSHIP", membership)
+    monkeypatch.setattr(capacity, "MOUNTS", mounts)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from uuid import uuid4
@@ -38,7 +37,7 @@ from snapcap.warmup.artifacts.store import (
     blob_name,
 )
 from snapcap.warmup.errors import os_error_text
-from snapcap.warmup.machine.files import commit, free_bytes, locked_alone, make_folder, write_all
+from snapcap.warmup.machine.files import commit, free_bytes, locked_alone, make_folder, remove_left, write_all
 
 # Names of files of weights: prepared on this machine, or fetched.
 PREPARED_NAME = re.compile(
@@ -56,7 +55,6 @@ _UNUSED_S = 86_400.0
 _KEPT_WEIGHTS = 8  # prepared files of a folder, of which several servers, versions and machines may use some
 _KEPT_MODELS = 16  # descriptions, of which several servers that share the folder may use some
 _LISTED = 10_000
-_LEFT_BEHIND_S = 3600.0  # without a write: where there are no locks, nobody is writing such a file any more
 
 
 def fetched_name(content: str) -> str:
@@ -79,7 +77,7 @@ def own_name(name: str, alone: bool | None) -> str:
 def remove_unfinished(folder: Path, alone: bool | None) -> None:
     """Remove the files of processes that were killed while they prepared or downloaded weights. ``alone``: whether
     this process holds the lock for preparing; None without locks. Raises OSError if a file cannot be removed."""
-    _remove_left(folder.glob(f"{UNFINISHED}*"), alone)
+    remove_left(folder.glob(f"{UNFINISHED}*"), alone)
     remove_fetched(folder)
 
 
@@ -99,8 +97,8 @@ def remove_fetched(folder: Path) -> None:
 def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
     """Remove the unfinished files of a download. ``alone``: whether this process holds the download's lock; None
     without locks. Raises OSError if the folder cannot be read."""
-    _remove_left(folder.glob(f"{fetching_name(content, WRITING)}*"), alone)
-    _remove_left([folder / fetching_name(content, VERIFIED)], alone)
+    remove_left(folder.glob(f"{fetching_name(content, WRITING)}*"), alone)
+    remove_left([folder / fetching_name(content, VERIFIED)], alone)
 
 
 def prune_weights(store: FolderStore) -> None:
@@ -159,14 +157,6 @@ def prune_models(cache: FolderStore) -> None:
         times = {each: each.lstat().st_mtime_ns for each in folders[:_LISTED] if not each.is_symlink()}
         for folder in sorted(times, key=lambda each: times[each], reverse=True)[_KEPT_MODELS:]:
             _remove_small_files(folder)
-
-
-def _remove_left(files: Iterable[Path], alone: bool | None) -> None:
-    """Removes the files. Without locks, keeps files written within the last hour: another process may use them."""
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            if alone or time.time() - file.lstat().st_mtime > _LEFT_BEHIND_S:
-                file.unlink()
 
 
 def _remove_small_files(folder: Path) -> None:

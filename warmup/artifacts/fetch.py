@@ -18,7 +18,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -56,8 +56,8 @@ from snapcap.warmup.artifacts.store import (
 )
 from snapcap.warmup.checkpoints.local import OUTAGE_S, CheckpointError
 from snapcap.warmup.errors import first_line
-from snapcap.warmup.machine.files import commit, new_file
-from snapcap.warmup.machine.worker import within
+from snapcap.warmup.machine.files import write_file
+from snapcap.warmup.machine.worker import begin, within
 
 Result = Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
 Identity = Mapping[str, str]
@@ -247,9 +247,7 @@ def fetch_model(
     try:
         key = artifact_key(factors)
         transfer = _Transfer(local, model_name(key), key, trust, until)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="snapcap-source")
-        identity = pool.submit(identify)  # while the store is read
-        pool.shutdown(wait=False)
+        identity = begin(identify, "snapcap-source")  # while the store is read
         found, why, envelope = None, None, None
         try:
             found = transfer.local_manifest()
@@ -470,9 +468,7 @@ def _place_small_file(local: FolderStore, manifest: Manifest, path: Path, blob: 
         return False
     for name in (name for name, each in manifest.entries.items() if each == blob):
         place = _files_folder(local, manifest) / name
-        with new_file(place) as temporary:
-            temporary.write_bytes(data)
-            commit(temporary, place, durable=False)  # verified whenever it is used
+        write_file(place, data, durable=False)  # verified whenever it is used
     return True
 
 

@@ -33,6 +33,7 @@ from snapcap.warmup.artifacts.store import (
 )
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import (
+    LEFT_BEHIND_S,
     NotAFileError,
     commit,
     locked_alone,
@@ -41,6 +42,7 @@ from snapcap.warmup.machine.files import (
     open_regular,
     other_writers,
     scratch_folder,
+    write_file,
 )
 
 
@@ -78,7 +80,6 @@ _FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", MODELS, MODE
 _LISTED = 10_000  # entries of a folder that are searched; any further ones are ignored
 _SMALL = 8 * 1024 * 1024  # bytes of the largest object of a conditional write
 _LOCK_SECONDS = 10.0
-_LEFT_BEHIND_SECONDS = 3600.0  # not every file system shares its locks with the other machines that mount it
 _SHORT = 4096
 _PIECE = 1024 * 1024
 
@@ -145,25 +146,23 @@ class FolderStore:
         self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
     ) -> str | None:
         path = self.path(name)
-        with self._translated(path), new_file(path) as temporary:
-            temporary.write_bytes(data)
+        with self._translated(path):
             if not if_absent and if_version is None:
-                commit(temporary, path)
+                write_file(path, data)
                 return _version(data)
             with self._lock():  # only conditional writes compete
                 current = self.read(name, _SMALL)
                 holds = current is None if if_absent else current is not None and current.version == if_version
                 if not holds:
                     return None
-                commit(temporary, path)
+                write_file(path, data)
         return _version(data)
 
     def keep(self, name: str, data: bytes) -> None:
         """Write an object without a sync: it can be fetched again, and is verified when it is read."""
         path = self.path(name)
-        with self._translated(path), new_file(path) as temporary:
-            temporary.write_bytes(data)
-            commit(temporary, path, durable=False)
+        with self._translated(path):
+            write_file(path, data, durable=False)
 
     def delete(self, name: str) -> None:
         path = self.path(name)
@@ -299,7 +298,7 @@ class FolderStore:
         parent = self.root / _SCRATCH
         with self._translated(parent), contextlib.ExitStack() as entering:
             make_folder(parent)
-            folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, _LEFT_BEHIND_SECONDS))
+            folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, LEFT_BEHIND_S))
             scope = entering.pop_all()
         with scope:
             yield folder

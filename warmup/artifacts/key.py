@@ -222,18 +222,14 @@ def machine_factors(device: str) -> dict[str, Factor]:
     }
 
 
-def region_source_hash(device_type: object, models: Path | None = None) -> str:
+def region_source_hash(device_type: object) -> str:
     """Returns the SHA-256, in hex, of the code that is compiled: layers, kernels and regions, and the dimensions
     that they are built from. Comments and docstrings do not count.
 
     Code that reads a configuration is left out, because its results reach a region as dimensions, which are
-    factors.
-
-    Args:
-        device_type: ``cuda`` or ``cpu``; the kernels of a GPU do not count for a CPU.
-        models: the folder of our models, if it is not the installed one.
+    factors. ``device_type``: ``cuda`` or ``cpu``; the kernels of a GPU do not count for a CPU.
     """
-    models = models or package_folder("snapcap.models")
+    models = package_folder("snapcap.models")
     rooms = ("layers", "regions") if device_type == "cpu" else ("layers", "kernels", "regions")
     files = (file for room in rooms for file in (models / room).rglob("*.py"))
     return source_digest(models, [models / "dimensions.py", *files])

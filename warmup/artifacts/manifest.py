@@ -50,7 +50,7 @@ _CLOCKS_DIFFER = timedelta(days=1)  # the most that a builder's clock may be ahe
 _MAX_SMALL_FILES = 32
 _MAX_OBJECTS = 1024  # objects of a source, shards included
 _MAX_NAME = 200
-_ENTRY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
+SAFE_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
 # Small files are written under these names into a flat folder; none is hidden.
 _SMALL_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _IDENTITY_NAME = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,199}")
@@ -258,7 +258,7 @@ def _check_age(created: str, min_built: str) -> None:
 def is_entry_name(name: object) -> bool:
     """Returns whether a name is a safe relative path: lower-case words, no ``..``, no hidden file, no absolute
     path."""
-    return isinstance(name, str) and len(name) <= _MAX_NAME and _ENTRY_NAME.fullmatch(name) is not None
+    return isinstance(name, str) and len(name) <= _MAX_NAME and SAFE_NAME.fullmatch(name) is not None
 
 
 def is_digest(text: object) -> bool:

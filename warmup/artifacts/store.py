@@ -13,7 +13,6 @@ A store only moves bytes. ``artifacts.fetch`` verifies their digests and signatu
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,15 +20,13 @@ from typing import Protocol
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
-from snapcap.warmup.artifacts.manifest import Blob, is_digest
+from snapcap.warmup.artifacts.manifest import SAFE_NAME, Blob, is_digest
 
 MANIFESTS = "manifests"
 MODELS = "models"
 MODEL_FILES = f"{MODELS}/files"
 WEIGHTS = "weights"
 CHATS = "chats"
-_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
-
 
 # Reads bytes [start, end) of an object, in pieces of at most 1 MiB. Thread-safe.
 Ranges = Callable[[int, int], Iterator[bytes]]
@@ -159,7 +156,7 @@ def record_name(room: str, folder: Path) -> str:
 
 def is_name(name: str) -> bool:
     """Returns whether a name can be an object's. Anything under another name in a store is not snapcap's."""
-    return _NAME.fullmatch(name) is not None
+    return SAFE_NAME.fullmatch(name) is not None
 
 
 def checked_name(name: str) -> str:

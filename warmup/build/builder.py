@@ -30,7 +30,7 @@ from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, 
 from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.capacity import available_cpus, free_memory
-from snapcap.warmup.machine.files import commit, make_folder, new_file, open_regular, scratch_folder
+from snapcap.warmup.machine.files import make_folder, open_regular, scratch_folder, write_file
 from snapcap.warmup.machine.installation import find_compiler, require_compiler
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import BUILD_TIMEOUT
@@ -195,9 +195,7 @@ class BuildFolder:
         for none. Raises OSError if the record cannot be written."""
         path = self.path / entry
         record = {"digest": checked.digest, "size": checked.size, "signature": specs, "library": library}
-        with new_file(path) as temporary:
-            temporary.write_text(json.dumps(record))
-            commit(temporary, path.with_suffix(".json"), durable=False)
+        write_file(path.with_suffix(".json"), json.dumps(record).encode(), durable=False)
         return VerifiedFile(path, checked)
 
     def recorded(self, entry: str) -> tuple[VerifiedFile, InputSpecs, str] | None:

@@ -21,7 +21,7 @@ from snapcap.warmup.artifacts.remote import open_store, trust_of
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError, manifest_name
 from snapcap.warmup.build.builder import Built
-from snapcap.warmup.checkpoints.local import METADATA, matching
+from snapcap.warmup.checkpoints.local import metadata_among
 from snapcap.warmup.checkpoints.source import downloaded_identity, is_publishable
 from snapcap.warmup.errors import StartError, one_line
 from snapcap.warmup.options import StartOptions
@@ -154,7 +154,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
         raise StoreError("the weights are not prepared")
     blob, chunks = digests(path)
     # Files in the hub's cache are links to its blobs.
-    names = matching(sorted(each.name for each in folder.iterdir() if each.is_file()), METADATA)
+    names = metadata_among(sorted(each.name for each in folder.iterdir() if each.is_file()))
     files = {name: (folder / name).resolve() for name in names}
     described = describe_all(files)
     if (identify(folder), downloaded_identity(source, folder)) != before:

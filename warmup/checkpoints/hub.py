@@ -128,7 +128,7 @@ def _use_home() -> None:
     if any(os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")):
         return
     if not is_usable(Path(os.path.expanduser("~/.cache/huggingface"))):  # expanduser never raises
-        os.environ["HF_HOME"] = str(user_cache("snapcap") / "huggingface")
+        os.environ["HF_HOME"] = str(user_cache() / "huggingface")
 
 
 def _offline_variable() -> str:

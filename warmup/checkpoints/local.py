@@ -50,10 +50,9 @@ def report_unasked(source: str, error: object) -> None:
     )
 
 
-def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Returns the names that match one of the patterns, in their order."""
-    wanted = tuple(patterns)
-    return [name for name in names if name.isprintable() and any(fnmatchcase(name, each) for each in wanted)]
+def metadata_among(names: Iterable[str]) -> list[str]:
+    """Returns the names that match a pattern of ``METADATA``, in their order."""
+    return [name for name in names if name.isprintable() and any(fnmatchcase(name, each) for each in METADATA)]
 
 
 def checkpoint_names(names: Iterable[str], read: Callable[[str], bytes]) -> list[str]:
@@ -68,7 +67,7 @@ def checkpoint_names(names: Iterable[str], read: Callable[[str], bytes]) -> list
         weights = choose_weights(set(every).__contains__, read)
     except WeightsError as error:
         raise CheckpointError(str(error)) from error
-    described = [name for name in matching(every, METADATA) if "/" not in name]
+    described = [name for name in metadata_among(every) if "/" not in name]
     return described + [name for name in weights if name not in described]
 
 

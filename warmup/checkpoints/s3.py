@@ -26,7 +26,7 @@ from snapcap.warmup.checkpoints.local import (
     report_unasked,
 )
 from snapcap.warmup.errors import os_error_text
-from snapcap.warmup.machine.files import commit, make_folder, new_file, open_regular, sync
+from snapcap.warmup.machine.files import make_folder, open_regular, sync, write_file
 from snapcap.warmup.machine.worker import within
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.client import Ending, S3Error, client, split_uri
@@ -274,6 +274,4 @@ def _read(folder: Path) -> Record:
 
 
 def _write(folder: Path, record: Record) -> None:
-    with new_file(folder / _SIDECAR) as temporary:
-        temporary.write_text(json.dumps(record, indent=1))
-        commit(temporary, folder / _SIDECAR, durable=False)
+    write_file(folder / _SIDECAR, json.dumps(record, indent=1).encode(), durable=False)

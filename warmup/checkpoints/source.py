@@ -42,7 +42,7 @@ def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:
     Raises:
         CheckpointError: the source does not exist, cannot be reached, or holds no checkpoint.
     """
-    if is_temporary(cache, "snapcap"):
+    if is_temporary(cache):
         effect = f"{cache} is the cache folder, which may be gone after a restart; set --cache-dir"
         report_denied("the home folder", effect, f"HOME={os.environ.get('HOME', '')}")
     if source == SHIPPED:

@@ -13,23 +13,24 @@ from pathlib import Path
 
 MOUNTS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
 
 
-def control_groups(controller: str, membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> Iterator[Path]:
+def control_groups(controller: str) -> Iterator[Path]:
     """Yields the folders of this process's control group and of its parent groups, whose limits apply too.
 
     A container may see its own group as the root of the tree, so a yielded folder may not exist.
     """
     try:
-        lines = membership.read_text().splitlines()
+        lines = MEMBERSHIP.read_text().splitlines()
     except OSError:  # not on Linux
         return
     for line in lines:
         number, controllers, name = line.split(":", 2)
         if number == "0" and not controllers:
-            roots = (mounts, mounts / "unified")
+            roots = (MOUNTS, MOUNTS / "unified")
         elif controller in controllers.split(","):
-            roots = (mounts / controllers, mounts / controller)
+            roots = (MOUNTS / controllers, MOUNTS / controller)
         else:
             continue
         group = Path(name.lstrip("/"))
@@ -56,14 +57,13 @@ def available_cpus() -> int:
     return cpus if limit is None else min(cpus, max(math.ceil(limit), 1))
 
 
-def cpu_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> float | None:
+def cpu_limit() -> float | None:
     """Returns the limit of CPU time of this process's control groups, in CPUs; None without a limit. `docker run
     --cpus` and Kubernetes set it. The limit of a group also applies to the groups in it.
 
     The files are `cpu.max` of version 2, and `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
     """
-    groups = control_groups("cpu", membership, mounts)
-    return min((limit for group in groups for limit in _limits(group)), default=None)
+    return min((limit for group in control_groups("cpu") for limit in _limits(group)), default=None)
 
 
 def whole_cpus() -> int:
@@ -83,7 +83,7 @@ def multiplies_bfloat16() -> bool:
     return not _BFLOAT16.isdisjoint(instruction_set())
 
 
-def instruction_set(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+def instruction_set() -> list[str]:
     """Sorted names of the instruction set extensions, as the kernel lists them.
 
     Linux on x86 and ARM always lists them. Any other machine shares artifacts with machines of the same processor
@@ -92,7 +92,7 @@ def instruction_set(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     import platform  # noqa: PLC0415 - few callers of this module need it
 
     try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+        text = CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
     for label, relevant in (("flags", _X86), ("Features", _ARM)):
@@ -120,15 +120,15 @@ _FILES = (
 )
 
 
-def free_memory(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> int:
+def free_memory() -> int:
     """Returns the free bytes of memory: the least of the machine's and of this process's control groups."""
-    return min([_machine_memory(), *_group_memory(membership, mounts)])
+    return min([_machine_memory(), *_group_memory()])
 
 
-def first_for_the_oom_killer() -> None:
-    """Make the OOM killer choose this process before others."""
+def first_for_the_oom_killer(score: int = 1000) -> None:
+    """Make the OOM killer choose this process before others with a lower score (at most 1000)."""
     with contextlib.suppress(OSError):  # not Linux
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def _machine_memory() -> int:
@@ -139,16 +139,19 @@ def _machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _group_memory(membership: Path, mounts: Path) -> Iterator[int]:
-    for group in control_groups("memory", membership, mounts):
+def memory_limits() -> Iterator[tuple[int, Path, str, tuple[str, str]]]:
+    """Yields each limit of memory in bytes, the folder of its control group, and the names of ``_FILES`` for the
+    usage and the pages of files."""
+    for group in control_groups("memory"):
         for limit, used, pages in _FILES:
-            try:
-                most = (group / limit).read_text().strip()
-                if most == "max":
-                    continue
-                lines = (group / "memory.stat").read_text().splitlines()
-                counts = dict(line.split() for line in lines)
-                files = sum(int(counts[name]) for name in pages)
-                yield max(0, int(most) - int((group / used).read_text()) + files)
-            except (OSError, ValueError, KeyError):  # a missing file, or an unknown format
-                continue
+            with contextlib.suppress(OSError, ValueError):  # a missing file, or "max": no limit
+                yield int((group / limit).read_text()), group, used, pages
+
+
+def _group_memory() -> Iterator[int]:
+    for limit, group, used, pages in memory_limits():
+        with contextlib.suppress(OSError, ValueError, KeyError):  # a missing file, or an unknown format
+            lines = (group / "memory.stat").read_text().splitlines()
+            counts = dict(line.split() for line in lines)
+            files = sum(int(counts[name]) for name in pages)
+            yield max(0, limit - int((group / used).read_text()) + files)

@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from uuid import uuid4
@@ -23,6 +23,9 @@ from snapcap.warmup.machine.denied import report_denied
 
 # Errors of fsync on file systems without it, such as some network and FUSE file systems.
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+# Seconds without a write after which nobody is writing a file any more: where there are no locks, and on file
+# systems that do not share their locks with the other machines that mount them.
+LEFT_BEHIND_S = 3600.0
 
 
 class NotAFileError(OSError):
@@ -170,6 +173,23 @@ def commit(temporary: Path, path: Path, durable: bool = True) -> None:
     os.replace(temporary, path)
     if durable:
         sync(path.parent)
+
+
+def write_file(path: Path, data: bytes, durable: bool = True) -> None:
+    """Writes a file, whole or not at all, in place of any other of its name. ``durable``: as for ``commit``. Raises
+    OSError if it cannot be written."""
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+        commit(temporary, path, durable)
+
+
+def remove_left(files: Iterable[Path], alone: bool | None) -> None:
+    """Removes files that killed processes were writing. ``alone``: what `take_lock` returned for their lock; if
+    it is None, files remain that somebody has written to within the hour. Raises OSError if a file stays."""
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            if alone or time.time() - file.lstat().st_mtime > LEFT_BEHIND_S:
+                file.unlink()
 
 
 def other_writers(status: os.stat_result) -> str:

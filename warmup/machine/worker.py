@@ -356,9 +356,14 @@ def _ending(code: int | None) -> str:
 
 def within(seconds: float, work: Callable[[], T], name: str) -> T:
     """Does work on another thread. Raises TimeoutError after ``seconds``, and abandons the thread."""
+    return begin(work, name).result(seconds)
+
+
+def begin(work: Callable[[], T], name: str) -> "Future[T]":
+    """Begins work on a new daemon thread. Returns the future of its result."""
     future: Future[T] = Future()
     threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True).start()
-    return future.result(seconds)
+    return future
 
 
 def fulfil(future: "Future[T]", work: Callable[[], T]) -> None:

@@ -32,14 +32,11 @@ from snapcap.models.regions.table import (
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.devices import (
     Captured,
-    CpuLanes,
     Device,
-    DeviceHealth,
     NoRoomError,
     PendingTokens,
     Pixels,
     Staging,
-    Timer,
 )
 from snapcap.warmup.runtime.model import Backend, Model
 from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SlotRequest
@@ -451,28 +448,10 @@ class Runner(Generic[B]):
         return self.read_tokens(rows).result()
 
     @property
-    def runs_ahead(self) -> bool:
-        """True if a step may be launched before the last step's tokens are read."""
-        return self.device.runs_ahead
-
-    @property
-    def lanes(self) -> CpuLanes | None:
-        """Returns what shares CPUs between operations, if the device has it."""
-        return self.device.lanes
-
-    @property
     def encodes_beside(self) -> bool:
-        """True if ``encode`` may run in ``lanes.beside`` while decode steps of other rows go on. Then it writes to
-        the caches of cross-attention alone: steps write to the other caches of every slot of their bucket."""
-        return self.lanes is not None and not self.config.decoder.reads_prompt
-
-    def timer(self) -> Timer:
-        """Times what the device is given from now on, until it is stopped."""
-        return self.device.timer()
-
-    def health(self, error: Exception) -> DeviceHealth:
-        """Returns the health of the device after an error that a method of the runner raised."""
-        return self.device.health(error)
+        """True if ``encode`` may run in ``CpuLanes.beside`` while decode steps of other rows go on. Then it writes
+        to the caches of cross-attention alone: steps write to the other caches of every slot of their bucket."""
+        return self.device.lanes is not None and not self.config.decoder.reads_prompt
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Move running rows (source slot, target slot) into slots that have become free."""

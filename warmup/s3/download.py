@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, take_lock, write_all
+from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, remove_left, take_lock, write_all
 from snapcap.warmup.s3.client import (
     ATTEMPTS,
     WORKERS,
@@ -122,7 +122,6 @@ def deadline_error(where: str) -> S3Error:
 
 PART_BYTES = 8 * 1024 * 1024
 _LISTED = 10_000
-_LEFT_BEHIND_S = 3600.0  # seconds since the last write after which a file counts as abandoned, without locks
 _PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
 
 
@@ -194,8 +193,8 @@ def remove_parts(folder: Path) -> None:
     for path in folder.iterdir():
         if _PART.fullmatch(path.name):
             with contextlib.suppress(OSError), locked_alone(path) as alone:
-                if alone or (alone is None and time.time() - path.lstat().st_mtime > _LEFT_BEHIND_S):
-                    path.unlink()
+                if alone is not False:
+                    remove_left([path], alone)
 
 
 @dataclass

@@ -90,14 +90,14 @@ class BackgroundBuild:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, wait_s: float = ENDING_S) -> None:
-        """End the build's processes. Finished packages stay for the next start. Waits at most ``wait_s`` seconds
-        for the release of the lease, because otherwise the next builder would wait until it expires."""
+    def stop(self) -> None:
+        """End the build's processes. Finished packages stay for the next start. Waits a moment for the release of
+        the lease, because otherwise the next builder would wait until it expires."""
         self._stopped.set()
         if self._builder is not None:
             self._builder.stop()
         if self._thread.is_alive():
-            self._thread.join(wait_s)
+            self._thread.join(ENDING_S)
 
     def _run(self) -> None:
         try:
@@ -277,7 +277,7 @@ class BackgroundBuild:
             _logger.error("swap refused; the bucket stays eager", extra={"fields": {**fields, "error": str(error)}})
             return
         status.swapped("swapped")
-        captured = loaded.runner.runs_ahead
+        captured = loaded.runner.device.runs_ahead
         status.update(component, size, "captured" if captured else "warm", backend.name)
         _logger.info("bucket swapped in", extra={"fields": fields})
 
@@ -311,7 +311,7 @@ def swap_bucket(
     check = check_encoder if component == "encoder" else check_decoder
     check(runner, dtype, bucket, compiled, eager)
     runner.bind(component, bucket, compiled)
-    if runner.runs_ahead:
+    if runner.device.runs_ahead:
         runner.capture(component, bucket)
 
 

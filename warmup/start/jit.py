@@ -19,7 +19,6 @@ import importlib
 import io
 import logging
 import os
-import threading
 import types
 import zipfile
 from collections import Counter
@@ -46,7 +45,7 @@ from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.files import scratch_folder
 from snapcap.warmup.machine.installation import require_compiler, resolve_device
-from snapcap.warmup.machine.worker import fulfil
+from snapcap.warmup.machine.worker import begin
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import Bucket, InductorOption, Plan, inductor_options
 from snapcap.warmup.progress.status import StartupStatus, cache_counts
@@ -138,8 +137,7 @@ class Jit:
             report(remote, self._status)
             return [local, remote]
 
-        threading.Thread(target=fulfil, args=(outcome, publish), name="publish", daemon=True).start()
-        return outcome
+        return begin(publish, "publish")
 
     def _publish_locally(self, artifacts: Artifacts) -> Published | None:
         try:

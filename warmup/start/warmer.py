@@ -104,7 +104,7 @@ class Warmer:
         for bucket in self.table.buckets:
             for component in COMPONENTS:
                 self._assign_first(component, bucket, backend)
-        if self.runner.runs_ahead:
+        if self.runner.device.runs_ahead:
             with self.timeline.phase("capture_graphs"):
                 for bucket in reversed(buckets):
                     self._capture(bucket)
@@ -112,7 +112,7 @@ class Warmer:
     def _only_computes(self, component: ComponentName, bucket: Bucket) -> bool:
         """Returns whether a first run only computes, as later ones do: jit compiles, and CUDA loads kernels."""
         backend = self.status.bucket(component, bucket.size).backend
-        return not self.runner.runs_ahead and backend in ("aot", "eager")
+        return not self.runner.device.runs_ahead and backend in ("aot", "eager")
 
     def warm_aside(self, bucket: Bucket) -> None:
         """Run a bucket once on separate buffers, while rows are running."""
@@ -120,7 +120,7 @@ class Warmer:
         for component in COMPONENTS:
             twin.bind(component, bucket, self.runner.bound(component, bucket))
             self._run_once(component, bucket, twin)
-        if self.runner.runs_ahead:
+        if self.runner.device.runs_ahead:
             self._capture(bucket)
 
     def _capture(self, bucket: Bucket) -> None:

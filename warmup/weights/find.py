@@ -54,19 +54,18 @@ def model_factors(options: StartOptions) -> Factors:
         "model.source": published_name(options.model.source),
         "device.type": device.partition(":")[0],
         "model.dtype": dtype,
-        "source.weights": _source_digest(package_folder("snapcap.models")),
+        "source.weights": _source_digest(),
         "torch.version": torch_version().version,
     }
 
 
-def layout_digest(config: ModelConfig, transform: "ImageTransform", models: Path | None = None) -> str:
+def layout_digest(config: ModelConfig, transform: "ImageTransform") -> str:
     """Returns the SHA-256, in hex, of everything that decides how a checkpoint's tensors become the regions'
     weights: snapcap's sources, torch's version, and the configuration's dimensions, tokens before an image and
-        normalisation
-    of images. ``models``: the folder of the sources; None: the installed one. Raises OSError if the sources cannot
-    be read, and MachineError if torch's version is unknown."""
+    normalisation of images. Raises OSError if the sources cannot be read, MachineError if torch's version is
+    unknown."""
     described = {
-        "sources": _source_digest(models or package_folder("snapcap.models")),
+        "sources": _source_digest(),
         "torch": torch_version().version,
         "dimensions": config.dimensions(),
         "prefix": config.prefix,
@@ -75,8 +74,8 @@ def layout_digest(config: ModelConfig, transform: "ImageTransform", models: Path
     return hashlib.sha256(canonical_json(described)).hexdigest()
 
 
-def _source_digest(models: Path) -> str:
-    files: list[Path] = []
+def _source_digest() -> str:
+    models, files = package_folder("snapcap.models"), list[Path]()
     for pattern in _SOURCES:
         found = [*models.glob(pattern)]
         if not found:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.fakes.thread_decoder import PLAIN_CONFIG
 from support.servers.good_requests import APIS, PATHS, good_request, options_of
 
 from snapcap.models.text import PromptIds
@@ -38,7 +39,7 @@ class Writer:
 def written(services: Services, client: TestClient) -> TestClient:
     """A client of a model that writes TEXT."""
     model: Any = services.captioner._model
-    services.captioner._model = replace(model, defaults=type(model.defaults)(Writer()))
+    services.captioner._model = replace(model, defaults=type(model.defaults)(Writer(), PLAIN_CONFIG))
     return client
 
 

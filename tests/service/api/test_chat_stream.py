@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from support.servers.live_app import on_a_port
+from support.servers.live_app import create_app, on_a_port
 
-from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.app import Services
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import QueueFull

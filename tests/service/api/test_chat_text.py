@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.servers.live_app import create_app
 
 from snapcap.models.errors import PromptError
-from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 

@@ -7,8 +7,9 @@ import pytest
 from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
+from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Application, Exposure, Services, create_app, create_operations_app
+from snapcap.service.api.app import Application, Exposure, Services, create_operations_app
 from snapcap.service.http.bodies import BodyLimits
 
 

@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.testclient import TestClient
 from support.servers.image_host import ANSWERS, MAX, serve
+from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.api.image_fetcher import MAX_REDIRECTS, ImageFetcher, is_public
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, ServiceError
 from snapcap.service.http.bodies import BodyLimits

@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
+from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.api.ollama import OPTIONS, parse_keep_alive
 from snapcap.service.captioning.captioner import WeightFiles, meant
 from snapcap.service.errors import EngineFailed, InvalidOption

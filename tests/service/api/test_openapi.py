@@ -8,8 +8,9 @@ from typing import Any
 
 from openapi_spec_validator import validate
 from starlette.testclient import TestClient
+from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Application, Exposure, Services, create_app
+from snapcap.service.api.app import Application, Exposure, Services
 from snapcap.service.captioning.options import NAMES
 from snapcap.service.http.access import ApiKeys, is_open
 from snapcap.service.http.bodies import BodyLimits

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
+from support.fakes.thread_decoder import PLAIN_CONFIG
 
 from snapcap.models.text import Region
 from snapcap.service.api.app import Services
@@ -31,7 +32,7 @@ class Naming(ModelDefaults):
 @pytest.fixture
 def client(services: Services, new_client: Callable[[Services], TestClient]) -> TestClient:
     model: Any = services.captioner._model
-    naming = Naming(model.defaults.tokenizer(None))
+    naming = Naming(model.defaults.tokenizer(None), PLAIN_CONFIG)
     services.captioner.attach(model.engine, "fake", model.image_decoder, naming)
     return new_client(services)
 

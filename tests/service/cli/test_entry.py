@@ -105,7 +105,7 @@ def test_the_first_process_of_a_container_ends_by_a_signal_at_any_time(number: s
 
 HANDED = """
 import os, sys
-from snapcap.service.server.processes import fork_engine
+from snapcap.service.server import processes
 
 def serve(settings, end, pixels, origin, importing):
     import sys
@@ -118,7 +118,8 @@ def serve(settings, end, pixels, origin, importing):
     end.sendall(repr((same, -1e9 < importing < 1e9, imported)).encode())
     return 5
 
-engine = fork_engine(serve)
+processes.serve_captions = serve
+engine = processes.fork_engine()
 for device in sys.argv[1:]:
     engine.reserve(device)
 from snapcap.service.config.settings import HttpSettings
@@ -129,7 +130,7 @@ pixels.open((1, 2))
 engine.hand_over(Settings(http=HttpSettings(port=8123)), pixels, 17.5)
 print(engine.process.end.recv(1 << 16).decode())
 print(os.waitstatus_to_exitcode(os.waitpid(engine.process.pid, 0)[1]), pixels._mapped()[12:18])
-unused = fork_engine(serve)
+unused = processes.fork_engine()
 unused.process.end.close()
 print(os.waitstatus_to_exitcode(os.waitpid(unused.process.pid, 0)[1]))
 """

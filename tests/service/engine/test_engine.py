@@ -26,7 +26,7 @@ def test_a_request_gets_its_tokens_from_the_smallest_bucket(served: Served) -> N
 def test_a_step_is_launched_before_the_last_is_read_where_the_device_runs_ahead(served: Served) -> None:
     result(served.send(7, max_new_tokens=3))
     ahead = ["launch", "launch", "read", "launch", "read", "read"]
-    assert served.runner.order == (ahead if served.runner.runs_ahead else ["launch", "read"] * 3)
+    assert served.runner.order == (ahead if served.runner.device.runs_ahead else ["launch", "read"] * 3)
 
 
 def test_requests_of_different_ages_run_together_and_get_their_own_tokens(served: Served) -> None:
@@ -247,13 +247,13 @@ def test_rows_end_while_an_image_is_encoded_beside_their_steps() -> None:
 
 def test_a_lone_request_has_all_cpus_and_others_share_them() -> None:
     beside = Beside()
-    assert beside.served.runner.threads == [2]
+    assert beside.served.runner.device.threads == [2]
     beside.go_on()
     result(beside.first)
-    assert beside.served.runner.threads == [2, 1]
+    assert beside.served.runner.device.threads == [2, 1]
     beside.release.set()
     result(beside.second)
-    assert beside.served.runner.threads == [2, 1, 2]
+    assert beside.served.runner.device.threads == [2, 1, 2]
     beside.end()
 
 

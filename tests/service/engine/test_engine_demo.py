@@ -80,7 +80,7 @@ def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         Timeline.since_exec(),
         StartupStatus(),
         observer,
-        on_ready=lambda loaded, engine, _: started.set_result((loaded, engine)),
+        on_ready=lambda loaded, engine: started.set_result((loaded, engine)),
         on_failure=started.set_exception,
     )
     thread.start()

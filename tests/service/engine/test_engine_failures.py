@@ -107,7 +107,7 @@ def test_a_device_that_is_lost_ends_the_engine_at_once() -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
 
-    served.runner.before_step, served.runner.condition = fail, "lost"
+    served.runner.before_step, served.runner.device.condition = fail, "lost"
     with pytest.raises(NotReady):
         result(served.send(1))
     sentence = "the device is lost: CUDA error: device-side assert triggered"
@@ -117,7 +117,7 @@ def test_a_device_that_is_lost_ends_the_engine_at_once() -> None:
 
 def test_a_call_that_finds_the_device_lost_ends_the_engine_too() -> None:
     served = Served()
-    served.runner.condition = "lost"
+    served.runner.device.condition = "lost"
 
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -130,7 +130,7 @@ def test_a_device_without_memory_fails_requests_and_serves_once_there_is_some(se
     def fail() -> None:
         raise RuntimeError("out of memory")
 
-    served.runner.before_step, served.runner.condition = fail, "out_of_memory"
+    served.runner.before_step, served.runner.device.condition = fail, "out_of_memory"
     for image in range(1, 4 * MAX_CONSECUTIVE_FAILURES):
         with pytest.raises(EngineFailed):
             result(served.send(image))

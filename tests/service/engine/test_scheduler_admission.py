@@ -87,7 +87,7 @@ def test_one_bucket_holds_nobody_back() -> None:
 
 def batch_ended(scheduler: Scheduler, images: int, image_s: float) -> None:
     """Serves ``images`` captions that end together, after which nothing runs."""
-    scheduler.encoded(images, images * image_s)
+    scheduler.gathering.encoded(images, images * image_s)
     submit(scheduler, images)
     scheduler.wait()  # for the wake-up that the requests gave
     while scheduler.depth:
@@ -112,7 +112,7 @@ def test_the_first_image_after_a_batch_waits_for_as_many_as_the_batch_had(
 
 
 def test_images_wait_for_others_at_most_half_the_time_of_an_encode(scheduler: Scheduler) -> None:
-    scheduler.encoded(1, 600.0)  # an encode that other work held up
+    scheduler.gathering.encoded(1, 600.0)  # an encode that other work held up
     batch_ended(scheduler, 3, image_s=0.2)
     submit(scheduler, 1)
     with ThreadPoolExecutor(1) as pool:

@@ -9,9 +9,9 @@ from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 from support.servers.good_requests import PATHS
-from support.servers.live_app import on_a_port
+from support.servers.live_app import create_app, on_a_port
 
-from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits

@@ -9,10 +9,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
-from support.servers.live_app import on_a_port
+from support.servers.live_app import create_app, on_a_port
 from support.servers.page import give
 
-from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.warmup.option import parse_root_path

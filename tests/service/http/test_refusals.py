@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from support.fakes.thread_decoder import attach
+from support.servers.live_app import create_app
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.app import Services
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import QueueFull

@@ -65,7 +65,7 @@ import os, socket, time
 from contextlib import suppress
 from snapcap.service.server.processes import fork_engine
 listener = socket.create_server(("127.0.0.1", 0))
-engine = fork_engine(others=[listener])
+engine = fork_engine([listener])
 held = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
 folder = f"/proc/{engine.process.pid}/fd"
 def opened():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from snapcap.service import readiness
 from snapcap.service.server.background import start_build
 from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.start import background_build as background
@@ -35,13 +36,13 @@ MADE: list[FakeBuild] = []
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeBuild]]:
     monkeypatch.setattr(background, "BackgroundBuild", FakeBuild)
+    monkeypatch.setattr(readiness, "AFTER_READY_S", 0.0)
     MADE.clear()
     yield MADE
     MADE.clear()
 
 
 def begin(
-    after_s: float,
     *,
     compiled: bool = False,
     status: Any = None,
@@ -52,11 +53,11 @@ def begin(
     loaded: Any = SimpleNamespace(compiled=compiled, artifacts=artifacts)
     options = StartOptions(store=store or StoreOptions())
     engine: Any = SimpleNamespace(call=None)
-    return start_build(options, loaded, status, engine, after_s)
+    return start_build(options, loaded, status, engine)
 
 
 def test_a_build_begins_on_another_thread_and_is_ended(made: list[FakeBuild]) -> None:
-    stop = begin(0.01)
+    stop = begin()
     end = time.monotonic() + PATIENCE
     while not (made and made[0].started):
         assert time.monotonic() < end
@@ -65,8 +66,9 @@ def test_a_build_begins_on_another_thread_and_is_ended(made: list[FakeBuild]) ->
     assert [(build.started, build.stopped) for build in made] == [(1, 1)]
 
 
-def test_a_server_that_ends_first_builds_nothing(made: list[FakeBuild]) -> None:
-    stop = begin(PATIENCE)
+def test_a_server_that_ends_first_builds_nothing(made: list[FakeBuild], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "AFTER_READY_S", PATIENCE)
+    stop = begin()
     assert not made  # whoever waited for READY comes first
     stop()
     _timers_are_over()  # at once
@@ -85,7 +87,7 @@ def test_one_that_ends_while_the_build_is_made_starts_none(
             super().__init__()
 
     monkeypatch.setattr(background, "BackgroundBuild", SlowBuild)
-    stop = begin(0.0)
+    stop = begin()
     assert making.wait(PATIENCE)
     stop()
     stopped.set()
@@ -94,7 +96,7 @@ def test_one_that_ends_while_the_build_is_made_starts_none(
 
 
 def test_what_is_compiled_is_not_built(made: list[FakeBuild]) -> None:
-    begin(0.0, compiled=True)
+    begin(compiled=True)
     _timers_are_over()
     assert not made
 
@@ -105,7 +107,7 @@ def test_what_is_compiled_is_not_built(made: list[FakeBuild]) -> None:
 def test_without_a_build_only_a_store_that_could_not_be_read_is_asked_again(
     made: list[FakeBuild], address: str, found: str, looks: bool
 ) -> None:
-    begin(0.0, store=StoreOptions(address=address, build="off"), found=found)
+    begin(store=StoreOptions(address=address, build="off"), found=found)
     _timers_are_over()
     assert bool(made) is looks
 
@@ -119,7 +121,7 @@ def test_a_build_that_cannot_begin_is_in_the_status_and_the_log(
 
     monkeypatch.setattr(background, "BackgroundBuild", NoBuild)
     seen: list[dict[str, str]] = []
-    stop = begin(0.0, status=SimpleNamespace(building=lambda **progress: seen.append(progress)))
+    stop = begin(status=SimpleNamespace(building=lambda **progress: seen.append(progress)))
     _timers_are_over()
     stop()
     assert seen == [{"state": "failed", "error": "ImportError: no compiler's module"}]

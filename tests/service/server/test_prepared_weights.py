@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.servers.server_process import ServerProcess, descendants, snapcap, wait_until
 
+from snapcap.service import readiness
 from snapcap.service.readiness import after_ready
 from snapcap.service.server import background
 from snapcap.service.server.background import start_preparing
@@ -94,12 +95,13 @@ def begin(
     loaded: Any = SimpleNamespace(weights=result, checkpoint=SimpleNamespace(folder=Path()), plan=None)
     timers: list[threading.Timer] = []
 
-    def after(work: Callable[[], object], seconds: float) -> threading.Timer:
-        timers.append(after_ready(work, seconds))
+    def after(work: Callable[[], object]) -> threading.Timer:
+        timers.append(after_ready(work))
         return timers[-1]
 
+    monkeypatch.setattr(readiness, "AFTER_READY_S", after_s)
     monkeypatch.setattr(background, "after_ready", after)
-    stop = start_preparing(StartOptions(), loaded, after_s)
+    stop = start_preparing(StartOptions(), loaded)
     for timer in timers if not after_s else ():
         timer.join(PATIENCE)
         assert not timer.is_alive()

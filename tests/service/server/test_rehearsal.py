@@ -47,7 +47,7 @@ class Start:
             self.timeline,
             StartupStatus(),
             self.observer,
-            on_ready=lambda loaded, engine, _: ready.set_result((loaded, engine)),
+            on_ready=lambda loaded, engine: ready.set_result((loaded, engine)),
             on_failure=ready.set_exception,
             rehearse=rehearsal,
         )

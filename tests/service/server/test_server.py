@@ -1,16 +1,17 @@
 """uvicorn in a thread: binding, draining, and an exit that a stalled upload cannot hold up."""
 
 import http.client
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
+from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.app import Services
 from snapcap.service.config.settings import HttpLimits, HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import Connections
@@ -30,7 +31,9 @@ class Running:
         self.listener = bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.services = services
-        self.server: Server = make_server(app, HttpSettings(**settings), services.readiness, live.set)
+        self.server: Server = make_server(
+            app, HttpSettings(**settings), services.readiness, live.set, Connections(HttpLimits())
+        )
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
         assert live.wait(PATIENCE)
@@ -143,13 +146,11 @@ def test_a_client_that_hangs_up_frees_its_place(run, engine, image) -> None:
     server.until(lambda: server.in_flight() == 0)
 
 
-def test_a_second_signal_ends_the_process_at_once(services: Services) -> None:
+def test_a_second_signal_ends_the_process_at_once(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[int] = []
-    config: Any = make_server(
-        create_app(services, BodyLimits(1, 1)), HttpSettings(), services.readiness, print
-    ).config
-    connections = Connections(HttpLimits())
-    server = Server(config, services.readiness, connections, HttpSettings(), print, exit_now=statuses.append)
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    app, connections = create_app(services, BodyLimits(1, 1)), Connections(HttpLimits())
+    server = make_server(app, HttpSettings(), services.readiness, print, connections)
     server.handle_exit(signal.SIGTERM, None)
     assert statuses == []
     server.handle_exit(signal.SIGINT, None)

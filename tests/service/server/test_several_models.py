@@ -86,7 +86,7 @@ def spawned_engines(server: ServerProcess) -> list[int]:
     return [pid for pid, command in commands.items() if module in command and kind in command]
 
 
-def tests_itself(server: ServerProcess, model: str) -> bool:
+def had_self_test(server: ServerProcess, model: str) -> bool:
     """Returns whether the model's last start had a self-test."""
     phases = server.call(f"/startup?model={model}")[1]["phases"]
     return "self_test" in {each["name"] for each in phases}
@@ -182,7 +182,7 @@ def test_a_model_wakes_for_a_request_and_leaves_when_idle(serve: Serve, samples:
     assert engines(server) == []
     for turn in (1, 2):
         assert server.caption(path, "?model=short")["tokens"] == 2
-        assert tests_itself(server, "short") == (turn == 1)
+        assert had_self_test(server, "short") == (turn == 1)
         woken = descendants(server.process.pid)
         assert states(server) == {"demo": "absent", "short": "ready"}
         server.wait_for(lambda: states(server)["short"] == "absent")
@@ -254,7 +254,7 @@ def test_an_engine_process_that_dies_fails_its_requests_and_the_next_one_wakes_i
     assert (status, body["code"]) == (503, "not_ready")
     assert server.call("/readyz")[0] == 200
     assert server.caption(sample)["model"] == "demo"
-    assert tests_itself(server, "demo")
+    assert had_self_test(server, "demo")
     metrics = server.metrics()
     assert metrics['snapcap_model_leaves_total{model="demo",why="failed"}'] == 1
     assert metrics['snapcap_model_wakes_total{model="demo",result="ready"}'] == 2

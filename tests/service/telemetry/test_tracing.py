@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.servers.live_app import create_app
 from support.servers.otlp_collector import Collector, attributes, collecting
 from support.servers.server_process import ServerProcess
 
-from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.app import Services
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.telemetry.tracing import open_tracing

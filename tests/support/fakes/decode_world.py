@@ -12,6 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from support.fakes.list_engine import LIMITS, Observer
+from support.fakes.thread_decoder import PLAIN_CONFIG
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.text import PromptIds
@@ -118,7 +119,7 @@ class World:
             takes_conversations=False,
         )
         engine: Any = SimpleNamespace(limits=LIMITS, submit=self._submit)
-        self.captioner.attach(engine, "fake", self.decoder, ModelDefaults(tokenizer))
+        self.captioner.attach(engine, "fake", self.decoder, ModelDefaults(tokenizer, PLAIN_CONFIG))
         self.processes: list[Played] = []
 
     async def begin(self, count: int = PROCESSES) -> None:

@@ -20,6 +20,23 @@ START, EOS = 1, 2
 LIMITS = Limits(cache_length=32, default_new_tokens=5, eos_ids=frozenset({EOS}))
 
 
+class ListDevice:
+    """A device that reports the health that a test sets, and measures no time. ``threads``: how many threads each
+    operation was given."""
+
+    def __init__(self, runs_ahead: bool, encodes_beside: bool) -> None:
+        self.runs_ahead = runs_ahead
+        self.threads: list[int] = []
+        self.lanes = CpuLanes(self.threads.append, usual=1, alone=2) if encodes_beside else None
+        self.condition: DeviceHealth = "failed"
+
+    def health(self, error: Exception) -> "DeviceHealth":
+        return self.condition
+
+    def timer(self) -> "Timer":
+        return Timer()
+
+
 class ListRunner:
     """Slots as lists. Request n generates 100 n, 100 n + 1, …; a padded slot generates what nobody may see.
 
@@ -27,10 +44,8 @@ class ListRunner:
     """
 
     def __init__(self, slots: int, runs_ahead: bool = False, encodes_beside: bool = False) -> None:
-        self.runs_ahead = runs_ahead
+        self.device = ListDevice(runs_ahead, encodes_beside)
         self.encodes_beside = encodes_beside
-        self.threads: list[int] = []
-        self.lanes = CpuLanes(self.threads.append, usual=1, alone=2) if encodes_beside else None
         self.beside: set[int] = set()  # the slots of an encode beside steps, until its rows are admitted
         self.unread = 0
         self.images = [-1] * slots
@@ -42,10 +57,6 @@ class ListRunner:
         self.encoded: list[tuple[int, int]] = []
         self.before_step: Callable[[], object] = lambda: None
         self.before_encode: Callable[[], object] = lambda: None
-        self.condition: DeviceHealth = "failed"
-
-    def health(self, error: Exception) -> "DeviceHealth":
-        return self.condition
 
     def encode(self, bucket: Bucket, images: list[int], first_slot: int, rows: Sequence[SlotRequest] = ()) -> None:
         if threading.current_thread().name == "encodes":
@@ -86,9 +97,6 @@ class ListRunner:
             assert target not in self.beside
             for held in (self.images, self.rows, self.counts, self.beams):
                 held[target] = held[source]  # type: ignore[index]
-
-    def timer(self) -> "Timer":
-        return Timer()
 
     def _token(self, slot: int) -> int:
         place, prompt = self.counts[slot] - 1, self.rows[slot].prompt

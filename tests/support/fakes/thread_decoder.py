@@ -3,13 +3,24 @@
 import asyncio
 import time
 from concurrent.futures import Executor
+from types import SimpleNamespace
 from typing import Any
 
 from snapcap.models.processing.image_formats import ImageError
+from snapcap.models.text import GenerationConfig
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.images.decode import DecodedImage, EncodedImage, unreadable
+
+# The configuration of a model that sets no defaults, and takes the tokens of every fake tokenizer.
+PLAIN_CONFIG: Any = SimpleNamespace(
+    family="",
+    decoder=SimpleNamespace(vocab_size=1 << 20, text_tokens=0),
+    generation=GenerationConfig(start_id=0, eos_ids=(), pad_id=0, max_length=20),
+    chat=None,
+    tasks=(),
+)
 
 
 class ThreadImageDecoder:
@@ -40,5 +51,5 @@ class ThreadImageDecoder:
 def attach(captioner: Captioner, engine: Any, transform: Any, tokenizer: Any = None, name: str = "fake") -> None:
     """Gives a captioner a model whose images threads decode. `tokenizer`: None keeps the present model's."""
     model: Any = captioner._model
-    defaults = model.defaults if tokenizer is None else ModelDefaults(tokenizer)
+    defaults = model.defaults if tokenizer is None else ModelDefaults(tokenizer, PLAIN_CONFIG)
     captioner.attach(engine, name, ThreadImageDecoder(captioner.pool, transform), defaults)

@@ -252,7 +252,7 @@ def open_runner(model: LoadedModel, plan: Plan, backend: Backend) -> Runner:
     warmer.assign(backend, plan.table.buckets)
     warmer.warm(plan.table.buckets)
     states = {bucket.state for bucket in status.buckets()}
-    assert states <= {"captured"} if runner.runs_ahead else states <= {"warm", "eager"}, states
+    assert states <= {"captured"} if runner.device.runs_ahead else states <= {"warm", "eager"}, states
     return runner
 
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from snapcap.service.api.app import Exposure, Services, create_app
+from support.servers.live_app import create_app
+
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.config.settings import HttpLimits, HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import Connections

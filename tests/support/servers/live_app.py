@@ -1,4 +1,4 @@
-"""Serves the application on a real port, over services that a test holds in its hand."""
+"""Builds the whole application over services that a test holds in its hand, and serves it on a real port."""
 
 import socket
 import threading
@@ -8,6 +8,17 @@ from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
+
+from snapcap.service.api.app import Application, Exposure, Services, create_operations_app
+from snapcap.service.api.captioning_apis import add_captioning_apis
+from snapcap.service.http.bodies import BodyLimits
+
+
+def create_app(services: Services, limits: BodyLimits, exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
+    """Returns an application with all routes, as it is once a server has imported them."""
+    app = create_operations_app(services, exposure)
+    add_captioning_apis(app, services, limits, exposure)
+    return app
 
 
 @contextmanager

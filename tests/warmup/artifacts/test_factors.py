@@ -20,6 +20,7 @@ from snapcap.warmup.artifacts.key import (
     machine_factors,
     region_source_hash,
 )
+from snapcap.warmup.machine import capacity
 from snapcap.warmup.machine.capacity import instruction_set
 from snapcap.warmup.machine.cuda_driver import CudaDevice
 from snapcap.warmup.machine.installation import MachineError, resolve_device
@@ -113,16 +114,17 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_source_hash_is_of_code(models: Path) -> None:
-    first = region_source_hash("cpu", models)
-    assert first == region_source_hash("cpu")
+def test_the_source_hash_is_of_code(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = region_source_hash("cpu")
+    monkeypatch.setattr(key, "package_folder", lambda _: models)
+    assert region_source_hash("cpu") == first
     file = models / "layers" / "vit.py"
     source = file.read_text()
     for same in (source.replace("\n", "\r\n"), "# Why.\n\n" + source, source.replace('"""', '"""More. ', 1)):
         file.write_bytes(same.encode())
-        assert region_source_hash("cpu", models) == first
+        assert region_source_hash("cpu") == first
     file.write_text(source + "x = 1\n")
-    assert region_source_hash("cpu", models) != first
+    assert region_source_hash("cpu") != first
 
 
 @pytest.mark.parametrize(
@@ -133,11 +135,14 @@ def test_the_source_hash_is_of_code(models: Path) -> None:
         ("dimensions.py", {"cpu", "cuda"}),  # which has the most beams and phrases that regions are built for
     ],
 )
-def test_code_makes_artifacts_stale_that_were_compiled_from_it(models: Path, name: str, stale: set[str]) -> None:
-    before = {device: region_source_hash(device, models) for device in ("cpu", "cuda")}
+def test_code_makes_artifacts_stale_that_were_compiled_from_it(
+    models: Path, name: str, stale: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key, "package_folder", lambda _: models)
+    before = {device: region_source_hash(device) for device in ("cpu", "cuda")}
     with (models / name).open("a") as file:
         file.write("x = 1\n")
-    assert {device for device, first in before.items() if region_source_hash(device, models) != first} == stale
+    assert {device for device, first in before.items() if region_source_hash(device) != first} == stale
 
 
 def test_cuda_devices_are_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +173,15 @@ def test_a_device_that_is_not_there_is_an_error() -> None:
         machine_factors("cuda:99")
 
 
-def test_isa_is_read_from_both_spellings(tmp_path: Path) -> None:
+def test_isa_is_read_from_both_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(capacity, "CPUINFO", cpuinfo)
     cpuinfo.write_text("processor : 0\nflags\t\t: fpu avx2 rdrand hypervisor fma avx512f xsave bmi2\nbugs\t: avx\n")
-    assert instruction_set(cpuinfo) == ["avx2", "avx512f", "bmi2", "fma"]
+    assert instruction_set() == ["avx2", "avx512f", "bmi2", "fma"]
     cpuinfo.write_text("processor : 0\nFeatures\t: fp asimd sve cpuid evtstrm sb\n")
-    assert instruction_set(cpuinfo) == ["asimd", "fp", "sve"]
-    assert instruction_set(tmp_path / "missing")
+    assert instruction_set() == ["asimd", "fp", "sve"]
+    cpuinfo.unlink()
+    assert instruction_set()
 
 
 def test_stale_is_other_software_only() -> None:

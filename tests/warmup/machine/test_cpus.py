@@ -46,16 +46,19 @@ def write(file: Path, text: str) -> None:
     ],
 )
 def test_the_limit_is_that_of_the_control_groups(
-    membership: str, files: dict[str, str], limit: float | None, tmp_path: Path
+    membership: str, files: dict[str, str], limit: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "membership", membership)
     for name, text in files.items():
         write(tmp_path / "mounts" / name, text)
-    assert cpu_limit(tmp_path / "membership", tmp_path / "mounts") == limit
+    monkeypatch.setattr(capacity, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(capacity, "MOUNTS", tmp_path / "mounts")
+    assert cpu_limit() == limit
 
 
-def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
-    assert cpu_limit(tmp_path / "membership", tmp_path) is None
+def test_a_system_without_control_groups_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "MEMBERSHIP", tmp_path / "membership")
+    assert cpu_limit() is None
 
 
 @pytest.mark.parametrize(

@@ -30,15 +30,15 @@ def no_home() -> Path:
 
 
 def own(temporary: Path) -> Path:
-    return temporary / f"name-{os.geteuid()}"
+    return temporary / f"snapcap-{os.geteuid()}"
 
 
 def test_a_user_without_a_home_has_a_folder_of_its_own(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", no_home)
-    assert user_cache("name") == own(temporary)
+    assert user_cache() == own(temporary)
     assert own(temporary).stat().st_mode & 0o777 == 0o700
     cache_folder._temporary.cache_clear()
-    assert user_cache("name") == own(temporary), "which the next start finds again"
+    assert user_cache() == own(temporary), "which the next start finds again"
 
 
 @pytest.mark.parametrize("home", ["/nonexistent/deeper", "/proc", "file"])
@@ -49,14 +49,14 @@ def test_a_home_that_cannot_be_written_is_none(
     monkeypatch.setenv("HOME", str(tmp_path / home))
     if os.geteuid() == 0:  # who may write everywhere
         monkeypatch.setattr(os, "access", lambda path, mode: str(path) not in ("/", "/proc"))
-    assert user_cache("name") == own(temporary)
+    assert user_cache() == own(temporary)
 
 
 def test_a_home_that_can_be_written_is_used(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert user_cache("name") == tmp_path / "me" / ".cache" / "name"
+    assert user_cache() == tmp_path / "me" / ".cache" / "snapcap"
     assert list(temporary.iterdir()) == []
 
 
@@ -89,11 +89,11 @@ def test_what_somebody_else_made_of_that_name_is_left_alone(
                 pytest.skip("ONLY ROOT CAN GIVE A FOLDER AWAY")
             theirs.mkdir(mode=0o700)
             os.chown(theirs, 12345, 12345)
-    folder = user_cache("name")
+    folder = user_cache()
     assert folder != theirs
     assert folder.parent == temporary
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert user_cache("name") == folder, "the whole process uses one"
+    assert user_cache() == folder, "the whole process uses one"
     assert list(elsewhere.iterdir()) == []
 
 
@@ -101,7 +101,7 @@ def test_a_start_says_once_that_its_cache_is_a_temporary_folder(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Path, "home", no_home)
-    for cache in (user_cache("snapcap"), user_cache("snapcap"), temporary / "other"):
+    for cache in (user_cache(), user_cache(), temporary / "other"):
         resolve_checkpoint("demo", cache, S3Options())
     (line,) = caplog.messages
     assert line.startswith(

@@ -46,6 +46,7 @@ class Build(BackgroundBuild):
 def new_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Build]]:
     monkeypatch.setattr(background_build, "require_compiler", lambda: "g++")
     monkeypatch.setattr(background_build, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(background_build, "ENDING_S", PATIENCE)
     made: list[Build] = []
 
     def make(key: str) -> Build:
@@ -56,7 +57,7 @@ def new_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     yield make
     for build in made:
         build.ending.set()
-        build.stop(PATIENCE)
+        build.stop()
 
 
 def test_builds_of_other_models_wait_for_their_turn(new_build: Callable[[str], Build]) -> None:
@@ -64,7 +65,7 @@ def test_builds_of_other_models_wait_for_their_turn(new_build: Callable[[str], B
     assert first.began.wait(PATIENCE)
     second, third = new_build("b"), new_build("c")
     wait_until(lambda: second.said == third.said == "waiting")
-    third.stop(PATIENCE)  # a model that leaves does not wait on
+    third.stop()  # a model that leaves does not wait on
     assert not second.began.is_set()
     assert not third.began.is_set()
     first.ending.set()

@@ -176,24 +176,27 @@ def test_a_copy_of_a_checkpoint_shares_its_weights(case: Case, folder: Path, tmp
     assert len(prepared_files(case)) == 2
 
 
-def test_the_configuration_and_the_sources_are_part_of_the_layout(case: Case, tmp_path: Path) -> None:
+def test_the_configuration_and_the_sources_are_part_of_the_layout(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, transform = case.checkpoint.config, case.checkpoint.transform
     first = layout_digest(config, transform)
     assert layout_digest(config, replace(transform, mean=(0.1, 0.2, 0.3))) != first
     assert layout_digest(replace(config, projected=not config.projected), transform) != first
     models = Path(__file__).parents[3] / "models"
     copy = shutil.copytree(models, tmp_path / "models", ignore=shutil.ignore_patterns("demo", "__pycache__"))
-    assert layout_digest(config, transform, copy) == first
+    monkeypatch.setattr("snapcap.warmup.weights.find.package_folder", lambda _: copy)
+    assert layout_digest(config, transform) == first
     for name in ("layers/gpt2.py", "families/parts/vit.py", "dimensions.py", "config.py"):
-        before = layout_digest(config, transform, copy)
+        before = layout_digest(config, transform)
         source = (copy / name).read_text()
         (copy / name).write_text(source + "# a comment\n")
-        assert layout_digest(config, transform, copy) == before
+        assert layout_digest(config, transform) == before
         (copy / name).write_text(source + "another_order = True\n")
-        assert layout_digest(config, transform, copy) != before
+        assert layout_digest(config, transform) != before
     (copy / "names.py").unlink()
     with pytest.raises(FileNotFoundError, match="without its sources"):
-        layout_digest(config, transform, copy)
+        layout_digest(config, transform)
 
 
 def test_two_layouts_of_one_checkpoint_are_kept_beside_each_other(

@@ -11,9 +11,10 @@ from typing import Any, get_args
 
 import pytest
 from starlette.testclient import TestClient
+from support.servers.live_app import create_app
 
 from snapcap.models.processing.image_formats import Reason
-from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.api.caption import MAX_IMAGES
 from snapcap.service.api.caption_schemas import Timings
 from snapcap.service.api.operations_schemas import Artifacts, Build, State

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
+from support.fakes.thread_decoder import PLAIN_CONFIG
 from support.servers.page import give
 
 from snapcap.models.text import Region
@@ -81,7 +82,7 @@ def test_parts_that_an_answer_names_are_drawn_over_the_picture(
     give(page, image(3))
     expect(page.locator("#caption")).to_have_text("3 7")
     expect(page.locator("#regions")).to_be_hidden()
-    naming = Naming(model.defaults.tokenizer(None))
+    naming = Naming(model.defaults.tokenizer(None), PLAIN_CONFIG)
     services.captioner.attach(engine, "fake", model.image_decoder, naming)
     give(page, image(4))
     drawing = page.locator("#regions")
@@ -209,7 +210,7 @@ def test_what_the_page_says_of_the_model_is_what_the_server_says(
     services: Services, address: str, open_page: OpenPage
 ) -> None:
     attached: Any = services.captioner._model
-    defaults = ModelDefaults(attached.defaults.tokenizer(None))
+    defaults = ModelDefaults(attached.defaults.tokenizer(None), PLAIN_CONFIG)
     defaults.family = "git"
     services.captioner.attach(attached.engine, "my/captioner", attached.image_decoder, defaults)
     page = open_page(address)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import FilePayload, Page, Route, expect
-from support.servers.live_app import on_a_port
+from support.servers.live_app import create_app, on_a_port
 from support.servers.page import assert_accessible, give, phases
 
-from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.captioning.captioner import Start
 from snapcap.service.errors import EngineFailed
 from snapcap.service.http.access import ApiKeys

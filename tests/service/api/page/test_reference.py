@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from support.servers.live_app import on_a_port
+from support.servers.live_app import create_app, on_a_port
 from support.servers.page import assert_accessible
 
-from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.app import Exposure, Services
 from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
 
