@@ -253,8 +253,9 @@ class Resident:
         self._owner.wakes.labels(self.name, "ready").inc()
         self._owner.wake_seconds.labels(self.name).observe(seconds)
         described, fetched = status.to_dict(), status.state.fetch
-        # The next wake with the same packages skips the self-test.
-        self._settings = replace(self._settings, tested="" if fetched is None else fetched.key)
+        # The next wake without torch's module and with the same packages skips the self-test.
+        tested = "" if fetched is None or status.torch_modules else fetched.key
+        self._settings = replace(self._settings, tested=tested)
         fields = {name: described[name] for name in ("tier", "device", "dtype")}
         _logger.info("model ready", extra={"fields": {"model": self.name, "s": seconds, **fields}})
         self._woken.set_result("")

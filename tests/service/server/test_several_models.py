@@ -199,6 +199,24 @@ def test_a_model_wakes_for_a_request_and_leaves_when_idle(serve: Serve, samples:
     assert server.process.wait(PATIENCE) == 0
 
 
+def test_a_model_that_woke_without_packages_tests_them_when_they_are_there(
+    built_cache: Path, models_file: Path, sample: Path, tmp_path: Path
+) -> None:
+    cache, hidden = tmp_path / "cache", tmp_path / "manifests"
+    shutil.copytree(built_cache, cache)
+    manifests = cache / "store" / "manifests"
+    manifests.rename(hidden)
+    options = ("--cache-dir", str(cache), "--backend", "auto", "--build", "off", "--idle-unload", "0.5")
+    with serving(built_cache, models_file, *options) as server:
+        server.wait_ready()
+        for backend, tested in (("eager", True), ("aot", True), ("aot", False)):
+            assert server.caption(sample, "?model=short")["backend"] == backend
+            assert had_self_test(server, "short") == tested
+            server.wait_for(lambda: states(server)["short"] == "absent")
+            if hidden.exists():
+                hidden.rename(manifests)
+
+
 def test_an_engine_process_in_reserve_serves_the_next_model_that_wakes(serve: Serve, sample: Path) -> None:
     server = serve("--preload", "demo")
     server.wait_for(lambda: spawned_engines(server))
