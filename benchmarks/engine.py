@@ -104,9 +104,9 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
 
 
 def _each(run: Callable[[], object], rewind: Callable[[], object], wait: Callable[[], object]) -> float:
-    """Returns the milliseconds of one call: the best of three stretches, after one that does not count.
+    """Returns the milliseconds of one call: the best of three series, after a first series that does not count.
 
-    A stretch has as many calls as a caption has steps, so no row runs out of its cache.
+    A series has as many calls as a caption has steps, so no row runs out of its cache.
     """
     best = float("inf")
     for stretch in range(4):

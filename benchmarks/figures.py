@@ -1,6 +1,6 @@
 """Writes the figures of `benchmarks/results` into the pages that quote them.
 
-A figure on a page stands before a comment, which readers of the page do not see, and which says what it is:
+A figure on a page is followed by a comment, invisible to readers, that names its source:
 
     ready after 0.27<!-- cpu-startup aot.ready --> s, 0.27<!-- cpu-startup aot.ready / import-torch.total --> of …
 
@@ -75,7 +75,7 @@ def figure(file: str, name: str) -> float:
 
 
 def with_figures(page: Path) -> str:
-    """Returns the text of a page with its figures and tables as the results have them now.
+    """Returns the text of a page with its figures and tables updated from the results.
 
     Raises:
         FiguresError: the page quotes a figure that no result has.
@@ -104,7 +104,8 @@ def with_figures(page: Path) -> str:
 def peers(files: Sequence[str], folder: str) -> str:
     """Returns a table with a row for each server of each run of `snapcap bench peers`, and the runs below it.
 
-    ``folder`` is the path from the page to the results. Runs that were not made are left out, and a table of none.
+    ``folder`` is the path from the page to the results. Missing runs are left out; without any run there is no
+    table.
     """
     files = [name for name in files if (RESULTS / f"{name}.json").exists()]
     if not files:
@@ -123,7 +124,7 @@ def peers(files: Sequence[str], folder: str) -> str:
 def headline(files: Sequence[str], folder: str) -> str:
     """Returns a table with a row for each run of `snapcap bench peers`, and the main servers side by side.
 
-    Runs that were not made are left out, and a table of none.
+    Missing runs are left out; without any run there is no table.
     """
     runs = [result(name) for name in files if (RESULTS / f"{name}.json").exists()]
     cases = [name for name in _SHOWN if any(f"{name}.ready" in run["figures"] for run in runs)]

@@ -1,4 +1,4 @@
-"""Defines every way a request can fail, each with its status, code and title; `api/problems.py` renders them.
+"""Defines every error of a request with its status, code and title; `http/problems.py` renders the errors.
 
     ServiceError                    500
     ├── BadRequest                  400  bad_request
@@ -18,7 +18,7 @@
     │   ├── UnsupportedMediaType    415  unsupported_media_type
     │   │   └── UnsupportedEncoding 415  unsupported_media_type (Accept-Encoding)
     │   └── Unprocessable           422  unprocessable
-    │       ├── UnknownOption       422  unknown_option         (names the option and those that are near)
+    │       ├── UnknownOption       422  unknown_option         (names the option and similar options)
     │       ├── InvalidOption       422  invalid_option         (names the option)
     │       ├── UnsupportedOption   422  unsupported_option     (names the option)
     │       ├── MissingImage        422  missing_image

@@ -1,13 +1,13 @@
-"""Divides the memory that a server may take between what requests make it hold, and counts request bodies.
+"""Divides a server's memory between request bodies and images that are decoded, and counts request bodies.
 
-The bound of all processes of a server together, in bytes, which no traffic takes it past (docs/security.md):
+No traffic makes all processes of a server together take more than (in bytes; docs/security.md has the numbers)
 
-    start + documents + bodies + pixels + prompts + queue_size x row + max_connections x connection
+    start + documents + bodies + pixels + processes + prompts + queue_size x row + max_connections x connection
 
-`start` is what it takes when it is READY, with the buffers of all rows of its largest bucket; `documents` are
-FastAPI and pydantic, 20 MiB, which the first request for the OpenAPI document imports; `prompts` is the process
-that tokenizes them, with what a prompt may take there (`captioning/prompt_worker.py`); `row` is one picture of the
-model's input size, 3 bytes a pixel; a connection holds a packet of 256 KiB, 64 KiB of a body and a head.
+`start` is the memory at READY, with the buffers of all rows; `documents` are FastAPI and pydantic, which the first
+request for the OpenAPI document imports; `processes` is memory that decode processes keep; `prompts` is the process
+that tokenizes prompts, with its limit (`captioning/prompt_worker.py`); `row` is a picture of the model's input
+size, 3 bytes a pixel; `connection` is a packet, a part of a body, heads, and buffers of the kernel.
 """
 
 import math
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
     from snapcap.service.config.settings import HttpLimits, Settings
 
-# More makes nothing faster: 32 bodies of 20 MiB, and more pictures of 50 million pixels than CPUs decode at a time.
+# Larger defaults would not help: they hold 51 bodies of 20 MiB, and more large pictures than CPUs decode at a time.
 _MOST_BODIES = 1 << 30
 _MOST_PIXELS = 4 << 30
 
 
 def memory_limit() -> int:
-    """Returns the bytes that the processes of this server may take together: the least of the machine's memory, the
-    limits of the control groups, as `docker run --memory` and Kubernetes set them, and RLIMIT_AS."""
+    """Returns the bytes that all processes of this server may take together: the least of the machine's memory, the
+    limits of the control groups (which `docker run --memory` and Kubernetes set) and RLIMIT_AS."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     address_space, _ = process_limit(resource.RLIMIT_AS)
     limits = [machine, *(limit for limit, *_ in memory_limits())]
@@ -42,14 +42,14 @@ def memory_limit() -> int:
 
 
 def body_memory(limits: "HttpLimits") -> int:
-    """Returns the bytes of memory that the bodies of all requests may take, on their way and until their images are
-    decoded: the value of the option, or else a sixteenth of the server's memory."""
+    """Returns the bytes of memory that all request bodies may take until their images are decoded: the value of the
+    option, or else a sixteenth of the server's memory."""
     return limits.max_body_memory or min(memory_limit() // 16, _MOST_BODIES)
 
 
 def decode_memory(settings: "Settings") -> int:
     """Returns the bytes of memory that all images together may take while they are decoded: the value of the
-    option, or else a quarter of the server's memory. The rest is the model's and the interpreters'."""
+    option, or else a quarter of the server's memory. The rest is for the model and the interpreters."""
     return settings.images.decode_memory or min(memory_limit() // 4, _MOST_PIXELS)
 
 
@@ -57,18 +57,18 @@ _KEY = "body_account"
 
 
 class BodyBudget:
-    """Bytes of all bodies together, from any thread. Counted is what has been received, not what was announced: a
-    client that sends nothing reserves nothing."""
+    """Bounds the bytes of all bodies together. Thread-safe. Only received bytes count, not the announced length, so
+    a client that sends nothing reserves nothing."""
 
     def __init__(self, limit: float = math.inf) -> None:
-        """`limit`: in bytes. A request that is alone may exceed it, so that no limit can refuse a body that is
-        within the limit of one."""
+        """`limit`: bytes. A lone request may exceed it, so no limit refuses a body of an allowed size."""
         self.limit = limit
         self._lock = threading.Lock()
         self.held = 0  # bytes that are held now
 
     def add(self, count: int, own: int) -> None:
-        """`own`: what the asking request holds already. Raises BodyMemoryFull; then nothing is added."""
+        """Adds `count` bytes of a request that holds `own` bytes already. Raises BodyMemoryFull and adds nothing if
+        there is no room."""
         with self._lock:
             if self.held + count > self.limit and self.held > own:
                 raise BodyMemoryFull(int(self.limit))
@@ -80,8 +80,8 @@ class BodyBudget:
 
 
 class BodyAccount:
-    """Counts the bytes that one request holds until its reply is complete and each of its images is decoded. Images
-    of a client that has left count until then too."""
+    """Counts the bytes that one request holds until its reply is complete and each of its images is decoded, even
+    if its client has left."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -115,13 +115,13 @@ class BodyAccount:
 
 
 def open_account(scope: "Scope", budget: BodyBudget) -> BodyAccount:
-    """The account of a request whose body is about to be read."""
+    """Opens and returns the account of a request, before its body is read."""
     account = BodyAccount(budget)
     scope.setdefault("state", {})[_KEY] = account
     return account
 
 
 def body_account(scope: "Scope") -> BodyAccount | None:
-    """The account of a request; None when its body has not been read."""
+    """Returns the account of a request; None if its body has not been read."""
     account: BodyAccount | None = scope["state"].get(_KEY)
     return account

@@ -1,4 +1,4 @@
-"""Chooses the folder for what later starts can use again, also for a user who has no home folder."""
+"""Chooses the folder for files that later starts use again, also for a user without a home folder."""
 
 import contextlib
 import functools
@@ -10,10 +10,10 @@ _NAME = "snapcap"
 
 
 def user_cache() -> Path:
-    """Returns snapcap's folder in the user's cache folder, as the XDG base directory specification has it.
+    """Returns snapcap's folder in the user's cache folder, which the XDG base directory specification defines.
 
-    A user may have no home folder, or none that can be written: a container's, often. Then it is a folder below the
-    temporary one, which is made here and which only this user can open.
+    Without a writable home folder, as in many containers, returns a new folder in the temporary folder, which only
+    this user can open.
     """
     root = os.environ.get("XDG_CACHE_HOME", "")
     try:

@@ -1,4 +1,4 @@
-"""Defines the errors of a start and a build, and puts any error into one line that says what to do."""
+"""Defines the errors of a start and a build, and describes any error in one line that says what to do."""
 
 import errno
 
@@ -6,11 +6,11 @@ from snapcap.models.errors import UserError
 
 
 class StartError(UserError):
-    """A setting that this model or this machine cannot fulfil; one line that says which."""
+    """Names in one line a setting that this model or this machine does not support."""
 
 
 class BuildError(UserError):
-    """A build that cannot begin; one line that says what to do."""
+    """Says in one line why a build cannot begin, and what to do."""
 
 
 _ADVICE = {
@@ -25,7 +25,7 @@ _ADVICE = {
 
 
 def os_error_text(error: OSError) -> str:
-    """Describes an error of a file or folder, followed by advice where there is any."""
+    """Describes an error of a file or folder, followed by advice if there is any."""
     text = error.strerror or str(error)
     advice = _ADVICE.get(error.errno or 0)
     return f"{text}; {advice}" if advice else text
@@ -38,14 +38,14 @@ def one_line(error: BaseException) -> str:
 
 
 def unexpected(error: BaseException) -> BaseException | None:
-    """Returns the error if the user cannot mend it, else None. The log must have the trace of such an error."""
+    """Returns the error if the user cannot fix it, else None. The log must have the traceback of such an error."""
     return None if isinstance(error, UserError) else error
 
 
 def first_line(error: BaseException) -> str:
     """Shortens a compiler's error to its first line and the line of our source that it names."""
     text = str(error).strip()
-    # Export errors are pages long; their first line says what, and "from user code" shows the region's line.
+    # Export errors are pages long. Their first line names the cause; "from user code" shows the region's line.
     place = text[text.rfind("File ") :].splitlines()[:2] if "File " in text else []
     first = text.splitlines()[0] if text else type(error).__name__
     return " — ".join([first, *(" ".join(part.split()) for part in place)])[:2000]

@@ -33,8 +33,8 @@ _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 class Option(NamedTuple):  # made in a seventh of a dataclass's time, which a server's bind waits for
-    """`name` in snake_case gives `--some-name` and `SNAPCAP_SOME_NAME`; `default_text` is what the help shows.
-    `repeatable`: given several times, the texts are joined by commas."""
+    """Describes an option. `name`: in snake_case, for `--some-name` and `SNAPCAP_SOME_NAME`. `default_text`: the
+    default in the help. `repeatable`: the texts of several uses are joined by commas."""
 
     name: str
     help: str
@@ -68,8 +68,8 @@ def option(
     choices: tuple[str, ...] = (),
     repeatable: bool = False,
 ) -> Any:
-    """A dataclass field that is an option. `default` may be a function, called for each new instance. Without
-    `metavar`, the parser names the value; without `default_text`, no value is "none"."""
+    """Returns a dataclass field for an option. `default` may be a function, called for each new instance. Without
+    `metavar`, the parser names the value. Without `default_text`, the help shows the default or "none"."""
     if choices:
         parse, metavar = parse_choice(choices), "{" + ",".join(choices) + "}"
     metavar = metavar or _METAVARS.get(parse.__qualname__.partition(".")[0], "TEXT")
@@ -81,7 +81,7 @@ def option(
 
 
 def options_of(group: type[Any]) -> dict[str, Option]:
-    """The options of a dataclass by field name, in order."""
+    """Returns the options of a dataclass by field name, in order."""
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(group)}
 
 
@@ -121,7 +121,7 @@ def parse_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
 
 
 def parse_seconds(*, above: bool = False) -> Callable[[str], float]:
-    """`above`: the number must be greater than 0, not equal to it."""
+    """Returns a parser of seconds. `above`: the number must be greater than 0, and not only at least 0."""
 
     def parse(text: str) -> float:
         try:
@@ -138,7 +138,7 @@ def parse_seconds(*, above: bool = False) -> Callable[[str], float]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes: "20971520", "20MiB", "512 KiB"."""
+    """Parses a size such as "20971520", "20MiB" or "512 KiB" to bytes."""
     match = re.fullmatch(r"([0-9]{1,15}) ?(|[kmg]ib)", text.lower())
     if match is None or int(match[1]) == 0:
         raise ValueError("be a size in bytes above 0, such as 20971520 or 20MiB")
@@ -172,7 +172,7 @@ def parse_device(text: str) -> str:
 
 
 def parse_buckets(text: str) -> tuple[int, ...]:
-    """ "1,4,16" to (1, 4, 16): batch sizes in increasing order; "auto" to (): chosen by the device."""
+    """Parses "1,4,16" to (1, 4, 16): batch sizes in increasing order; "auto" to (): the device decides."""
     if text == "auto":
         return ()
     if re.fullmatch(r"[0-9]{1,4}(, ?[0-9]{1,4})*", text):
@@ -183,7 +183,7 @@ def parse_buckets(text: str) -> tuple[int, ...]:
 
 
 def parse_path(text: str) -> Path:
-    """A path; "~" and "~user" are home folders."""
+    """Parses a path. "~" and "~user" are home folders."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -191,12 +191,12 @@ def parse_path(text: str) -> Path:
 
 
 def parse_address(text: str) -> str:
-    """A URL as it is, or a path with its home folder."""
+    """Parses a URL, which is returned as it is, or a path, whose "~" is replaced."""
     return text if "://" in text or not text else str(parse_path(text))
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """ "a.pem,b.pem" to two paths."""
+    """Parses "a.pem,b.pem" to two paths."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise ValueError("be file names separated by commas")
@@ -204,19 +204,19 @@ def parse_paths(text: str) -> tuple[Path, ...]:
 
 
 def parse_name(text: str) -> str:
-    """A name that can stand in the path of a URL as it is."""
+    """Parses a name that a URL's path can contain without encoding."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,199}", text) or "//" in text or text.endswith("/"):
         raise ValueError("be a name of letters, digits and . _ - @, and of / within, such as org/name")
     return text
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Names such as "blip,tags", as `parse_name` reads each."""
+    """Parses names such as "blip,tags", each as `parse_name` does."""
     return tuple(parse_name(name.strip()) for name in text.split(","))
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """ "a.example,b.example:8443" to two hosts, in lower case."""
+    """Parses "a.example,b.example:8443" to two hosts, in lower case."""
     hosts = tuple(name.strip().lower() for name in text.split(","))
     if not all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?", host) for host in hosts):
         raise ValueError("be host names such as images.example.com, or with a port")
@@ -224,7 +224,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 
 def parse_root_path(text: str) -> str:
-    """ "/apps/cap/" to "/apps/cap": names of characters that have no meaning in a URL or in a page."""
+    """Parses "/apps/cap/" to "/apps/cap". Allows only characters without a meaning in URLs and HTML."""
     path = text.rstrip("/")
     if len(path) > _LONGEST_ROOT_PATH or not _ROOT_PATH.fullmatch(path):
         raise ValueError("be a path such as /cap, of letters, digits and -._~")
@@ -232,7 +232,7 @@ def parse_root_path(text: str) -> str:
 
 
 def parse_host_names(text: str) -> tuple[str, ...]:
-    """ "a.example,*.b.example" to two names, in lower case; "*" is every one."""
+    """Parses "a.example,*.b.example" to two names, in lower case; "*" is every name."""
     names = tuple(name.strip().lower().rstrip(".") for name in text.split(","))
     if not all(
         name == "*" or re.fullmatch(r"(\*\.)?[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?", name) for name in names
@@ -242,7 +242,7 @@ def parse_host_names(text: str) -> tuple[str, ...]:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """ "https://a.example,http://localhost:3000" to two origins, spelt as a browser does; "*" is every one."""
+    """Parses "https://a.example,http://localhost:3000" to two origins as browsers write them; "*" is any."""
     origins = []
     for name in text.split(","):
         found = _ORIGIN.fullmatch(name.strip().lower())

@@ -1,6 +1,6 @@
-"""Defines what a start is told: each option of the warm-up once, with how it is written, checked and described.
+"""Defines each option of the warm-up once: its name, default, parser and description.
 
-To add one, add a field here; the command line, the environment, the help and docs/configuration.md follow.
+To add an option, add a field here; the command line, the environment, the help and docs/configuration.md follow.
 """
 
 from dataclasses import field
@@ -276,7 +276,7 @@ class StoreOptions:
 
     @property
     def remote(self) -> str | None:
-        """The S3 address, when the store is not a folder."""
+        """The S3 address of the store; None for a folder."""
         return self.address if is_remote(self.address) else None
 
     @property
@@ -287,8 +287,8 @@ class StoreOptions:
 
     @property
     def accepted_keys(self) -> tuple[Path, ...]:
-        """The public keys whose signatures are accepted. Without trusted keys, a server that signs accepts its own
-        public key, which `snapcap keygen` writes beside the private one."""
+        """The public keys whose signatures are accepted. A server that signs and has no trusted keys accepts its
+        own public key, which `snapcap keygen` writes beside the private key."""
         if self.trusted_keys or self.sign_key is None:
             return self.trusted_keys
         public = self.sign_key.with_name(f"{self.sign_key.name}.pub")
@@ -311,12 +311,12 @@ class StartOptions:
 
     @property
     def kind(self) -> Kind:
-        """The kind of artifacts that a start with these options looks for, where it looks for any."""
+        """The kind of artifacts that a start with these options looks up."""
         return "jit" if self.compute.backend == "jit" else "aot"
 
     @property
     def store_folder(self) -> Path:
-        """The folder that artifacts are loaded from: the store, or the cache in front of one in S3."""
+        """The folder from which artifacts are loaded: the store itself, or the cache of an S3 store."""
         if self.store.address and self.store.remote is None:
             return Path(self.store.address)
         return self.model.cache_dir / "store"

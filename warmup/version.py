@@ -1,7 +1,7 @@
 """Reads the version of snapcap that is running.
 
-The process that answers /livez imports this module too. So the module imports nothing else of snapcap, and imports
-the metadata reader only when the version is asked for.
+The process that answers /livez imports this module. So the module imports nothing else of snapcap, and imports the
+metadata reader only when a caller needs the version.
 """
 
 

@@ -1,4 +1,4 @@
-"""Sends good and bad requests to the servers of a soak, and counts what became of the good ones."""
+"""Sends good and bad requests to the servers of a soak, and counts the outcomes of the good ones."""
 
 import asyncio
 import base64

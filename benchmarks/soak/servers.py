@@ -1,6 +1,6 @@
-"""Keeps servers as Kubernetes does, asks them, and stands between them and their store.
+"""Keeps servers running as Kubernetes does, sends them requests, and runs a proxy before their store.
 
-A server is started again when it ends, and ended when /livez does not answer. The numbers are those of
+A server is started again when it ends, and ended when /livez does not answer, with the numbers of
 `deploy/kubernetes`: three failed probes of /livez in a row, ten seconds apart, five seconds each.
 """
 

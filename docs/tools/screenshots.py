@@ -1,7 +1,8 @@
 """Takes the README's pictures of the server's page, in light and dark: `python docs/tools/screenshots.py`.
 
-It starts a server with the demo model on a free port, and needs Chromium and the packages of `snapcap[dev]`. All
-arguments but `--folder` are options of that server: build first, so that the pictures are of a compiled start."""
+The program starts a server with the demo model on a free port, and needs Chromium and the packages of
+`snapcap[dev]`. All arguments except `--folder` are options of the server. Build first, so that the pictures show a
+compiled start."""
 
 import argparse
 import io
@@ -27,7 +28,7 @@ _READY_S = 60
 def main(arguments: list[str]) -> None:
     """Writes `page-light.png` and `page-dark.png`."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--folder", type=Path, default=_FOLDER, help="where to; by default where the README looks")
+    parser.add_argument("--folder", type=Path, default=_FOLDER, help="folder for the pictures (docs/images)")
     known, options = parser.parse_known_args(arguments)
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -71,13 +72,13 @@ def _wait_ready(address: str) -> None:
 
 
 def _picture(browser: Browser, address: str, scheme: str) -> bytes:
-    """The page with a captioned sample, as a PNG."""
+    """Returns a PNG of the page with a captioned sample."""
     page = browser.new_page(
         color_scheme="dark" if scheme == "dark" else "light", viewport=_SIZE, device_scale_factor=_SCALE
     )
     page.goto(f"{address}/")
     page.locator(".sample").first.click()
-    page.wait_for_selector("#measured:not([hidden])")  # all words are there
+    page.wait_for_selector("#measured:not([hidden])")  # the caption is complete
     page.mouse.move(0, 0)
     page.wait_for_timeout(500)  # the bars have grown
     taken: bytes = page.screenshot()
@@ -86,7 +87,7 @@ def _picture(browser: Browser, address: str, scheme: str) -> bytes:
 
 
 def _save(picture: bytes, path: Path) -> None:
-    """With few colours, so that a clone stays small."""
+    """Saves a picture with few colours, so that a clone of the repository stays small."""
     image = Image.open(io.BytesIO(picture)).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
     path.parent.mkdir(exist_ok=True)
     image.save(path, optimize=True)

@@ -1,7 +1,7 @@
 """Gives mkdocs the repository's documents and pictures, each at its own path.
 
-So a link that works on GitHub works in the site. By itself mkdocs knows the files of `docs/` alone, and links from
-there to anything else would lead nowhere."""
+So a link that works on GitHub works on the site. By default mkdocs knows only the files of `docs/`, and links from
+there to other files would be broken."""
 
 import posixpath
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-# Beside the pages in `nav`: what they show and link to.
+# Files that the pages in `nav` show and link to.
 _ASSETS = (
     "LICENSE",
     "docs/images/*.png",
@@ -22,9 +22,9 @@ _ASSETS = (
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The theme's files, and ours by their paths from the root of the repository.
+    """Returns the theme's files, and the repository's by their paths from its root.
 
-    A page in `docs/` that `nav` leaves out is among them, so that mkdocs says so."""
+    A page in `docs/` that `nav` leaves out is included, so that mkdocs warns about it."""
     theme = [file for file in files if file.src_dir != config.docs_dir]
     root = Path(config.config_file_path).parent
     pages = {*_pages(config.nav), *(f"docs/{each.name}" for each in (root / "docs").glob("*.md"))}
@@ -34,7 +34,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _pages(nav: object) -> list[str]:
-    """The paths in a tree of titles and pages."""
+    """Returns the paths in a tree of titles and pages."""
     if isinstance(nav, str):
         return [nav]
     below = nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ()

@@ -1,4 +1,4 @@
-"""Answers chat requests: what the APIs that hold conversations share, from the parsed request to the text.
+"""Answers chat requests: the code that all chat APIs share, from the parsed request to the text.
 
 A caption can be the only text of a JSON object, so a request may ask for such an object: as `json_object`, whose
 member is then `caption`, or by a schema that one text meets. The decoder is not constrained, so no other schema is
@@ -45,7 +45,7 @@ _ONE_TEXT = (
     "a caption cannot be constrained to a schema; ask for text, for json_object, or for a schema of an object with "
     "one required member, of type string and with no other rule than maxLength"
 )
-# Words of a schema that no text can break, and the rules that the object with one text, and its text, may have.
+# Keywords of a schema: those without an effect on validation, and those allowed for the object and for its text.
 _NOTES = {"title", "description", "default", "examples", "$schema", "$defs"}
 _OBJECT_RULES = {"type", "properties", "required", "additionalProperties", *_NOTES}
 _TEXT_RULES = {"type", "maxLength", *_NOTES}
@@ -105,8 +105,7 @@ class Answers:
         self._fetcher = fetcher
 
     def of(self, name: str) -> Captioner:
-        """Returns the captioner of a model. A name that no model has gets the first one; the API refuses it, or
-        takes it for no name."""
+        """Returns the captioner of a model; the first captioner for an unknown name, which the API handles."""
         models = self.captioner.models
         return models.get(meant(name, models)) or self.captioner
 

@@ -275,7 +275,7 @@ def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: memoryvie
         images = [image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(texts)]
     else:
         if tensor.get("data") is not None or integer(size) != len(binary):
-            raise InvalidOption("inputs[0].parameters.binary_data_size", f"be {len(binary)}, what follows the JSON")
+            raise InvalidOption("inputs[0].parameters.binary_data_size", f"be {len(binary)}, the size of the data")
         images = _elements(binary, prod(shape))
         _check_count(len(images), shape)
     return tuple(images)

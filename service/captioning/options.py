@@ -210,83 +210,83 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "task_text": Option(
         Text(4000),
-        "Text of a task that takes one, such as the phrase whose place in the picture is wanted.",
+        "Text for a task that takes one, such as a phrase to find in the picture.",
         metavar="TEXT",
     ),
     "max_new_tokens": Option(
-        Number(int, 1, 2**31 - 1, unset=True),  # far above any model's greatest: chat clients send 128000
-        "Tokens to generate at most. The default, which is also -1, is the model's.",
+        Number(int, 1, 2**31 - 1, unset=True),  # far above any model's limit, because chat clients send 128000
+        "Most tokens to generate; -1: the model's default.",
         default="the model's",
         openai=("max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens"),
         ollama="num_predict",
     ),
     "min_new_tokens": Option(
         Number(int, 0, 65536),
-        "Tokens to generate at least, as far as `max_new_tokens` allows.",
+        "Fewest tokens to generate, as far as `max_new_tokens` allows.",
         default="0",
         metavar="N",
         openai=("min_tokens", "min_new_tokens"),
     ),
     "min_length": Option(
         Number(int, 0, 65536),
-        "Tokens of a caption at least, counted as transformers does: with the start token and the prompt. "
+        "Fewest tokens of a caption, counted as in transformers: with the start token and the prompt. "
         "`min_new_tokens` overrides it.",
         metavar="N",
     ),
     "temperature": Option(
-        Number(float, 0, 2), "0 takes the most likely token each time; above 0 samples.", metavar="T"
+        Number(float, 0, 2), "0: the most likely token each time; above 0: a sampled token.", metavar="T"
     ),
     "top_k": Option(
         Number(int, 0, 2**31 - 1, unset=True),
-        "Sample among the k most likely tokens only; 0 and -1: among all.",
+        "Sample only among the k most likely tokens; 0 and -1: among all.",
         metavar="K",
     ),
     "top_p": Option(
         Number(float, 0, 1, above=True),
-        "Sample among the most likely tokens that together reach this probability only.",
+        "Sample only among the most likely tokens whose probabilities add up to this number.",
         metavar="P",
     ),
     "seed": Option(
         Number(int, -(2**63), 2**64 - 1, unset=True),  # programs draw signed and unsigned seeds of 64 bits
-        "Makes sampling repeatable. Without it, or with -1, each request samples differently.",
+        "Makes sampling repeatable. Without a seed, or with -1, each request samples differently.",
         default="none",
         metavar="N",
     ),
     "timeout": Option(
         Number(float, 0, 3600, above=True),
-        "Seconds that this request may take at most; the server's own limit holds too.",
+        "Most seconds that this request may take; the server's own limit applies too.",
         default="the server's",
     ),
     "num_beams": Option(
         Number(int, 1, MAX_BEAMS),
-        "Beam search with so many beams, each a row of a batch; 1: none. Not with a temperature above 0.",
+        "Number of beams of a beam search, each a row of a batch; 1: no search. Not with a temperature above 0.",
         metavar="N",
     ),
     "length_penalty": Option(
         Number(float, -10, 10),
         "Beam search divides a score by the length to this power: above 0 favours long captions, below 0 short "
-        "ones.",
+        "captions.",
         metavar="P",
     ),
     "early_stopping": Option(
         Switch("never"),
-        "Beam search ends with as many captions as beams (true), when better ones are unlikely (false), or when "
-        "none can come any more (never).",
+        "When a beam search ends: once there are as many captions as beams (true), once better captions are "
+        "unlikely (false), or once they are impossible (never).",
         metavar="WHEN",
     ),
     "no_repeat_ngram_size": Option(
-        Number(int, 0, 65536), "No n-gram of this size comes twice; 0: any may.", metavar="N"
+        Number(int, 0, 65536), "Size of n-grams that may not occur twice; 0: no limit.", metavar="N"
     ),
     "repetition_penalty": Option(
         Number(float, 0, 100, above=True),
-        "Above 1 makes tokens that are there already less likely, below 1 more likely.",
+        "Above 1: tokens of the text so far become less likely; below 1: more likely.",
         metavar="P",
         ollama="repeat_penalty",
     ),
     "max_chars": Option(
         Number(int, FEWEST_CHARS, 65536),
-        "Characters of a caption at most, the prompt included: a longer one ends with its last sentence that fits, "
-        "or else with the last word that fits.",
+        "Most characters of a caption, the prompt included: a longer caption ends with its last sentence that "
+        "fits, or else with the last word that fits.",
         default="none",
         metavar="N",
     ),

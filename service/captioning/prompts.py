@@ -87,7 +87,7 @@ class PromptReader:
             raise DeadlineExceeded from error
         except WorkerError as error:
             _log(request_id, str(error))
-            must = "take less time and memory to be read; the process that made tokens of it was ended"
+            must = "take less time and memory to be tokenized; the process that tokenized it was ended"
             raise InvalidOption("prompt", must) from None
         used = None if worker.pid is None else cpu_seconds(worker.pid)
         if used is not None and used > RENEWED_CPU_SECONDS:

@@ -1,6 +1,6 @@
-"""Writes the tables of the documents from what the code declares: `python -m snapcap.service.cli.tables PAGE`.
+"""Writes the documents' tables from declarations in the code: `python -m snapcap.service.cli.tables PAGE`.
 
-A table replaces what stands between its two comments on the page; the comments stay. Without a page, all tables are
+A table replaces the text between its two comments on the page; the comments stay. Without a page, all tables are
 printed.
 """
 
@@ -43,7 +43,7 @@ def caption_options() -> str:
 
 
 def refusals() -> str:
-    """Returns the table of the limits past which a request gets 413, 429, 431 or 503."""
+    """Returns the table of the limits beyond which a request gets 413, 429, 431 or 503."""
     options = {option.name: option for group in GROUPS.values() for option in options_of(group).values()}
     rows = []
     for limit in LIMITS:
@@ -59,9 +59,9 @@ TABLES = {"settings": server_options, "options": caption_options, "refusals": re
 
 
 def with_tables(page: str) -> str:
-    """Returns the text of a page with its tables as they are now.
+    """Returns the text of a page with its tables updated.
 
-    Raises ValueError where the page has no two comments of a table, KeyError for a table that does not exist."""
+    Raises ValueError if the page lacks the two comments of a table, KeyError for an unknown table."""
     written, count = _PLACE.subn(lambda place: f"{place[1]}\n{TABLES[place[2]]()}\n\n{place[3]}", page)
     if not count:
         raise ValueError("the page has no place for a table, between its two comments")
@@ -86,7 +86,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the tables into the pages that are named, or prints them."""
+    """Writes the tables into the named pages, or prints them."""
     for page in map(Path, arguments):
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
     if not arguments:

@@ -94,8 +94,8 @@ class ResidencySettings:
     models: Path | None = option(
         "models",
         None,
-        "TOML file with a table for each model: its name, and in the table `model` and the options of the model "
-        "and of compute that differ from the command line's",
+        "TOML file with a table for each model: the table's name is the model's; the table has `model`, and those "
+        "options of the groups Model and Compute that differ from the command line",
         parse=parse_path,
     )
     idle_unload: float = option(
@@ -117,15 +117,16 @@ class ResidencySettings:
     device_memory: int | None = option(
         "device_memory",
         None,
-        "memory of the device that models may allocate together, such as 20GiB; the model that was used least "
-        "recently leaves when another needs the room",
+        "memory of the device that models may allocate together, such as 20GiB; the least recently used model "
+        "leaves when another model needs the memory",
         parse=parse_size,
         default_text="no limit",
     )
     host_memory: int | None = option(
         "host_memory",
         None,
-        "memory that the processes of models may take together, without files; as --device-memory",
+        "memory that the processes of all models may take together, without files; models leave as with "
+        "--device-memory",
         parse=parse_size,
         default_text="no limit",
     )
@@ -258,7 +259,7 @@ class HttpLimits:
     body_timeout: float = option(
         "body_timeout",
         10.0,
-        "how long a body may stall, or by how long it may be behind 32 KiB a second; then the request gets 408",
+        "how long a body may stall, or lag behind 32 KiB a second; then the request gets 408",
         parse=parse_seconds(above=True),
     )
     body_total_timeout: float = option(

@@ -75,7 +75,7 @@ class Limits:
             )
         room = self._room(prompt_tokens)
         if wanted is not None and wanted > room:
-            raise InvalidOption("max_new_tokens", f"be at most {room}, what the model holds after the prompt")
+            raise InvalidOption("max_new_tokens", f"be at most {room}: the model can hold no more after the prompt")
 
     def new_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
         """Number of tokens to generate: ``wanted`` or the default, but no more than the cache has room for."""

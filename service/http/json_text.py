@@ -67,7 +67,7 @@ def parse_json(body: bytes) -> Any:
         return _with_texts(document, texts) if texts else document
     except json.JSONDecodeError as error:
         if b"\0" in body[:4] or body.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise InvalidJson("The body is no text in UTF-8, but perhaps in UTF-16; send JSON in UTF-8.") from None
+            raise InvalidJson("The body is not UTF-8, but perhaps UTF-16; send JSON in UTF-8.") from None
         message = error.msg.removesuffix(" at")
         raise InvalidJson(f"The body is not JSON: {message} at character {error.pos}.") from None
     except (ValueError, RecursionError):  # not UTF-8, NaN, a number of thousands of digits, too deep

@@ -168,7 +168,7 @@ class _Parts:
         self.found.append(Part(_utf8(options[b"name"], "The name of a part"), shown, self._decoded()))
 
     def _decoded(self) -> bytes:
-        """Returns the data of the part, decoded if a client of mail's habits has encoded it."""
+        """Returns the data of the part, decoded if the client used a mail encoding (Content-Transfer-Encoding)."""
         encoding = self._headers.get(b"content-transfer-encoding", b"").strip().lower()
         data = self._data.getvalue()
         if encoding in _AS_IT_IS:

@@ -95,7 +95,7 @@ def decode_threads(asked: int) -> int:
     """Returns the number of decode threads: `asked`, or if that is 0 one for each CPU, up to 8.
 
     Between Pillow's calls each thread needs the interpreter lock. With 16 threads on 16 CPUs the server's
-    throughput was lower than with 8 (``snapcap bench throughput --serve=--decode-threads=16``).
+    throughput was lower than with 8 (`snapcap bench throughput`, in the tree up to f6f6acf).
     """
     return asked or min(available_cpus(), 8)
 

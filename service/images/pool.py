@@ -56,11 +56,11 @@ class ImageProcessError(RuntimeError):
 
 
 class ImageMemoryFull(Overloaded):
-    """Refuses an image because as many large images wait for memory as may."""
+    """Refuses a large image because the maximum number of large images already wait for memory."""
 
     code = "image_memory_full"
     title = "Too many large images"
-    what = "As many large images wait for memory to be decoded as may"
+    what = "Too many large images wait for memory to be decoded"
 
 
 class ImageRoom:

@@ -342,7 +342,7 @@ class ImageProcessFamily:
             loop,
             self._take,
             self._hear,
-            lambda: self.give_up("the process that starts those that decode has ended"),
+            lambda: self.give_up("the parent of the decode processes has ended"),
         )
 
     def begin(self, setup: Setup, library: bytes | None) -> bool:
@@ -352,7 +352,7 @@ class ImageProcessFamily:
         try:
             return self._up.result(START_S)
         except TimeoutError:
-            self.loop.call_soon_threadsafe(self.give_up, f"no process was there after {START_S:.0f} s")
+            self.loop.call_soon_threadsafe(self.give_up, f"no decode process was ready after {START_S:.0f} s")
             return False
 
     def kill(self, worker: Worker, why: Why, detail: str = "") -> None:
@@ -411,7 +411,7 @@ class ImageProcessFamily:
         self._silent_s += passed
         self._none_s += passed
         if self._silent_s > SILENT_S:
-            self.give_up(f"the process that starts those that decode has done nothing for {SILENT_S:.0f} s")
+            self.give_up(f"the parent of the decode processes has done nothing for {SILENT_S:.0f} s")
         elif not self.workers and self._none_s > START_S:
             self.give_up(f"no process could be started for {START_S:.0f} s; the log has the cause")
 

@@ -22,10 +22,10 @@ _build_logger = logging.getLogger("snapcap.build")
 _weights_logger = logging.getLogger("snapcap.weights")
 
 
-class _Behind:
-    """Background work that begins soon after READY, on a thread of its own, and can be ended."""
+class _BackgroundWork:
+    """Runs `work` on a new thread soon after READY, and can end it."""
 
-    def __init__(self, work: Callable[["_Behind"], None]) -> None:
+    def __init__(self, work: Callable[["_BackgroundWork"], None]) -> None:
         self._stops: list[Callable[[], object]] = []
         self._stopped = threading.Event()
         self._timer = after_ready(partial(work, self))
@@ -35,7 +35,7 @@ class _Behind:
         return self._stopped.is_set()
 
     def keep(self, stop: Callable[[], object]) -> bool:
-        """Keeps the function that ends a part of the work. Returns False if the work is ended already."""
+        """Adds a function that ends a part of the work. Returns False if the work was ended already."""
         self._stops.append(stop)
         return not self.stopped
 
@@ -49,8 +49,8 @@ class _Behind:
 def start_build(
     options: "StartOptions", loaded: "StartedModel", status: "StartupStatus", engine: "Engine"
 ) -> Callable[[], object]:
-    """Schedules the build if there is something to build, or if a store could not be read and is to be asked again.
-    Returns a function that ends it."""
+    """Schedules a build if artifacts are missing, or if the store could not be read and must be asked again.
+    Returns a function that ends the build."""
     if loaded.compiled or options.compute.backend not in ("auto", "aot"):
         return lambda: None
     if options.store.build == "off":
@@ -61,7 +61,7 @@ def start_build(
     def on_device(function: Callable[[], None]) -> "Future[None]":
         return engine.call(function, "swap a bucket in")
 
-    def begin(behind: _Behind) -> None:
+    def begin(work: _BackgroundWork) -> None:
         try:
             from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only starts without artifacts need it
 
@@ -70,21 +70,21 @@ def start_build(
             status.building(state="failed", error=f"{type(error).__name__}: {error}")
             _build_logger.exception("build failed unexpectedly; eager goes on serving")
             return
-        if behind.keep(build.stop):
+        if work.keep(build.stop):
             build.start()
 
-    return _Behind(begin).stop
+    return _BackgroundWork(begin).stop
 
 
 _LOWEST_PRIORITY = 19
 
 
 def start_preparing(options: "StartOptions", loaded: "StartedModel") -> Callable[[], object]:
-    """Schedules the preparation, in a process of its own. Returns a function that ends it."""
+    """Schedules the preparation of weights, in a process. Returns a function that ends it."""
     if loaded.weights in ("hit", "off"):
         return lambda: None
 
-    def prepare(behind: _Behind) -> None:
+    def prepare(work: _BackgroundWork) -> None:
         try:
             from snapcap.warmup.artifacts.store import WEIGHTS  # noqa: PLC0415  starts do without it
             from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
@@ -93,18 +93,18 @@ def start_preparing(options: "StartOptions", loaded: "StartedModel") -> Callable
                 _weights_logger.info("weights are not prepared: the artifact folder is read-only")
                 return
             worker = weights_worker(loaded.checkpoint.folder, loaded.plan, options, _LOWEST_PRIORITY)
-            if not behind.keep(worker.stop):
+            if not work.keep(worker.stop):
                 return
             prepared = prepare_in_worker(worker, thorough=loaded.weights == "corrupt")
         except Exception:  # no other thread would report it
             _weights_logger.exception("weights could not be prepared; the next start reads the checkpoint again")
             return
-        if not behind.stopped:
+        if not work.stopped:
             level = logging.WARNING if prepared.result == "skipped" else logging.INFO
             fields = {"result": prepared.result, "reason": prepared.reason}
             _weights_logger.log(level, "weights for the next start", extra={"fields": fields})
 
-    return _Behind(prepare).stop
+    return _BackgroundWork(prepare).stop
 
 
 def _is_writable(folder: Path) -> bool:

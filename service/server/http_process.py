@@ -81,7 +81,7 @@ def _allow_files(count: int) -> int:
     return wanted
 
 
-def import_behind(
+def import_in_background(
     load: Callable[[], Callable[[], None]], failed: Callable[[BaseException], None], timeout: float
 ) -> None:
     """Calls `load` on a thread, and then the function that it returns on the running event loop.
@@ -201,7 +201,7 @@ def run(
         for each, what in zip(listeners, ("listening", "metrics"), strict=False):
             host, port = each.getsockname()[:2]
             _logger.info(what, extra={"fields": {"host": host, "port": port}})
-        import_behind(load, failed, settings.watchdog.start_timeout)
+        import_in_background(load, failed, settings.watchdog.start_timeout)
 
     closed, origins = services.metrics.connection_closed, frozenset(settings.http.origins)
     connections = Connections(connection_limits(settings.limits, models), closed, origins)

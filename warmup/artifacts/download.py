@@ -1,15 +1,15 @@
-"""Names the files of weights in an artifact folder, downloads them, and removes those that nobody needs. No torch.
+"""Names the files of weights in an artifact folder, downloads them, and removes unused ones. Imports no torch.
 
-Three things are removed: prepared weights except those used last; files of processes that were killed while they
-wrote weights; and, in the cache of a store, descriptions of models except those used last, as all of them can be
-fetched again. A folder that is the store itself keeps what was published to it. Files of other names always stay.
+Three kinds of files are removed: the least recently used prepared weights; unfinished files of killed processes;
+and, in the cache of a remote store, the least recently used manifests and small files of models, which can be
+fetched again. A folder that is the store itself keeps everything published to it. Files of other names always stay.
 
-Weights are downloaded in chunks, each of which is verified while it streams, whole or not at all.
+Weights are downloaded in chunks. Each chunk is verified while it streams.
 
-A download becomes a file of the cache in two steps. The first step ends when every chunk is verified: the file gets
-a name that says so, and the start maps it. The second step syncs the file, which may take longer than the download,
-and gives it its final name, by which other processes find it. A file without its final name is removed by the next
-download, like the files of a killed process.
+A download has two steps. The first step ends when every chunk is verified: the file gets a temporary name for
+verified files, and the start maps it. The second step syncs the file, which may take longer than the download, and
+gives it its final name, by which other processes find it. The next download removes a file without a final name,
+like the files of a killed process.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ _LISTED = 10_000
 
 
 def fetched_name(content: str) -> str:
-    """``<content>.safetensors``: fetched weights, for whoever names the same ``Weights.content``."""
+    """Returns the name of fetched weights, ``<content>.safetensors``. ``content``: ``Weights.content``."""
     return f"{content}.safetensors"
 
 
@@ -69,14 +69,14 @@ def fetching_name(content: str, part: str) -> str:
 
 
 def own_name(name: str, alone: bool | None) -> str:
-    """The name of a file that is being written: ``name`` for the process that has the lock. Where there are no
-    locks, so that ``alone`` is None, no other process writes to a file of that name."""
+    """Returns the name of a file that is being written: ``name`` for the process that holds the lock; without locks
+    (``alone`` is None) a unique name, so that no other process writes to the same file."""
     return name if alone else f"{name}.{uuid4().hex}"
 
 
 def remove_unfinished(folder: Path, alone: bool | None) -> None:
     """Remove the files of processes that were killed while they prepared or downloaded weights. ``alone``: whether
-    this process has the lock of preparing; None where there are no locks. Raises OSError if one stays."""
+    this process holds the lock for preparing; None without locks. Raises OSError if a file cannot be removed."""
     remove_left(folder.glob(f"{UNFINISHED}*"), alone)
     remove_fetched(folder)
 
@@ -91,12 +91,12 @@ def remove_fetched(folder: Path) -> None:
             if alone is not False:
                 remove_parts(folder, content, alone)
             if alone:
-                lock.unlink(missing_ok=True)  # whoever waits for it finds another file by its name, and tries again
+                lock.unlink(missing_ok=True)  # a process that waits for it notices the new file and tries again
 
 
 def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
-    """Remove what was written of a content. ``alone``: as in ``remove_unfinished``, of the lock of the content.
-    Raises OSError if the folder cannot be read."""
+    """Remove the unfinished files of a download. ``alone``: whether this process holds the download's lock; None
+    without locks. Raises OSError if the folder cannot be read."""
     remove_left(folder.glob(f"{fetching_name(content, WRITING)}*"), alone)
     remove_left([folder / fetching_name(content, VERIFIED)], alone)
 
@@ -137,7 +137,7 @@ def _prepared(store: FolderStore) -> list[str]:
 
 
 def mark_used(*paths: Path) -> None:
-    """Note that small files and a manifest were used now, where they may be written to."""
+    """Set the time of last use of small files and a manifest, if they are writable."""
     for path in paths:
         with contextlib.suppress(OSError):
             os.utime(path, follow_symlinks=False)
@@ -160,7 +160,7 @@ def prune_models(cache: FolderStore) -> None:
 
 
 def _remove_small_files(folder: Path) -> None:
-    """Removes a folder of small files. Whatever else is in it stays, and the folder with it."""
+    """Removes a folder of small files. If the folder has other entries, they stay, and so does the folder."""
     with contextlib.suppress(OSError):
         for file in folder.iterdir():
             if file.is_symlink() or not file.is_file():
@@ -172,32 +172,32 @@ def _remove_small_files(folder: Path) -> None:
 
 _THREADS = 8
 _POLL_S = 0.05
-# In which another process that fetches the same must have written something: else it is not waited for.
+# Longest time without a write of another process that fetches the same weights; after it, the wait is given up.
 _SILENT_S = 10.0
 
 
 def download_weights(
     source: ArtifactStore, local: FolderStore, weights: Weights, until: float, scope: contextlib.ExitStack
 ) -> int:
-    """Have a model's weights in the folder, every byte of them verified.
+    """Downloads a model's weights to the folder and verifies every byte.
 
-    Returns the bytes downloaded: the file is ``VERIFIED`` then, and ``finish`` is to be called. Returns 0 if
-    another process has brought the file.
+    Returns the bytes downloaded: the file then has its ``VERIFIED`` name, and the caller must call ``finish``.
+    Returns 0 if another process has downloaded the file.
 
     Args:
         until: the moment of ``time.monotonic()`` to give up at.
-        scope: keeps the lock of this content, and the file, until ``finish`` or its end.
+        scope: keeps the download's lock, and the file, until ``finish`` or until the scope ends.
 
     Raises:
         DamagedError: the source has other bytes than the manifest says.
-        StoreError: the source, the disk, or the time.
+        StoreError: the source cannot be read, the disk cannot be written, or the time is over.
     """
     folder, content = local.root / WEIGHTS, weights.content
     path = folder / fetched_name(content)
     try:
         make_folder(folder)
         alone = _lock(folder, content, until, scope)
-        if local.size(f"{WEIGHTS}/{path.name}") == weights.size:  # another process brought it meanwhile
+        if local.size(f"{WEIGHTS}/{path.name}") == weights.size:  # another process downloaded it meanwhile
             return 0
         remove_parts(folder, content, alone)
         remove_fetched(folder)  # files of other downloads that nobody fetches now
@@ -215,13 +215,13 @@ def download_weights(
         os.replace(temporary, folder / fetching_name(content, VERIFIED))
     except OSError as error:
         raise StoreError(f"weights cannot be written to {folder}: {os_error_text(error)}") from error
-    os.close(descriptor)  # not where a thread may still write to it: its number may be another file's by then
+    os.close(descriptor)  # not after an error: a thread may still write to this number, then of another file
     return size
 
 
 def finish(local: FolderStore, weights: Weights) -> None:
-    """Give what ``download_weights`` left unfinished its name, once it is on the disk. Raises StoreError if it
-    cannot be kept; who has it mapped keeps it."""
+    """Sync a file of ``download_weights`` to the disk and give it its final name. Raises StoreError if the file
+    cannot be kept; processes that have mapped the file keep its content."""
     folder = local.root / WEIGHTS
     try:
         verified = folder / fetching_name(weights.content, VERIFIED)
@@ -233,8 +233,8 @@ def finish(local: FolderStore, weights: Weights) -> None:
 
 
 def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack) -> bool | None:
-    """Have the lock of a content, or wait for the process that fetches the same, as long as that goes on.
-    Returns what ``take_lock`` says, which is never False here."""
+    """Takes the lock of a download. Waits for another process that fetches the same weights while it makes
+    progress. Returns the result of ``take_lock``, never False. Raises StoreError if the other process stalls."""
     path = folder / fetching_name(content, LOCK)
     seen, since = -1, time.monotonic()
     while True:
@@ -247,19 +247,19 @@ def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack)
         if written != seen:
             seen, since = written, now
         if now >= until or now - since >= _SILENT_S:
-            raise StoreError(f"another process fetches these weights to {folder}, and does not go on")
+            raise StoreError(f"another process fetches these weights to {folder}, and makes no progress")
         time.sleep(_POLL_S)
 
 
 def _written(folder: Path, content: str) -> int:
-    """When something was last written of a content that is fetched, in nanoseconds; 0 where there is nothing."""
+    """Returns the time of the last write to a download, in nanoseconds since the epoch; 0 without a file."""
     with contextlib.suppress(OSError):
         return (folder / fetching_name(content, WRITING)).stat().st_mtime_ns
     return 0
 
 
 def _fill(descriptor: int, read: Ranges, weights: Weights, until: float) -> None:
-    """All chunks, several at a time."""
+    """Downloads all chunks in several threads. Raises StoreError at ``until``."""
     over = threading.Event()
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="snapcap-weights")
     try:
@@ -269,7 +269,7 @@ def _fill(descriptor: int, read: Ranges, weights: Weights, until: float) -> None
         for chunk in done:
             chunk.result()
         if pending:
-            raise StoreError("the weights did not come before the deadline; raise it or check the network")
+            raise StoreError("the weights did not arrive before the deadline; raise it or check the network")
     finally:
         over.set()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -283,9 +283,9 @@ def _chunk(descriptor: int, read: Ranges, weights: Weights, number: int, over: t
         if over.is_set():
             return
         if len(piece) > end - start:  # no source writes past its chunk
-            raise DamagedError("the store sent more bytes than it was asked for")
+            raise DamagedError("the store sent more bytes than were requested")
         digest.update(piece)
         write_all(descriptor, piece, start)
         start += len(piece)
     if start != end or digest.hexdigest() != weights.chunks[number]:
-        raise DamagedError(f"chunk {number} of {blob_name(weights.file)} is not what the manifest says")
+        raise DamagedError(f"chunk {number} of {blob_name(weights.file)} does not match the manifest's digest")

@@ -1,17 +1,17 @@
-"""Fetches artifacts: verified files in the local folder, or the reason why there are none.
+"""Fetches artifacts: returns verified files in the local folder, or the reason why there are none.
 
     local folder ─ built there, or signature ─ digests ──────────────────▶ hit
-         └─ not so ─ remote manifest ─ signature ─ missing blobs ─ digests ─ local folder ─▶ hit
+         └─ neither ─ remote manifest ─ signature ─ missing blobs ─ digests ─ local folder ─▶ hit
 
-An artifact set becomes blobs of the folder. A model becomes a folder of small files, as a checkpoint's without its
-weights, and must be of the revision that its source has now; its weights come by chunks (``artifacts.download``).
+The files of an artifact set become blobs in the folder. The small files of a model become a folder like a
+checkpoint's without weights, and must be of the source's present revision. ``artifacts.download`` fetches the
+model's weights in chunks.
 
-With trusted keys, and unsigned artifacts not allowed, a manifest is used only if one of these keys has signed it,
-which each start looks at wherever the manifest lies; or if it was made in the local folder, whose owner vouches for
-it there.
+If trusted keys are configured and unsigned artifacts are not allowed, a manifest is used only if one of these keys
+signed it, or if the local folder's owner built it there. Each start verifies this again, also for a cached
+manifest.
 
-Nothing that is found in a store can fail a start: each failure is a result with a reason, of the one table that
-``NotFetchedError.of`` is.
+No content of a store can fail a start: ``NotFetchedError.of`` maps each failure to a result with a reason.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from snapcap.warmup.artifacts.manifest import (
     Weights,
     open_envelope,
 )
-from snapcap.warmup.artifacts.packs import bring_blobs
+from snapcap.warmup.artifacts.packs import download_blobs
 from snapcap.warmup.artifacts.signing import OWNER, KeyFileError, Trust
 from snapcap.warmup.artifacts.store import (
     MANIFESTS,
@@ -61,7 +61,7 @@ from snapcap.warmup.machine.worker import begin, within
 
 Result = Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
 Identity = Mapping[str, str]
-# Advice about results whose reasons have none.
+# Advice for results whose reason contains none.
 _BUILD = "run `snapcap build` with the same options"
 _REMEDIES: Mapping[Result, str] = {
     "miss": _BUILD,
@@ -70,7 +70,7 @@ _REMEDIES: Mapping[Result, str] = {
     "untrusted": f"name the key that signed them with --trusted-key, or {_BUILD} and --sign-key",
 }
 
-_COMPARED = 16  # the latest manifests of a store, which a miss is explained by
+_COMPARED = 16  # latest manifests of a store that are compared to explain a miss
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Fetched:
     entries: on a hit of a set, the verified local files by the manifest's entry names; else empty.
     bytes_fetched: bytes downloaded, whatever the result. seconds: duration of the whole fetch.
     differences: on a miss or stale, the factors in which the nearest manifest differs.
-    unasked: why the source of a model was not asked for its revision, where it could not be; else empty.
+    unasked: why the revision of the model's source is unknown, such as a network error; empty if it is known.
     """
 
     result: Result
@@ -126,30 +126,30 @@ class Fetched:
 
     @classmethod
     def failed(cls, error: Exception) -> "Fetched":
-        """The result of a fetch that an error has ended."""
+        """Returns the result of a fetch that failed with this error."""
         failure = NotFetchedError.of(error)
         return cls(failure.result, failure.reason, differences=failure.differences)
 
     @property
     def unusable(self) -> bool:
-        """There is a set of this key, and nobody will ever load it: a new one must take its place."""
+        """True if the store has a set of this key that no server can load: a new set must replace it."""
         return self.result in ("corrupt", "untrusted")
 
     @property
     def in_the_way(self) -> bool:
-        """There may be a set of this key in the local folder, and what is made here must take its place: it lacked
-        something, or it cannot be used, which an error of the remote may have hidden."""
+        """True if the local folder may have an incomplete or unusable set of this key, which a build here must
+        replace. An error of the remote store counts too: it may hide such a set."""
         return self.result not in ("miss", "stale")
 
     @property
     def remedy(self) -> str:
-        """Advice to the operator about the result; empty on a hit, and where `reason` has some."""
+        """Returns advice to the operator about the result; empty on a hit, or if `reason` contains advice."""
         return _REMEDIES.get(self.result, "")
 
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Holds the key that a start looked for, and the result."""
+    """Holds the artifact key of a start and the result of its lookup."""
 
     key: str
     factors: Factors
@@ -161,7 +161,7 @@ class Artifacts:
 
     @property
     def input_specs(self) -> Mapping[str, Any]:
-        """By entry, what its package was built for; empty without a set."""
+        """Returns the input specs (shapes, strides, dtypes) of each package by entry name; empty without a set."""
         specs = self.fetched.manifest.metadata.get("signatures") if self.fetched.manifest else None
         return specs if isinstance(specs, dict) else {}
 
@@ -177,9 +177,10 @@ class Artifacts:
 
 @dataclass(frozen=True)
 class Found:
-    """A verified manifest; ``vouched``: the folder's owner built it there, or vouches for all that is there.
+    """Holds a verified manifest.
 
-    unasked: why the source was not asked for its revision, where it could not be; else empty.
+    vouched: the local folder's owner built it there, or the folder's owner is trusted for all its content.
+    unasked: as in ``Fetched``.
     """
 
     manifest: Manifest
@@ -188,26 +189,26 @@ class Found:
 
     @property
     def weights(self) -> Weights:
-        """The description of a model's weights."""
+        """Returns the description of the model's weights."""
         return self.manifest.model_weights
 
 
 def fetch(
     remote: ArtifactStore | None, local: FolderStore, key: str, factors: Factors, trust: Trust, deadline: float
 ) -> Fetched:
-    """Bring the artifact set of a key to the local folder, and verify every byte of it.
+    """Fetches the artifact set of a key into the local folder and verifies every byte.
 
     Args:
-        local: looked into first.
+        local: the folder that is searched first.
         key: ``artifact_key(factors)``.
-        trust: whose signatures are accepted. Without keys, everything in ``local``, as only its owner writes there.
-        deadline: seconds that the remote may take, even one that never answers.
+        trust: the accepted signers. Without keys, everything in ``local`` is accepted: only its owner writes there.
+        deadline: seconds that the remote store may take, even if it never answers.
     """
     started = time.monotonic()
     transfer = _Transfer(local, manifest_name(key), key, trust, started + deadline)
     found = _labelled(lambda: _set_of_folder(transfer, factors))
     if found.result != "hit" and remote is not None:
-        at_hand = found
+        local_result = found
         try:
             found = within(
                 deadline, lambda: _labelled(lambda: _set_of_remote(transfer, factors, remote)), "artifacts"
@@ -216,10 +217,10 @@ def fetch(
             found = Fetched(
                 "error", f"the artifact store did not answer within {deadline:g} s; check endpoint and network"
             )
-        if at_hand.in_the_way and not found.in_the_way:
-            found = at_hand
-        elif at_hand.in_the_way and found.result == "error":
-            found = replace(found, reason=f"{found.reason}; and {at_hand.reason}")
+        if local_result.in_the_way and not found.in_the_way:
+            found = local_result
+        elif local_result.in_the_way and found.result == "error":
+            found = replace(found, reason=f"{found.reason}; and {local_result.reason}")
     return replace(found, seconds=time.monotonic() - started, bytes_fetched=transfer.bytes_fetched)
 
 
@@ -231,28 +232,28 @@ def fetch_model(
     identify: Callable[[], Identity],
     until: float,
 ) -> Found:
-    """Bring the manifest and the small files of a published model to the folder. Where the source does not say its
-    revision within ``OUTAGE_S``, a model that is in the folder as a whole is used as it is.
+    """Fetches the manifest and the small files of a published model into the folder. If the source does not answer
+    with its revision within ``OUTAGE_S`` seconds, a complete model in the folder is used as it is.
 
     Args:
-        remote: None where the folder is the store.
+        remote: None if the folder is the store.
         factors: ``weights.find.model_factors``.
         identify: asks the source for its revision.
         until: the moment of ``time.monotonic()`` to give up downloads at.
 
     Raises:
-        NotFetchedError: there is none that may be used.
+        NotFetchedError: there is no usable published model.
     """
     try:
         key = artifact_key(factors)
         transfer = _Transfer(local, model_name(key), key, trust, until)
-        identity = begin(identify, "snapcap-source")  # two answers for the time of one
+        identity = begin(identify, "snapcap-source")  # while the store is read
         found, why, envelope = None, None, None
         try:
-            found = transfer.at_hand()
+            found = transfer.local_manifest()
         except (ManifestError, StoreError) as error:  # reported only if the remote has no model either
             why = NotFetchedError.of(error)
-        if found and described(local, found.manifest) and weights_at_hand(local, found):
+        if found and described(local, found.manifest) and local_weights(local, found):
             unasked = _unasked(identity, min(OUTAGE_S, (until - time.monotonic()) / 2))
             if unasked:
                 return replace(found, unasked=unasked)
@@ -278,18 +279,17 @@ def fetch_model(
 
 
 def local_model(local: FolderStore, key: str, trust: Trust) -> Found | None:
-    """The manifest of a model in the folder, which was built there or brought there; None without one.
+    """Returns the manifest of a model in the folder, built or fetched there; None without one.
 
     Raises:
-        ManifestError: it is damaged, or nobody trusted has signed it.
-        StoreError: it cannot be read.
+        ManifestError: the manifest is damaged, or no trusted key has signed it.
+        StoreError: the manifest cannot be read.
     """
-    return _Transfer(local, model_name(key), key, trust, 0.0).at_hand()
+    return _Transfer(local, model_name(key), key, trust, 0.0).local_manifest()
 
 
 def described(local: FolderStore, manifest: Manifest) -> Path | None:
-    """The folder of a model's small files, all of them verified; None where one is missing or not as it should
-    be."""
+    """Returns the folder of a model's small files, all verified; None if a file is missing or damaged."""
     folder = _files_folder(local, manifest)
     try:
         for name, blob in manifest.entries.items():
@@ -299,9 +299,9 @@ def described(local: FolderStore, manifest: Manifest) -> Path | None:
     return folder
 
 
-def weights_at_hand(local: FolderStore, found: Found) -> str | None:
-    """The name of the weights' file in the folder, if it is there: as it was fetched, every byte verified; or as
-    its owner has published it there."""
+def local_weights(local: FolderStore, found: Found) -> str | None:
+    """Returns the name of the weights' file in the folder: fetched weights, whose every byte was verified, or
+    weights that the folder's owner published there. Returns None without such a file."""
     weights = found.weights
     names = [f"{WEIGHTS}/{fetched_name(weights.content)}", *([blob_name(weights.file)] if found.vouched else [])]
     return next((name for name in names if local.size(name) == weights.size), None)
@@ -309,7 +309,7 @@ def weights_at_hand(local: FolderStore, found: Found) -> str | None:
 
 @dataclass
 class _Transfer:
-    """Looks for the manifest of a key, and brings its blobs to the local folder.
+    """Looks up the manifest of a key, and downloads its blobs to the local folder.
 
     name: the manifest's place in a store.
     until: the moment of ``time.monotonic()`` to give up downloads at.
@@ -323,8 +323,8 @@ class _Transfer:
     until: float
     bytes_fetched: int = 0
 
-    def at_hand(self) -> Found | None:
-        """The manifest in the folder; None without one. Raises ManifestError, StoreError."""
+    def local_manifest(self) -> Found | None:
+        """Returns the manifest in the local folder; None without one. Raises ManifestError, StoreError."""
         stored = self.local.read(self.name, MAX_ENVELOPE_BYTES)
         if stored is None:
             return None
@@ -333,8 +333,8 @@ class _Transfer:
         return Found(open_envelope(stored.data, trust, self.key), vouched)
 
     def offered(self, remote: ArtifactStore) -> tuple[Found, bytes] | None:
-        """The manifest in the remote store, with its envelope, which the caller keeps in the folder when all blobs
-        are there; None without one. Raises ManifestError, StoreError."""
+        """Returns the manifest in the remote store and its envelope; None without one. The caller writes the
+        envelope to the local folder when all blobs are there. Raises ManifestError, StoreError."""
         stored = remote.read(self.name, MAX_ENVELOPE_BYTES)
         if stored is None:
             return None
@@ -347,18 +347,18 @@ class _Transfer:
         missing: Collection[Blob],
         place: Callable[[Path, Blob], bool],
     ) -> None:
-        """Bring missing blobs of a manifest to the folder.
+        """Downloads the missing blobs of a manifest to the local folder.
 
         Args:
-            blobs: all of the manifest.
-            place: takes a downloaded file, and returns False if the file is not that blob.
+            blobs: all blobs of the manifest.
+            place: stores a downloaded file, and returns False if its content is not that of the blob.
 
         Raises:
-            DamagedError: a blob is missing in the source, or is not what the manifest says.
-            StoreError: the source cannot be read, or the folder not be written.
+            DamagedError: a blob is missing in the source, or its content differs from the manifest's digest.
+            StoreError: the source cannot be read, or the folder cannot be written.
         """
         with self.local.scratch() as folder:
-            for blob, path in bring_blobs(source, blobs, missing, folder, self.until):
+            for blob, path in download_blobs(source, blobs, missing, folder, self.until):
                 self.bytes_fetched += blob.size
                 if not place(path, blob):
                     where = f"{source.location}/{blob_name(blob)}"
@@ -370,19 +370,19 @@ def _set_of_folder(transfer: _Transfer, factors: Factors) -> Fetched:
     manifest that no trusted key has signed stays until it is replaced: another server may trust its key."""
     local = transfer.local
     try:
-        found = transfer.at_hand()
+        found = transfer.local_manifest()
         if found is None:
             raise _missing(transfer, factors, (local, OWNER))
         return _hit(local, found.manifest, f"found in {local.location}")
     except UntrustedError as error:
-        raise UntrustedError(f"{error}; it lies in {local.location}") from None
+        raise UntrustedError(f"{error}; the manifest is in {local.location}") from None
     except (ManifestError, DamagedError):
         local.delete(transfer.name)
         raise
 
 
 def _set_of_remote(transfer: _Transfer, factors: Factors, remote: ArtifactStore) -> Fetched:
-    """Returns the set of the remote store, brought to the folder."""
+    """Fetches the set from the remote store into the local folder, and returns it."""
     local, offered = transfer.local, transfer.offered(remote)
     if offered is None:
         raise _missing(transfer, factors, (remote, transfer.trust), (local, OWNER))
@@ -405,7 +405,7 @@ def _hit(local: FolderStore, manifest: Manifest, reason: str) -> Fetched:
 
 
 def _missing(transfer: _Transfer, factors: Factors, *stores: tuple[ArtifactStore, Trust]) -> NotFetchedError:
-    """Explains why there is no manifest of a set: nothing comes near, or other software made what does."""
+    """Returns a miss, or stale if the nearest manifest differs only in software, with the differences."""
     key, where = transfer.key, stores[0][0].location
     candidates = [manifest for store, trust in stores for manifest in _latest(store, trust, transfer.until)]
     found = nearest(factors, (one for one in candidates if one.kind == factors.get("kind", one.kind)))
@@ -428,7 +428,7 @@ def nearest(factors: Factors, manifests: Iterable[Manifest]) -> tuple[Manifest, 
 
 
 def _latest(store: ArtifactStore, trust: Trust, until: float) -> list[Manifest]:
-    """The store's latest manifests of sets, less those that cannot be read: they only explain."""
+    """Returns the store's latest manifests of sets, to explain a miss. Unreadable manifests are left out."""
     manifests = []
     try:
         names = store.newest(MANIFESTS, _COMPARED)
@@ -446,7 +446,7 @@ def _latest(store: ArtifactStore, trust: Trust, until: float) -> list[Manifest]:
 
 
 def _unasked(identity: "Future[Identity]", seconds: float) -> str:
-    """Why the source does not say its revision within so many seconds; empty if it does."""
+    """Returns why the source's revision is not known after this many seconds; empty if it is known."""
     try:
         identity.result(max(0.0, seconds))
     except TimeoutError:
@@ -473,7 +473,8 @@ def _place_small_file(local: FolderStore, manifest: Manifest, path: Path, blob: 
 
 
 def _files_folder(local: FolderStore, manifest: Manifest) -> Path:
-    """Named by what is in it: a file is never replaced by another while somebody uses it."""
+    """Returns the folder of a model's small files. A digest of their content is its name, so that no file is
+    replaced while a process uses it."""
     listed = {name: blob.digest for name, blob in manifest.entries.items()}
     return local.path(f"{MODEL_FILES}/{hashlib.sha256(canonical_json(listed)).hexdigest()}")
 

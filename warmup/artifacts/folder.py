@@ -1,4 +1,4 @@
-"""Stores artifacts in a folder that its owner alone may write to: always there, and the cache in front of S3."""
+"""Stores artifacts in a folder that only its owner may write to. The folder is also the cache in front of S3."""
 
 import contextlib
 import errno
@@ -47,8 +47,8 @@ from snapcap.warmup.machine.files import (
 
 
 def check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
-    """Refuse what others than this user and root could have written. Raises StoreRefusedError if they could; says
-    what to do."""
+    """Refuse a file or folder that another user than this one and root may write to. Raises StoreRefusedError,
+    whose text says what to do."""
     others = other_writers(status)
     if others:
         raise StoreRefusedError(
@@ -64,10 +64,10 @@ def check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
 
 
 def close_to_group(path: Path, status: os.stat_result) -> None:
-    """Take the right to write to a checked folder away from its group, where the folder is this user's.
+    """Remove the group's write permission from a checked folder, if this user owns the folder.
 
-    Kubernetes gives that right to a Pod's ``fsGroup`` when it mounts a volume. A process of the group that this
-    system does not know can then no longer replace what is verified.
+    Kubernetes gives a Pod's ``fsGroup`` this permission when it mounts a volume. Afterwards, a process of another
+    Pod with the same group can no longer replace verified files.
     """
     if status.st_mode & stat.S_IWGRP and status.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
@@ -75,10 +75,10 @@ def close_to_group(path: Path, status: os.stat_result) -> None:
 
 
 _BUILT, _SCRATCH = _OWN = "built", "tmp"
-# All that are made in a store; nobody else may write to any of them.
+# All folders of a store; only its owner may write to them.
 _FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", MODELS, MODEL_FILES, WEIGHTS, CHATS, *_OWN)
-_LISTED = 10_000  # entries of a folder: one with more than that is searched among some of them
-_SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
+_LISTED = 10_000  # entries of a folder that are searched; any further ones are ignored
+_SMALL = 8 * 1024 * 1024  # bytes of the largest object of a conditional write
 _LOCK_SECONDS = 10.0
 _SHORT = 4096
 _PIECE = 1024 * 1024
@@ -86,15 +86,15 @@ _PIECE = 1024 * 1024
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A folder whose owner alone may write to it; everything that is in it may be run. See ``open``."""
+    """Stores artifacts in a folder that only its owner may write to, as its code may be run. See ``open``."""
 
     root: Path
     is_remote = False
 
     @classmethod
     def open(cls, root: Path) -> "FolderStore":
-        """Open a folder, made with mode 0700 if there is none. Raises StoreRefusedError if others may write to it
-        or to one of its folders, it is somebody else's, or it cannot be made."""
+        """Open a folder, created with mode 0700 if missing. Raises StoreRefusedError if other users may write to it
+        or to one of its subfolders, if another user owns it, or if it cannot be created."""
         try:
             make_folder(root)
             known = {root: root.stat()}
@@ -114,7 +114,7 @@ class FolderStore:
         return str(self.root)
 
     def path(self, name: str) -> Path:
-        """Where an object is, or would be."""
+        """Returns the path of an object, which need not exist."""
         return self.root / checked_name(name)
 
     def read(self, name: str, limit: int) -> Stored | None:
@@ -129,8 +129,8 @@ class FolderStore:
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[io.BufferedReader | None]:
-        """A file that nobody else can have written, open for reading; None if there is none. Raises DamagedError,
-        StoreRefusedError as ``read`` does."""
+        """Opens a file that no other user can have written, for reading; yields None if there is none. Raises
+        DamagedError and StoreRefusedError as ``read`` does."""
         path = self.path(name)
         with self._translated(path), contextlib.ExitStack() as scope:
             file = None
@@ -159,7 +159,7 @@ class FolderStore:
         return _version(data)
 
     def keep(self, name: str, data: bytes) -> None:
-        """Write what can be had again and is verified when it is read: without waiting for the disk."""
+        """Write an object without a sync: it can be fetched again, and is verified when it is read."""
         path = self.path(name)
         with self._translated(path):
             write_file(path, data, durable=False)
@@ -259,7 +259,7 @@ class FolderStore:
                 return False
 
     def verified(self, blob: Blob) -> Path | None:
-        """The file of a content that is here and right; a damaged one is removed."""
+        """Returns the verified file of a blob; None if it is missing. Removes a damaged file."""
         path = self.path(blob_name(blob))
         with self._translated(path):
             try:
@@ -284,17 +284,17 @@ class FolderStore:
             commit(temporary, path)
 
     def adopt(self, source: Path, blob: Blob) -> bool:
-        """Move a file of ``scratch`` to its place among the blobs; False if it is not that content."""
+        """Move a file of ``scratch`` to its place among the blobs. Returns False if it has other content."""
         path = self.path(blob_name(blob))
         with self._translated(path):
             if describe(source) != blob:
                 return False
-            commit(source, path, durable=False)  # whoever uses it verifies it, and fetches it again
+            commit(source, path, durable=False)  # each user verifies the file, and fetches a damaged one again
         return True
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder on the same file system that is gone afterwards; what killed processes left goes too."""
+        """Yields a temporary folder of the same file system. Removes it later, with those of killed processes."""
         parent = self.root / _SCRATCH
         with self._translated(parent), contextlib.ExitStack() as entering:
             make_folder(parent)
@@ -305,9 +305,9 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[bool]:
-        """Exclude all other processes that lock; a process that dies gives its lock back. Yields False where the
-        file system has no locks, and so excludes nobody. Raises StoreError if another one, which may be stopped,
-        does not give it back for 10 s."""
+        """Hold the folder's lock against other processes; the kernel releases the lock of a process that dies.
+        Yields False if the file system has no locks: then no process is excluded. Raises StoreError if another
+        process holds the lock for 10 s."""
         until = time.monotonic() + _LOCK_SECONDS
         while True:
             with locked_alone(self.root / ".lock") as taken:
@@ -338,8 +338,8 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _pieces(descriptor: int, start: int, end: int, deadline: float) -> Iterator[bytes]:
-    """Bytes [start, end) of an open file, at most 1 MiB at a time. Raises OSError if the file cannot be read or is
-    shorter than that, or at ``deadline``, a moment of ``time.monotonic()``."""
+    """Yields bytes [start, end) of an open file, at most 1 MiB at a time. Raises OSError if the file cannot be read
+    or is shorter, and TimeoutError at ``deadline``, a moment of ``time.monotonic()``."""
     while start < end:
         if time.monotonic() >= deadline:
             raise TimeoutError("copying did not finish before its deadline")

@@ -1,12 +1,12 @@
-"""Makes an artifact key of named factors: all that decides whether compiled code runs here, and nothing else.
+"""Computes the artifact key, a hash of named factors that decide whether compiled code runs on this machine.
 
 Two machines with equal factors share one set of artifacts. All factors are known without importing torch, so that
 artifacts can be fetched while torch is being imported. No path, host name or address is a factor, because each
 would keep equal machines from sharing artifacts.
 
-The digest of our sources counts code, not comments and docstrings. A start takes it each time, so sources are not
-parsed: `ast.parse` of the regions takes 60 ms, and Python's versions disagree about the tree. A substitution takes
-3 ms.
+The digest of snapcap's sources covers code, but no comments and docstrings. Each start computes the digest, so a
+regular expression removes them in 3 ms; `ast.parse` of the regions would take 60 ms, and its tree differs between
+versions of Python.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class FactorError(ValueError):
 
 @dataclass(frozen=True)
 class Difference:
-    """Describes a factor whose values differ; a factor that only one side has is ``ABSENT`` on the other."""
+    """Describes a factor with two different values. ``ABSENT``: the side does not have the factor."""
 
     name: str
     ours: Factor
@@ -66,22 +66,21 @@ def artifact_key(factors: Factors) -> str:
 
 
 def canonical_json(value: object) -> bytes:
-    """Returns the one spelling of a JSON value: sorted keys, no spaces, UTF-8. Raises ValueError, TypeError if the
-    value is not JSON."""
+    """Returns the canonical encoding of a JSON value: sorted keys, no spaces, UTF-8. Raises ValueError or TypeError
+    if the value is not JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
 def check_factors(factors: Mapping[str, object]) -> dict[str, Factor]:
-    """Returns the same factors, of which each has a right type and all together are not too many. Raises
-    FactorError as ``artifact_key`` does."""
+    """Checks names, types and number of factors, and returns them. Raises FactorError as ``artifact_key`` does."""
     if len(factors) > MAX_FACTORS:
         raise FactorError(f"there are {len(factors)} factors, more than {MAX_FACTORS}")
     return {_checked_name(name): _checked(name, value) for name, value in factors.items()}
 
 
 def differing(ours: Factors, theirs: Factors) -> list[Difference]:
-    """Returns the factors that give the two sides different keys, by name. 1, 1.0 and true are three values."""
+    """Returns the factors that differ, sorted by name. 1, 1.0 and true are three different values."""
     return [
         Difference(name, ours.get(name, ABSENT), theirs.get(name, ABSENT))
         for name in sorted({*ours, *theirs})
@@ -162,7 +161,7 @@ def _code(match: re.Match[str]) -> str:
     if text.startswith('"""'):
         source, start = match.string, match.start()
         before = source[source.rfind("\n", 0, start) + 1 : start]
-        # A docstring begins its line, and no bracket closes behind it.
+        # A docstring begins its line, and no closing bracket follows it.
         if before.strip(" \trR") == "" and not _CLOSED.match(source, match.end()):
             return ""
     return text.replace("\n", "\\n") if "\n" in text else text
@@ -263,7 +262,7 @@ def build_factors(
         if factors.get("device.type") == "cpu":
             factors["source.cpu_library"] = _cpp_digest("snapcap.warmup.runtime.aoti")
     if kind == "jit":
-        # Its artifacts are pickles of this Python, and torch finds them by this compiler. A package knows neither.
+        # jit artifacts are pickles of this Python, which torch looks up by compiler. Packages depend on neither.
         factors["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
         factors["compiler"] = compiler_version()
     return check_factors(factors)

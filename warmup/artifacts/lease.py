@@ -1,10 +1,10 @@
 """Leases the build of a key to one builder at a time.
 
-A lease saves work and nothing else: two builders make the same set, and one publishes it.
+A lease only saves work: without it, two builders make the same set, and one publishes it.
 
-A builder that holds the lease renews it; one that was killed does not, and after the lease has expired another one
-takes it over. Times are compared on another machine's clock than they were written by, so a lease counts as expired
-only when it is ``CLOCK_SKEW`` seconds past its time; clocks that are further apart cost a second build, no more.
+A builder renews its lease while it builds. If the builder is killed, the lease expires, and another builder takes
+it over. Machines' clocks differ, so a lease counts as expired only ``CLOCK_SKEW`` seconds after its time. If clocks
+differ more, the set is built twice.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from snapcap.warmup.artifacts.store import ArtifactStore, StoreError, lease_name
 CLOCK_SKEW = 10.0
 _LIMIT = 4096  # bytes of a lease
 _VERSION = 1
-_LONGEST = 3600.0  # seconds that a lease is believed: anybody who can write to the store could hold up all others
+_LONGEST = 3600.0  # most seconds of a lease: otherwise a writer of the store could block all builders for good
 _OWNER_CHARACTERS = 200
 _FAR = 1e15
 
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Held:
-    """Somebody else is building.
+    """Says that another builder holds the lease.
 
-    remaining: seconds until the lease may be taken over if it is not renewed; 0 when it is worth asking at once.
+    remaining: seconds until the lease may be taken over unless it is renewed; 0: ask again at once.
     """
 
     owner: str
@@ -45,9 +45,9 @@ class Held:
 
 @dataclass
 class Lease:
-    """A lease that is ours. Not ``exclusive``: the store cannot keep others from building too.
+    """Holds a lease of this process. ``exclusive`` is False if the store cannot exclude other builders.
 
-    ttl: seconds until it expires unless renewed.
+    ttl: seconds until the lease expires unless renewed.
     """
 
     store: ArtifactStore
@@ -59,8 +59,8 @@ class Lease:
     _version: str | None = None
 
     def renew(self) -> bool:
-        """Put the expiry off; False when the lease is lost to somebody else. Raises StoreError if the store failed;
-        the lease may still be ours."""
+        """Extend the lease. Returns False if another builder has it. Raises StoreError if the store fails;
+        then this process may still hold it."""
         if not self.exclusive:
             return True
         version = None
@@ -70,7 +70,7 @@ class Lease:
         return self._version is not None
 
     def release(self) -> None:
-        """Give the lease back, if it is ours; a store that fails keeps it until it expires."""
+        """Remove the lease if this process holds it. If the store fails, the lease stays until it expires."""
         with contextlib.suppress(StoreError):
             if self.exclusive and self.renew():
                 self.store.delete(lease_name(self.key))
@@ -78,7 +78,7 @@ class Lease:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Renew on a daemon thread as long as the block runs, then release."""
+        """Renews the lease on a daemon thread while the block runs, then releases it."""
         stop = threading.Event()
         thread = threading.Thread(target=self._keep, args=(stop,), name="lease", daemon=True)
         thread.start()
@@ -93,7 +93,7 @@ class Lease:
         while not stop.wait(self.ttl / 3):
             try:
                 if not self.renew():
-                    _log.warning("the lease on %s was taken over; building goes on, twice", self.key[:12])
+                    _log.warning("another builder took the lease on %s over; both builds continue", self.key[:12])
                     return
             except StoreError as error:
                 _log.warning("the lease on %s was not renewed: %s", self.key[:12], error)
@@ -103,14 +103,15 @@ class Lease:
         return canonical_json({"owner": self.owner, "expires": expires, "ttl": self.ttl, "version": _VERSION})
 
     def _version_of_ours(self) -> str | None:
-        """After a refusal: a retry is refused too when the first try had arrived and only its answer was lost."""
+        """Returns the version of the stored lease if this process wrote it, else None. A refused write may be the
+        retry of a write that succeeded, but whose answer was lost."""
         stored = self.store.read(lease_name(self.key), _LIMIT)
         if stored is None or _parse(stored.data).get("owner") != self.owner:
             return None
         return stored.version
 
     def _take(self, expired: str | None) -> bool:
-        """Write the lease over the expired one of that version, or where there is none."""
+        """Writes the lease. ``expired``: the version of the expired lease to replace; None: there is no lease."""
         name, content = lease_name(self.key), self._content()
         version = self.store.write(name, content, if_absent=expired is None, if_version=expired)
         self._version = version or self._version_of_ours()
@@ -120,16 +121,16 @@ class Lease:
 def acquire(
     store: ArtifactStore, key: str, ttl: float, owner: str = "", clock: Callable[[], float] = time.time
 ) -> Lease | Held:
-    """Take the lease on building a key, from nobody or from somebody whose lease has expired.
+    """Takes the lease for building a key if there is none or if it has expired, else returns ``Held``.
 
     Args:
-        ttl: seconds; a build that is killed holds others up for as long.
-        owner: unique; made from host, process and chance if empty.
-        clock: seconds since the epoch.
+        ttl: seconds until the lease expires; a killed build blocks other builders this long.
+        owner: unique name of the builder; if empty, made from host, process id and random digits.
+        clock: returns seconds since the epoch.
 
     Raises:
         StoreDeniedError: the store cannot be written to.
-        StoreError: it cannot be reached.
+        StoreError: the store cannot be reached.
     """
     owner = owner or f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex[:8]}"
     lease = Lease(store, key, owner, ttl, store.is_conditional(), clock)
@@ -142,13 +143,14 @@ def acquire(
             return holder
     if lease._take(None if stored is None else stored.version):
         return lease
-    # Somebody was faster; and has finished, if that lease is gone already: asking again finds the artifacts.
+    # Another builder was faster. If its lease is gone already, it has finished, and a new lookup finds the
+    # artifacts.
     stored = store.read(lease_name(key), _LIMIT)
     return Held("", 0.0) if stored is None else _held(stored.data, clock())
 
 
 def _held(data: bytes, now: float) -> Held:
-    """A lease that cannot be read has expired, and so has one of a clock that is far ahead."""
+    """Parses a lease. An unreadable lease, or one that expires too far in the future, counts as expired."""
     content = _parse(data)
     owner, expires, ttl = content.get("owner"), content.get("expires"), content.get("ttl")
     if not isinstance(owner, str) or not _is_number(expires) or not _is_number(ttl):

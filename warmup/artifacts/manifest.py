@@ -3,10 +3,10 @@
 A manifest describes an artifact set, which is packages for one key, or a model: the small files of a checkpoint
 and its prepared weights, which are fetched by chunks.
 
-A manifest is sealed in an envelope, signed where there is a key, and opened where it is trusted. The envelope's
-format is DSSE (https://github.com/secure-systems-lab/dsse): the signature covers the type and the exact bytes of
-the payload, and is checked before those bytes are parsed. ``payloadDigest`` is an addition of ours: it tells
-damage from a stranger's work, and guards a folder's unsigned manifests against damage too.
+A manifest is sealed in an envelope, which is signed if there is a key. The envelope's format is DSSE
+(https://github.com/secure-systems-lab/dsse): the signature covers the type and the exact bytes of the payload, and
+is verified before the payload is parsed. ``payloadDigest`` is an addition of snapcap: it distinguishes damage from
+an untrusted signature, and protects unsigned manifests in a folder against damage.
 """
 
 import base64
@@ -40,7 +40,7 @@ MAX_ENTRIES = 4096
 CHUNK_BYTES = 16 * 1024 * 1024
 MAX_SMALL_BYTES = 64 * 1024 * 1024  # all small files of a model together: tokenizers have up to 20 MB
 
-# Entries of a set that are no packages.
+# Entries of a set other than packages.
 CPU_LIBRARY = "aot/cpu_library.so"  # packages run on it where torch's libraries are not loaded
 IMAGE_LIBRARY = "aot/image_library.so"  # the library that resizes pictures (`models/processing/resample.py`)
 LIBRARIES = (CPU_LIBRARY, IMAGE_LIBRARY)
@@ -60,43 +60,43 @@ ManifestKind = Kind | Literal["model"]
 
 
 class ManifestError(ValueError):
-    """An envelope or manifest that is damaged; one line that says how."""
+    """Says in one line how an envelope or manifest is damaged."""
 
 
 class UntrustedError(ManifestError):
-    """An envelope that nobody trusted has signed."""
+    """Refuses an envelope without a signature by a trusted key, or with artifacts that are too old."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """The content of one file: SHA-256 in hex, and size in bytes."""
+    """Identifies the content of a file: SHA-256 in hex, and size in bytes."""
 
     digest: str
     size: int
 
 
 class ChangedError(OSError):
-    """A file does not hold what it was verified to hold."""
+    """Says that a file's content has changed since it was verified."""
 
 
 @dataclass(frozen=True)
 class VerifiedFile:
-    """A file and the content that it was verified to have, which is the only one it is ever used with."""
+    """Names a file and its verified content. The file is used only while it has this content."""
 
     path: Path
     blob: Blob
 
     @classmethod
     def of(cls, path: Path) -> "VerifiedFile":
-        """A file as it is now. Raises OSError if it cannot be read."""
+        """Takes a file with its present content. Raises OSError if it cannot be read."""
         return cls(path, describe(path))
 
     def read(self) -> bytes:
-        """The content, verified again as the bytes that are returned: the file may have changed since.
+        """Returns the content. The returned bytes are verified again, because the file may have changed.
 
         Raises:
-            ChangedError: it has.
-            OSError: it cannot be read.
+            ChangedError: the content has changed.
+            OSError: the file cannot be read.
         """
         with open_regular(self.path) as file:
             data = file.read(self.blob.size + 1)
@@ -106,14 +106,14 @@ class VerifiedFile:
 
 
 def describe(path: Path) -> Blob:
-    """Digest and size of a file. Raises OSError if it cannot be read."""
+    """Returns the digest and size of a file. Raises OSError if it cannot be read."""
     with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return Blob(digest.hexdigest(), file.tell())
 
 
 def describe_all(files: Mapping[str, Path]) -> dict[str, Blob]:
-    """Digest and size of each file by its name. Raises OSError."""
+    """Returns the digest and size of each file by name. Raises OSError if a file cannot be read."""
     return {name: describe(path) for name, path in files.items()}
 
 
@@ -138,9 +138,10 @@ class Weights:
 
     @property
     def content(self) -> str:
-        """SHA-256, in hex, of what is verified when the weights are fetched by chunks: their size and digests.
+        """SHA-256, in hex, of the weights' size and chunk digests, which a download in chunks verifies.
 
-        Nobody compares ``file.digest`` with fetched bytes, so that digest says nothing of a file of them.
+        No download compares ``file.digest`` with the fetched bytes, so that digest does not identify a fetched
+        file.
         """
         verified = {"size": self.size, "chunk": CHUNK_BYTES, "digests": list(self.chunks)}
         return hashlib.sha256(canonical_json(verified)).hexdigest()
@@ -151,10 +152,10 @@ class Manifest:
     """Describes an artifact set or a model.
 
     factors: the inputs of the build; ``key`` is their ``artifact_key``.
-    entries: relative file name, with ``/``, to content; of a model, the checkpoint's files except its weights.
+    entries: content by relative file name, with ``/``. A model's entries are the checkpoint's files except weights.
     created: ISO 8601, UTC. builder: the snapcap version.
     metadata: any JSON that the backend needs to use the files, such as the shapes each package expects.
-    weights: only of a model.
+    weights: a model's weights; None for an artifact set.
     """
 
     key: str
@@ -188,11 +189,11 @@ def new_manifest(
     metadata: Mapping[str, Any] | None = None,
     weights: Weights | None = None,
 ) -> Manifest:
-    """The manifest of files that are made now.
+    """Returns the manifest of new files, with the present time as ``created``.
 
     Args:
         builder: the snapcap version.
-        metadata: JSON for whoever loads the files.
+        metadata: as in ``Manifest``.
     """
     return Manifest(
         key=artifact_key(factors),
@@ -207,8 +208,8 @@ def new_manifest(
 
 
 def seal(manifest: Manifest, signer: Signer | None) -> bytes:
-    """The envelope of a manifest, signed if there is a signer. Raises ManifestError if the manifest is one that
-    ``open_envelope`` would refuse."""
+    """Returns the envelope of a manifest, signed if there is a signer. Raises ManifestError if ``open_envelope``
+    would refuse the manifest."""
     try:
         payload = canonical_json(asdict(manifest))
     except (TypeError, ValueError, RecursionError) as error:
@@ -221,11 +222,11 @@ def open_envelope(data: bytes, trust: Trust, key: str | None = None) -> Manifest
     """Verify an envelope, then parse the bytes that were verified.
 
     Args:
-        key: the key that the manifest must have, if that is known.
+        key: the key that the manifest must have; None accepts any key.
 
     Raises:
-        UntrustedError: there is no signature by a trusted key, and ``trust`` demands one; or it is too old.
-        ManifestError: damaged, not a manifest, not of this format, or of another key.
+        UntrustedError: ``trust`` requires a trusted signature and there is none, or the artifacts are too old.
+        ManifestError: the bytes are damaged, no manifest, of another format, or for another key.
     """
     payload, signatures = _parse_envelope(data)
     if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload), signatures) is None:
@@ -242,8 +243,8 @@ def open_envelope(data: bytes, trust: Trust, key: str | None = None) -> Manifest
 
 
 def _check_age(created: str, min_built: str) -> None:
-    """Raises UntrustedError for artifacts of before ``min_built``, and of the future: a builder whose clock was
-    ahead once would have signed what no later moment refuses."""
+    """Raises UntrustedError for artifacts built before ``min_built``, or in the future: if a builder's clock was
+    once ahead, no later ``min_built`` would refuse its artifacts."""
     built = datetime.fromisoformat(created)
     if built < datetime.fromisoformat(min_built):
         raise UntrustedError(f"the artifacts were built at {created}, before --min-built {min_built}")
@@ -266,7 +267,7 @@ def is_digest(text: object) -> bool:
 
 
 def seal_payload(payload: bytes, signer: Signer | None) -> bytes:
-    """The envelope of a payload, signed if there is a signer."""
+    """Returns the envelope of a payload, signed if there is a signer."""
     signatures = []
     if signer:
         signature = signer.sign(_pre_authentication(payload))
@@ -287,9 +288,9 @@ def _parse_payload(payload: bytes) -> Manifest:
     if version != FORMAT or isinstance(version, bool):
         shown = repr(version)[:80]
         raise ManifestError(f"the manifest is of format {shown}, and this version reads format {FORMAT}")
-    value = {"weights": None, **value}  # earlier versions wrote sets without it; they explain a miss
+    value = {"weights": None, **value}  # earlier versions wrote no such field; their manifests explain a miss
     if value.keys() != Manifest.__dataclass_fields__.keys():
-        raise ManifestError("the manifest has other fields than it should")
+        raise ManifestError("the manifest has unknown or missing fields")
     is_model = value["kind"] == "model"
     if not is_model and value["weights"] is not None:
         raise ManifestError("the manifest of a set has weights")
@@ -312,7 +313,7 @@ def _parse_payload(payload: bytes) -> Manifest:
 
 
 def _entries(value: Mapping[str, Any]) -> dict[str, Blob]:
-    """Files of an artifact set."""
+    """Parses the files of an artifact set. Raises ManifestError."""
     if not value or len(value) > MAX_ENTRIES:
         raise ManifestError(f"the manifest has {len(value)} files; 1 to {MAX_ENTRIES} are allowed")
     entries = _blobs(value, is_entry_name)
@@ -321,7 +322,7 @@ def _entries(value: Mapping[str, Any]) -> dict[str, Blob]:
 
 
 def _small_files(value: Mapping[str, Any]) -> dict[str, Blob]:
-    """Files of a checkpoint, which are written into a flat folder."""
+    """Parses a model's small files, which are written into a flat folder. Raises ManifestError."""
     if not 1 <= len(value) <= _MAX_SMALL_FILES:
         raise ManifestError(f"the manifest has {len(value)} files; 1 to {_MAX_SMALL_FILES} are allowed")
     if "config.json" not in value:
@@ -344,7 +345,7 @@ def _check_total(total: int, most: int) -> None:
 
 
 def _blob(name: str, value: Any) -> Blob:
-    """Digest and size in a payload, of the file of this name. Raises ManifestError."""
+    """Parses the digest and size of the file of this name. Raises ManifestError."""
     match value:
         case {"digest": digest, "size": int(size)} if len(value) == 2 and is_digest(digest):
             if not isinstance(size, bool) and 0 <= size <= MAX_TOTAL_BYTES:
@@ -354,7 +355,7 @@ def _blob(name: str, value: Any) -> Blob:
 
 def _weights(value: Mapping[str, Any]) -> Weights:
     if value.keys() != Weights.__dataclass_fields__.keys():
-        raise ManifestError("the manifest has other fields of its weights than it should")
+        raise ManifestError("the manifest has unknown or missing fields of its weights")
     weights = Weights(
         file=_blob("weights", value["file"]),
         chunks=tuple(_field(value, "chunks", list, lambda chunks: all(map(is_digest, chunks)))),
@@ -364,7 +365,7 @@ def _weights(value: Mapping[str, Any]) -> Weights:
     if not 0 < weights.size <= MAX_TOTAL_BYTES:
         raise ManifestError(f"the manifest's weights have {weights.size} bytes, which is not sensible")
     if len(weights.chunks) != -(-weights.size // CHUNK_BYTES):
-        raise ManifestError("the manifest has another number of chunks than its weights have")
+        raise ManifestError("the manifest's number of chunks does not fit the size of its weights")
     return weights
 
 
@@ -376,7 +377,7 @@ def _is_identity(value: Mapping[str, Any]) -> bool:
 
 
 def _field(value: Mapping[str, Any], name: str, kind: type, valid: Callable[[Any], bool] | None = None) -> Any:
-    """A field of a payload. Raises ManifestError if it has another type, or is not valid."""
+    """Returns a field of a payload. Raises ManifestError if it has another type, or is not valid."""
     item = value[name]
     if not isinstance(item, kind) or (valid is not None and not valid(item)):
         raise ManifestError(f"the manifest's {name} is not valid: {str(item)[:80]!r}")
@@ -401,7 +402,7 @@ def _is_utc(text: str) -> bool:
 
 
 def _load_object(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object that has one meaning; ``what`` names it. Raises ManifestError."""
+    """Parses a JSON object without duplicate names. ``what`` names it in errors. Raises ManifestError."""
     try:
         return json_object.load_object(data)
     except ValueError as error:
@@ -413,7 +414,7 @@ def _parse_envelope(data: bytes) -> tuple[bytes, list[Signature]]:
         raise ManifestError(f"the manifest has over {MAX_ENVELOPE_BYTES} bytes, more than is sensible")
     envelope = _load_object(data, "envelope")
     if envelope.keys() != {"payload", "payloadType", "payloadDigest", "signatures"}:
-        raise ManifestError("the manifest's envelope has other fields than it should")
+        raise ManifestError("the manifest's envelope has unknown or missing fields")
     if envelope["payloadType"] != PAYLOAD_TYPE:
         raise ManifestError("the manifest's envelope is of another type")
     payload = _decode(envelope["payload"])
@@ -433,17 +434,17 @@ def _signature(entry: Any) -> Signature:
 
 
 def _refuse(signatures: list[Signature], trust: Trust) -> None:
-    """Say which of the reasons it is."""
+    """Raises ManifestError or UntrustedError with the reason why no signature was accepted."""
     if not signatures:
         raise UntrustedError("the manifest is not signed; build with --sign-key")
-    names = ", ".join(repr(signature.key_id[:16]) for signature in signatures)  # theirs, so not as it comes
+    names = ", ".join(repr(signature.key_id[:16]) for signature in signatures)  # untrusted text: quoted and cut
     if {signature.key_id for signature in signatures} & {key.key_id for key in trust.keys}:
         raise ManifestError(f"the manifest's signature by {names} is not that of its content")
     raise UntrustedError(f"the manifest is signed by {names}, which is no trusted key; see --trusted-key")
 
 
 def _decode(text: object) -> bytes:
-    """Base64 in its one canonical spelling, so that every flipped bit shows."""
+    """Decodes canonical base64, so that every flipped bit is noticed. Raises ManifestError for any other text."""
     try:
         data = base64.b64decode(str(text), validate=True)
     except (binascii.Error, ValueError):
@@ -454,6 +455,6 @@ def _decode(text: object) -> bytes:
 
 
 def _pre_authentication(payload: bytes) -> bytes:
-    """DSSE's PAE: what is signed, so that no payload can be read as one of another type."""
+    """Returns the signed bytes, DSSE's PAE: they include the type, so no payload passes for one of another type."""
     encoded = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(encoded), encoded, len(payload), payload)

@@ -1,10 +1,9 @@
-"""Packs the small files of a set into one object: from S3 a start waits for requests more than for bytes.
+"""Packs the small files of a set into one object, because requests to S3 take longer than the bytes of small files.
 
     blobs/packs/<digest of the blobs' digests>     the contents, one after the other, in the order of their digests
 
-A pack is a copy. A pack that fails costs at most a quarter of the time until the deadline; then each blob is
-downloaded by itself. Blobs cut from a pack are verified against their digests. The caller verifies blobs that come
-by themselves.
+A pack is a copy of the blobs. If a pack cannot be fetched in a quarter of the time until the deadline, each blob is
+downloaded by itself. Blobs cut from a pack are verified here; the caller verifies blobs that are downloaded alone.
 """
 
 import hashlib
@@ -26,13 +25,13 @@ _logger = logging.getLogger("snapcap.store")
 
 @dataclass(frozen=True)
 class Pack:
-    """Distinct blobs of at most 8 MiB, each of which would come in one request, in the order of their digests."""
+    """Lists distinct blobs of at most 8 MiB, each of which takes one request, in the order of digests."""
 
     blobs: tuple[Blob, ...]
 
     @classmethod
     def of(cls, blobs: Iterable[Blob]) -> "Pack | None":
-        """The pack of a set that has these blobs; None where it would spare no request, or have over 256 MiB."""
+        """Returns the pack of a set's blobs; None if it would save no request, or have over 256 MiB."""
         small = {blob for blob in blobs if blob.size <= PART_BYTES}
         pack = cls(tuple(sorted(small, key=lambda blob: (blob.digest, blob.size))))
         return pack if len(small) > 1 and pack.size <= _MOST_BYTES else None
@@ -48,14 +47,14 @@ class Pack:
         return sum(blob.size for blob in self.blobs)
 
     def write(self, files: Mapping[Blob, Path], target: Path) -> None:
-        """Make the pack of its blobs' files. Raises OSError."""
+        """Write the blobs' files into a pack. Raises OSError."""
         with target.open("xb") as pack:
             for blob in self.blobs:
                 with open_regular(files[blob]) as file:
                     pack.write(file.read(blob.size))
 
     def cut(self, source: Path, folder: Path) -> Iterator[tuple[Blob, Path]]:
-        """Files in an existing folder, of the blobs whose content is what it should be. Raises OSError."""
+        """Cuts a pack into files of an existing folder. Yields the blobs whose content is right. Raises OSError."""
         with open_regular(source) as pack:
             for blob in self.blobs:
                 content = pack.read(blob.size)
@@ -66,8 +65,8 @@ class Pack:
 
 
 def upload_blobs(store: ArtifactStore, files: Mapping[Blob, Path], replace: bool = False) -> None:
-    """Write the files of a set, and their pack where a request costs a round trip. ``replace``: also what is there
-    with the right size. Raises StoreError, OSError if the store or a file cannot be used."""
+    """Write the files of a set to a store, and their pack to a remote store. ``replace``: write also blobs that the
+    store has with the right size. Raises StoreError or OSError if the store or a file cannot be used."""
 
     def is_wanted(name: str, size: int) -> bool:
         return replace or store.size(name) != size
@@ -82,17 +81,17 @@ def upload_blobs(store: ArtifactStore, files: Mapping[Blob, Path], replace: bool
             store.upload(pack.name, folder / "pack")
 
 
-def bring_blobs(
+def download_blobs(
     store: ArtifactStore, blobs: Iterable[Blob], missing: Collection[Blob], folder: Path, deadline: float
 ) -> Iterator[tuple[Blob, Path]]:
-    """Bring blobs into an existing folder, and yield each one's file when it is whole.
+    """Downloads blobs into an existing folder, and yields each blob with its complete file.
 
     Args:
-        blobs: all of the set, by which its pack is found. missing: those to bring.
+        blobs: all blobs of the set, which name its pack. missing: the blobs to download.
         deadline: the moment of ``time.monotonic()`` to give up at.
 
     Raises:
-        DamagedError: one is missing or of another size.
+        DamagedError: a blob is missing or of another size.
         StoreError: the store cannot be read.
     """
     left = {blob_name(blob): blob for blob in missing}
@@ -106,8 +105,8 @@ def bring_blobs(
 
 
 def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -> Iterator[tuple[Blob, Path]]:
-    """The files that a pack gives. Raises nothing of the store or the disk, as the files that are fetched one by
-    one may be in order; if they are not, that is said of them."""
+    """Yields the files of a pack. Ignores errors of the store and the disk: the caller then downloads each file by
+    itself, and reports errors of those downloads."""
     now = time.monotonic()
     path = None
     try:
@@ -116,5 +115,5 @@ def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -
     except Exception as error:  # such as a missing pack, one in an archive, a key of KMS, or no room for it twice
         _logger.info("files are fetched one by one", extra={"fields": {"reason": str(error)}})
     finally:
-        if path is not None:  # its bytes are in the files by now
+        if path is not None:  # its bytes have been copied into the files
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Publishes artifact sets and models: blobs first, the manifest last, so that nothing is ever there in part."""
+"""Publishes artifact sets and models: blobs first, the manifest last, so that no set is ever incomplete."""
 
 import hashlib
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class Published:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A manifest, and the files that it describes: the checkpoint's by name, and that of the prepared weights."""
+    """Holds a model's manifest and its files: the checkpoint's small files by name, and the prepared weights."""
 
     manifest: Manifest
     files: Mapping[str, Path]
@@ -69,9 +69,9 @@ def publish(
 
     Args:
         files: the file of each entry of the manifest.
-        signer: None leaves it unsigned, which only a folder's owner accepts.
-        replace: also where there is a set of that key, because it was found corrupt, stale or untrusted.
-        vouch: note in a folder that its owner made the set there.
+        signer: None publishes an unsigned set, which only the folder's owner accepts.
+        replace: replace an existing set of this key, for example because it is corrupt or untrusted.
+        vouch: note in a folder store that its owner built the set there.
     """
     try:
         name, envelope = manifest_name(manifest.key), seal(manifest, signer)
@@ -87,9 +87,9 @@ def publish(
 
 
 def publish_model(store: ArtifactStore, model: ModelFiles, signer: Signer | None, trust: Trust) -> Published:
-    """Write a model to a store. A model's key names its source and no revision, so a model takes the place of an
-    earlier one; a remote store's model that is the same, and would be accepted by ``trust``, stays. In a folder all
-    is written again: that costs a link, and mends what is damaged; and the folder's owner vouches for it."""
+    """Write a model to a store. The key names the model's source without its revision, so a new revision replaces
+    the old one. A remote store keeps an equal model that ``trust`` accepts. A folder store is always written again,
+    which costs only a link, repairs damage, and notes that the folder's owner built it."""
     manifest = model.manifest
     size = f"{manifest.model_weights.size / (1 << 20):.1f} MiB"
     try:
@@ -105,7 +105,7 @@ def publish_model(store: ArtifactStore, model: ModelFiles, signer: Signer | None
 
 
 def digests(path: Path) -> tuple[Blob, tuple[str, ...]]:
-    """SHA-256 and size of a whole file, and the SHA-256 of each of its chunks, read once. Raises OSError."""
+    """Returns the SHA-256 and size of a file and the SHA-256 of each chunk. Reads it once. Raises OSError."""
     whole = hashlib.sha256()
     chunks: list[str] = []
     with open_regular(path) as file:
@@ -126,22 +126,22 @@ def _write_blobs(
     """Writes the entries of a manifest.
 
     Args:
-        vouched: the envelope that a folder's owner vouches for. The note is written first, so that no manifest of
-            the owner is ever there without it.
-        replace: also blobs that are there with the right size.
+        vouched: the envelope that the folder's owner built. The note about it is written first, so that the folder
+            never has such a manifest without its note.
+        replace: write also blobs that the store has with the right size.
     """
     if vouched is not None and isinstance(store, FolderStore):
         store.vouch(vouched)
     for name, blob in manifest.entries.items():
         if name not in files or describe(files[name]) != blob:
-            raise ManifestError(f"the file of {name} is not the one that the manifest was made of; build again")
+            raise ManifestError(f"the file of {name} has changed since the manifest was made; build again")
     upload_blobs(store, {blob: files[name] for name, blob in manifest.entries.items()}, replace)
 
 
 def _write_weights(store: ArtifactStore, model: ModelFiles) -> None:
     blob = model.manifest.model_weights.file
     if isinstance(store, FolderStore) and store.root == model.weights.parent.parent:
-        store.link(model.weights, blob)  # anew, as nobody looks for damage in what is there
+        store.link(model.weights, blob)  # again, because an existing blob is not checked for damage
     elif not store.is_remote or store.size(blob_name(blob)) != blob.size:
         store.upload(blob_name(blob), model.weights)
 
@@ -165,7 +165,7 @@ def _exists(store: ArtifactStore, manifest: Manifest) -> Published:
 
 
 def _failed(error: Exception) -> Published:
-    """Maps an error of publishing to its result. Raises an error that is a bug of ours."""
+    """Maps an error of publishing to its result. Raises any error that is a bug of snapcap."""
     match error:
         case StoreDeniedError():
             return Published("denied", str(error))

@@ -1,4 +1,4 @@
-"""Stores artifacts under an S3 prefix, opens the store that a user has named, and says whom to trust in it."""
+"""Stores artifacts under an S3 prefix, opens the store of the options, and determines its trusted signers."""
 
 import contextlib
 import threading
@@ -53,7 +53,7 @@ _DENIED = (
     "CredentialRetrievalError",
 )
 _LOST = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT)
-_LISTED = 1000  # keys of one page: a store with more sets than that is searched among some of them
+_LISTED = 1000  # keys of a listing's page; only this many manifests are searched
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class S3Store:
     bucket: str
     prefix: str
     is_remote = True
-    _conditional: list[bool] = field(default_factory=list)  # the canary's finding, once it has run
+    _conditional: list[bool] = field(default_factory=list)  # the canary's result, once it has run
     _verified: list[bool] = field(default_factory=list)  # True if the first upload had the right size
     _canary: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def open(cls, address: str, options: S3Options) -> "S3Store":
-        """Make a client for ``s3://bucket/prefix``; nothing is sent yet. Raises StoreRefusedError if the address or
-        the options cannot be."""
+        """Make a client for ``s3://bucket/prefix`` without sending a request. Raises StoreRefusedError if the
+        address or the options are invalid."""
         try:
             bucket, prefix = split_uri(address)
             return cls(client(options), bucket, prefix)
@@ -96,7 +96,7 @@ class S3Store:
         if if_absent:
             request["IfNoneMatch"] = "*"
         elif if_version is not None:
-            request["IfMatch"] = if_version  # unquoted: Ceph compares the text as it comes, and others take both
+            request["IfMatch"] = if_version  # unquoted: Ceph compares the text as it is, other stores accept both
         try:
             with self._translating(self._where(name)):
                 return _unquoted(upload_checked(self.s3, lambda: self.s3.put_object(**request))["ETag"])
@@ -126,13 +126,13 @@ class S3Store:
         from s3transfer.manager import TransferManager  # noqa: PLC0415  no start needs it
 
         def send() -> None:
-            # In parts where it is large: S3 takes 5 GB at once.
+            # A large file is uploaded in parts, because S3 accepts at most 5 GB in one request.
             with source.open("rb") as file, TransferManager(self.s3) as manager:
                 manager.upload(file, self.bucket, self._key(name)).result()
 
         def is_whole() -> bool:
             if not self._verified:
-                with contextlib.suppress(StoreError):  # a role that may only write
+                with contextlib.suppress(StoreError):  # the role may only write
                     self._verified.append(self.size(name) in (source.stat().st_size, None))
             return all(self._verified[-1:])
 
@@ -140,7 +140,7 @@ class S3Store:
             upload_checked(self.s3, send, is_whole)
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
-        # Without ETags, which would cost a request each: the content is checked by its digest.
+        # ETags would cost a request for each object; the content's digest is checked instead.
         items = {
             folder / uuid4().hex: (name, S3Object(self._key(name), size, etag="")) for name, size in sizes.items()
         }
@@ -152,7 +152,7 @@ class S3Store:
     @contextlib.contextmanager
     def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
         ending = Ending()
-        # An empty ETag accepts any version: the content is checked by its digests.
+        # An empty ETag accepts any version; the chunks' digests are checked instead.
         of = ObjectRanges(self.s3, self.bucket, S3Object(self._key(name), size, etag=""), deadline, ending)
 
         def read(start: int, end: int) -> Iterator[bytes]:
@@ -165,7 +165,7 @@ class S3Store:
             ending.end()
 
     def is_conditional(self) -> bool:
-        """Found out with a canary, an object of a name of its own that is written four times."""
+        """Tests conditional writes with a canary, an object with a unique name that is written four times."""
         with self._canary:
             if not self._conditional:
                 self._conditional.append(self._fly_canary())
@@ -187,7 +187,7 @@ class S3Store:
                 return False
             raise
         finally:
-            with contextlib.suppress(StoreError):  # a role without s3:DeleteObject leaves a byte behind
+            with contextlib.suppress(StoreError):  # without s3:DeleteObject, the one byte of the canary stays
                 self.delete(name)
 
     def _key(self, name: str) -> str:
@@ -203,12 +203,12 @@ class S3Store:
                 yield
         except S3Error as error:
             if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
-                raise DamagedError(f"{error.where} is missing, or not of the size that it should be") from error
+                raise DamagedError(f"{error.where} is missing, or has the wrong size") from error
             raise (StoreDeniedError if error.code in _DENIED else StoreError)(str(error)) from error
 
 
 def _code(error: StoreError) -> str:
-    """Returns S3's name for the refusal behind a store's error."""
+    """Returns S3's error code that caused a store's error."""
     return error.__cause__.code if isinstance(error.__cause__, S3Error) else ""
 
 
@@ -217,8 +217,8 @@ def _unquoted(etag: str) -> str:
 
 
 def check_store(address: str, trust: Trust) -> None:
-    """Refuse what must not be opened, without opening it: this imports no boto3. Raises StoreRefusedError for an S3
-    store of which ``trust`` accepts nothing, or an address that is none. A folder's owner is trusted."""
+    """Check that a store may be opened, without opening it or importing boto3. Raises StoreRefusedError for an
+    invalid address, or an S3 store without trusted keys. A folder's owner is always trusted."""
     if not is_remote(address):
         return
     if not address.startswith("s3://"):
@@ -231,8 +231,8 @@ def check_store(address: str, trust: Trust) -> None:
 
 
 def open_store(address: str, s3: S3Options, trust: Trust) -> ArtifactStore:
-    """Open ``s3://bucket/prefix`` or a folder. Nothing is sent to S3 yet. Raises StoreRefusedError as
-    ``check_store`` does, or if others may write to the folder, or the S3 options cannot be."""
+    """Open ``s3://bucket/prefix`` or a folder, without a request to S3. Raises StoreRefusedError as ``check_store``
+    does, or if other users may write to the folder, or if the S3 options are invalid."""
     check_store(address, trust)
     if is_remote(address):
         return S3Store.open(address, s3)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class KeyFileError(ValueError):
-    """A key file that cannot be used; one line that names it and says what to do."""
+    """Names in one line a key file that cannot be used, and says what to do."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """An Ed25519 signature (64 bytes) and the name of the key it claims to be made with."""
+    """Holds an Ed25519 signature (64 bytes) and the claimed name of its key."""
 
     key_id: str
     value: bytes
@@ -32,7 +32,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key."""
+    """Signs with a private key."""
 
     key_id: str
     key: "Ed25519PrivateKey"
@@ -43,7 +43,7 @@ class Signer:
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """A public key whose owner's artifacts may run here."""
+    """Verifies with a public key. Artifacts that its private key signed may run here."""
 
     key_id: str
     key: "Ed25519PublicKey"
@@ -85,16 +85,16 @@ class Trust:
 
     @property
     def of_owner(self) -> "Trust":
-        """The same trust in what a folder's owner has built there, which nobody needs to sign."""
+        """Returns the trust in local builds of the folder's owner, which need no signature."""
         return replace(self, keys=(), allow_unsigned=True)
 
     @property
     def owner_suffices(self) -> bool:
-        """True if an artifact folder is trusted as soon as its owner alone can write to it."""
+        """True if every artifact in a folder is trusted when only its owner can write to the folder."""
         return self.allow_unsigned or not self.keys
 
     def signer_of(self, message: bytes, signatures: Iterable[Signature]) -> TrustedKey | None:
-        """The trusted key that made one of the signatures."""
+        """Returns the trusted key that made one of the signatures, or None."""
         for signature in signatures:
             for key in self.keys:
                 if key.verifies(message, signature):
@@ -103,7 +103,7 @@ class Trust:
 
 
 OWNER = Trust(allow_unsigned=True)
-"""The trust in a folder that only its owner can write to."""
+"""Trust in every artifact of a folder that only its owner can write to."""
 
 
 def generate_key(private: Path) -> Path:
@@ -167,7 +167,7 @@ def load_public_key(path: Path) -> TrustedKey:
 
 
 def _key_id(key: "Ed25519PublicKey") -> str:
-    """Sixteen hex digits of the key's hash: enough to tell keys apart in a log, never trusted."""
+    """Returns sixteen hex digits of the key's hash. They distinguish keys in a log, and are never trusted."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
 
 
@@ -179,7 +179,8 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that did not exist, never readable by more than ``mode`` says; whole or not at all."""
+    """Write a new file completely or not at all, and never readable by more users than ``mode`` allows. Raises
+    KeyFileError if the file exists or cannot be written."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
@@ -190,7 +191,7 @@ def _create(path: Path, data: bytes, mode: int) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(descriptor)  # there is no second copy of it
+            os.fsync(descriptor)  # a key has no second copy
     except OSError as error:
         path.unlink(missing_ok=True)
         raise KeyFileError(f"cannot write the key {path}: {os_error_text(error)}") from error

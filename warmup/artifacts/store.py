@@ -1,15 +1,15 @@
-"""Defines the protocol of an artifact store, and where in it things are.
+"""Defines the protocol of an artifact store, and the names of its objects.
 
-    manifests/<key>.json        written last: an artifact set is there when its manifest is
+    manifests/<key>.json        written last: an artifact set is complete when its manifest exists
     blobs/sha256/<digest>       immutable
-    blobs/packs/<digest>        of a remote store only: the small blobs of one set (artifacts/packs.py)
-    leases/<key>.json           who is building the set
+    blobs/packs/<digest>        only in a remote store: the small blobs of one set (artifacts/packs.py)
+    leases/<key>.json           the builder that is building the set
     built/<digest>              only in a folder: the envelopes that its owner made there
     models/<key>.json           the small files and prepared weights of a model, by digest
     weights/                    only in a folder: prepared weights (warmup/weights/)
     models/files/<digest>/      only in a folder: the small files of a model under their names
 
-A store moves bytes. ``artifacts.fetch`` verifies their digests and signatures.
+A store only moves bytes. ``artifacts.fetch`` verifies their digests and signatures.
 """
 
 import hashlib
@@ -28,46 +28,46 @@ MODEL_FILES = f"{MODELS}/files"
 WEIGHTS = "weights"
 CHATS = "chats"
 
-# Bytes [start, end) of an object in pieces of at most 1 MiB; for several threads.
+# Reads bytes [start, end) of an object, in pieces of at most 1 MiB. Thread-safe.
 Ranges = Callable[[int, int], Iterator[bytes]]
 
 
 class StoreError(UserError):
-    """A store that cannot be used; one line that says what to do.
+    """Says in one line why a store cannot be used, and what to do.
 
     StoreError
-    ├── StoreRefusedError    it is not opened as it is configured
-    ├── StoreDeniedError     it does not let us do that
-    └── DamagedError         an object is missing, or is not of the size that it should be
+    ├── StoreRefusedError    opening the store as configured would be unsafe
+    ├── StoreDeniedError     credentials or permissions do not allow the operation
+    └── DamagedError         an object is missing, or has the wrong size or content
     """
 
 
 class StoreRefusedError(StoreError):
-    """A store that would be unsafe to open as configured."""
+    """Refuses a store that would be unsafe to open as configured."""
 
 
 class StoreDeniedError(StoreError):
-    """Credentials or permissions do not allow it."""
+    """Says that credentials or permissions do not allow an operation on a store."""
 
 
 class DamagedError(StoreError):
-    """An object that should be there, whole, is not."""
+    """Says that an object is missing, or has the wrong size or content."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of a small object, and the version to replace it by."""
+    """Holds the content of a small object, and its version for a conditional write."""
 
     data: bytes
     version: str
 
 
 class ArtifactStore(Protocol):
-    """Named objects. Names are relative, with ``/``; every method raises StoreError when the store fails."""
+    """Stores named objects. Names are relative, with ``/``. Every method raises StoreError if the store fails."""
 
     @property
     def location(self) -> str:
-        """Where it is, for people."""
+        """The address of the store, for messages."""
         ...
 
     @property
@@ -76,74 +76,74 @@ class ArtifactStore(Protocol):
         ...
 
     def read(self, name: str, limit: int) -> Stored | None:
-        """A small object, at most ``limit`` + 1 bytes of it; None if there is none."""
+        """Returns a small object, at most ``limit`` + 1 bytes of it; None if there is none."""
         ...
 
     def write(
         self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
     ) -> str | None:
-        """Write a small object at once: readers see the old or the new one, whole.
+        """Write a small object atomically: readers see the complete old or new object.
 
         Args:
-            if_absent: only if there is none of that name.
-            if_version: only if it still is of this version.
+            if_absent: write only if no object has this name.
+            if_version: write only if the object still has this version.
 
         Returns:
-            The new version; None if the condition did not hold. See ``is_conditional``.
+            The new version; None if the condition was not met. See ``is_conditional``.
         """
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object, if it exists."""
         ...
 
     def newest(self, folder: str, limit: int) -> list[str]:
-        """Names in a folder, the latest first, at most ``limit``."""
+        """Returns the names in a folder, the latest first, at most ``limit``."""
         ...
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object; None if there is none."""
+        """Returns the size of an object in bytes; None if there is none."""
         ...
 
     def upload(self, name: str, source: Path) -> None:
-        """Write a file, replacing any of that name."""
+        """Write a file to the store. Replaces any object of this name."""
         ...
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
-        """Bring objects of known size into an existing folder, and yield each one's name and file when it is whole.
-        ``deadline``: the moment of ``time.monotonic()`` to give up at. Raises DamagedError if an object is missing
-        or of another size."""
+        """Downloads objects of known size (bytes) into an existing folder, and yields each name with its complete
+        file. ``deadline``: the moment of ``time.monotonic()`` to give up at. Raises DamagedError if an object is
+        missing or of another size."""
         ...
 
     def ranges(self, name: str, size: int, deadline: float) -> AbstractContextManager[Ranges]:
-        """Reads of an object of known size, all of which end with the block or at ``deadline``, a moment of
-        ``time.monotonic()``. Each raises StoreError as the methods do; DamagedError if the object is missing or of
-        another size."""
+        """Yields a function that reads ranges of an object of known size (bytes). All reads end with the block or
+        at ``deadline``, a moment of ``time.monotonic()``. A read raises StoreError, or DamagedError if the object
+        is missing or of another size."""
         ...
 
     def is_conditional(self) -> bool:
-        """Returns whether ``write`` obeys its conditions. The first call finds out by writing. Raises
+        """Returns whether ``write`` obeys its conditions. The first call tests this by writing. Raises
         StoreDeniedError if the store cannot be written to."""
         ...
 
 
 def manifest_name(key: str) -> str:
-    """Where the manifest of a key is."""
+    """Returns the name of the manifest of an artifact set."""
     return f"{MANIFESTS}/{_checked(key)}.json"
 
 
 def model_name(key: str) -> str:
-    """Where the manifest of a model is."""
+    """Returns the name of the manifest of a model."""
     return f"{MODELS}/{_checked(key)}.json"
 
 
 def lease_name(key: str) -> str:
-    """Where the lease of a key is."""
+    """Returns the name of the lease on building a key."""
     return f"leases/{_checked(key)}.json"
 
 
 def blob_name(blob: Blob) -> str:
-    """Where a content is."""
+    """Returns the name of a blob's object."""
     return f"blobs/sha256/{_checked(blob.digest)}"
 
 
@@ -160,8 +160,7 @@ def is_name(name: str) -> bool:
 
 
 def checked_name(name: str) -> str:
-    """The same name, known not to leave the store. Raises ValueError if it is not made by the functions
-    above."""
+    """Returns the name if it stays within the store. Raises ValueError if no function above makes such names."""
     if not is_name(name):
         raise ValueError(f"not an object name: {name!r}")
     return name

@@ -1,14 +1,14 @@
 """Moves artifacts between a store and the local folder in a process of its own.
 
-Importing botocore is a third of a second of Python that would hold the lock which ``import torch`` needs; a worker
-process does it beside, and a server that serves never imports it. The worker brings files to the local folder; the
-parent verifies them there again, and believes the worker nothing.
+Importing botocore takes a third of a second and would hold the interpreter lock that ``import torch`` needs. So a
+worker process imports it, and a server never does. The worker downloads files to the local folder. The parent does
+not trust the worker, and verifies the files again.
 
     job   {"store": …, "s3": …, "folder": …, "source": …}
-    task  {"do": "packages", "key": …, "factors": …}    brings an artifact set
-          {"do": "model", "factors": …, "download": …}  brings a model's small files; begins its weights
-          {"do": "weights"}                             waits for the weights
-          {"do": "finish"}                              waits for the disk
+    task  {"do": "packages", "key": …, "factors": …}    fetches an artifact set
+          {"do": "model", "factors": …, "download": …}  fetches a model's small files; begins to download its
+          weights {"do": "weights"}                             waits until the weights are downloaded
+          {"do": "finish"}                              waits until the weights are synced to the disk
           {"do": "publish", "key": …, "replace": …}     publishes the folder's set to the remote store
 
 Run as ``python -m snapcap.warmup.artifacts.worker``.
@@ -40,7 +40,7 @@ from snapcap.warmup.artifacts.fetch import (
     described,
     fetch,
     fetch_model,
-    weights_at_hand,
+    local_weights,
 )
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import Difference, Factors, artifact_key
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from snapcap.warmup.artifacts.publish import Published
 
 _MODULE = "snapcap.warmup.artifacts.worker"
-GRACE = 3.0  # seconds for starting Python, and for the worker to say itself that its time was over
+GRACE = 3.0  # seconds for starting Python, and for the worker to report its own timeout
 
 
 @dataclass(frozen=True)
 class FetchJob:
-    """The store, the local folder, and the source of the model if that is fetched too. ``store`` names the signing
-    key only if the worker has to sign."""
+    """Holds the store, the local folder, and the model's source if the model is fetched too. ``store`` names the
+    signing key only if the worker has to sign."""
 
     store: StoreOptions
     s3: S3Options
@@ -80,18 +80,18 @@ class FetchJob:
 
 
 def fetch_worker(options: StartOptions, *, model: bool = False, signs: bool = False) -> Worker:
-    """Returns the worker of this module, whose process is not there yet.
+    """Returns the worker of this module. Its process is not started yet.
 
     Args:
-        model: whether the model is fetched too, and not only its packages.
-        signs: whether the worker publishes, and so may have the key that signs.
+        model: fetch the model too, and not only its packages.
+        signs: the worker publishes, so it gets the signing key.
     """
     return Worker(_MODULE, FetchJob.of(options, model=model, signs=signs))
 
 
 class Fetcher:
-    """Fetches through a worker process, which the first task that needs it starts. The worker answers one task at a
-    time, and is ended at the deadline of a task. A context manager; thread-safe."""
+    """Fetches through a worker process, which starts with the first task that needs it. The worker does one task at
+    a time, and is ended at the deadline of a task. A context manager; thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
         """``worker``: from ``fetch_worker``, if its process was launched already."""
@@ -110,8 +110,8 @@ class Fetcher:
         self._worker.stop()
 
     def packages(self, key: str, factors: Factors, trust: Trust) -> Fetched:
-        """``fetch`` with the remote's part in the worker. A set that the local folder has needs no process.
-        ``trust``: that of the options. Raises StoreRefusedError if the local folder cannot be used."""
+        """Does what ``fetch`` does; the worker reads the remote store. A set in the local folder needs no worker.
+        ``trust``: the trust of the options. Raises StoreRefusedError if the local folder cannot be used."""
         started, deadline = time.monotonic(), self._options.store.deadline
         local = FolderStore.open(self._options.store_folder)
         look = partial(fetch, None, local, key, factors, trust, deadline)
@@ -125,11 +125,11 @@ class Fetcher:
         return replace(found, seconds=time.monotonic() - started)
 
     def _ask(self, task: Mapping[str, Any], end: float | None = None) -> Fetched:
-        """The worker's answer to a task, whatever becomes of it.
+        """Returns the worker's answer to a task, or an error result if the worker fails or takes too long.
 
         Args:
-            end: the moment of ``time.monotonic()`` at which the worker is ended; without one the store's deadline
-                counts from when the worker is free for this task.
+            end: the moment of ``time.monotonic()`` at which the worker is ended. None: the store's deadline counts
+                from the moment at which the worker is free for this task.
         """
         with self._lock:
             store, began = self._options.store, time.monotonic()
@@ -146,9 +146,9 @@ class Fetcher:
 
 
 def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | None = None) -> Artifacts:
-    """Bring the artifact set of these factors to the local folder, from there or from the remote store of the
-    options, or say why there is none. ``fetcher`` asks the remote store, if there is one already. Raises StartError
-    if the store must not be opened as configured."""
+    """Looks up the artifact set of these factors in the local folder, then in the remote store, from which the set
+    is downloaded. ``fetcher``: reads the remote store; None makes a new one. Raises StartError if the store must
+    not be opened as configured."""
     store, key, trust = options.store, artifact_key(factors), trust_of(options.store)
     try:
         if store.remote is None:
@@ -156,13 +156,13 @@ def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | N
             return Artifacts(key, factors, fetch(None, local, key, factors, trust, store.deadline))
         with contextlib.nullcontext(fetcher) if fetcher else Fetcher(options) as fetching:
             return Artifacts(key, factors, fetching.packages(key, factors, trust))
-    except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
+    except StoreError as error:  # without the local folder no artifact can be loaded, but eager can serve
         return Artifacts(key, factors, Fetched("error", str(error)))
 
 
 def publish_in_worker(key: str, options: StartOptions, replace: bool) -> "Published":
-    """Publish the set of a key that is in the local folder to the remote store, without importing botocore here; a
-    remote that takes longer than ``build_timeout`` is given up."""
+    """Publish the local folder's set of a key to the remote store, without importing botocore in this process.
+    Gives up after ``build_timeout`` seconds."""
     from snapcap.warmup.artifacts.publish import Published  # noqa: PLC0415  not for a start, which only fetches
 
     with fetch_worker(options, signs=True) as worker:
@@ -175,7 +175,7 @@ def publish_in_worker(key: str, options: StartOptions, replace: bool) -> "Publis
 
 
 def _told(fetched: Fetched) -> dict[str, Any]:
-    """Serialises a fetch result for the parent process, without files: the parent looks those up by itself."""
+    """Serialises a fetch result for the parent process, without files: the parent looks up the files itself."""
     return {
         "result": fetched.result,
         "reason": fetched.reason,
@@ -186,7 +186,7 @@ def _told(fetched: Fetched) -> dict[str, Any]:
 
 
 def _parsed(value: Mapping[str, Any]) -> Fetched:
-    """The reverse of ``_told``."""
+    """Parses the result of ``_told``. Raises ValueError if the value is no such result."""
     if value["result"] not in get_args(Result):
         raise ValueError("not a result")
     return Fetched(
@@ -199,7 +199,7 @@ def _parsed(value: Mapping[str, Any]) -> Fetched:
 
 
 class _Answering:
-    """The worker's end: answers tasks."""
+    """Answers tasks in the worker process."""
 
     def __init__(self, job: FetchJob) -> None:
         self._job = job
@@ -253,7 +253,7 @@ class _Answering:
         self._found = found
         if (folder := described(local, found.manifest)) is not None:
             mark_used(folder, local.path(model_name(found.manifest.key)))
-        if download and weights_at_hand(local, found) is None:
+        if download and local_weights(local, found) is None:
             given = (remote or local, local, found.weights, self._until, self._scope)
             self._weights = self._pool.submit(download_weights, *given)
         return Fetched("hit", (remote or local).location, unasked=found.unasked)
@@ -280,7 +280,7 @@ class _Answering:
         return Fetched("hit", "")
 
     def _publish(self, key: str, replace: bool) -> "Published":
-        """If it could be loaded from the local folder: signing makes it good for every server."""
+        """Signs and publishes a usable set of the local folder. Every server can trust the signature."""
         from snapcap.warmup.artifacts.publish import publish  # noqa: PLC0415  loaded only when needed
 
         store, remote = self._job.store, self._remote

@@ -1,16 +1,16 @@
 """Builds every region at every bucket: compiled and checked by worker processes, in parallel and resumable.
 
     compilers ─▶ packages ────┐
-    compiler ─▶ CPU library ──┴▶ checkers ─▶ kept beside their records ─▶ (all done) ─▶ manifest
+    compiler ─▶ CPU library ──┴▶ checkers ─▶ packages with records ─▶ (all done) ─▶ manifest
 
-A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile. The CPU library
-(`runtime.aoti.cpu_library`) is in the set where every package runs on it. The image library is compiled beside it.
+A check takes less time than a compilation, so a few checkers serve all compilers. The CPU library
+(`runtime.aoti.cpu_library`) is in the set if every package runs on it. The image library is compiled too.
 
-A piece of work on a GPU begins when its memory is free (`Room`). A package that ran out of memory all the same is
-made again when all workers have ended, alone.
+A compilation or check on a GPU begins when its memory is free (`Room`). A package that still runs out of memory is
+compiled again after all workers have ended, while nothing else runs.
 
-The parent imports no torch. Finished packages lie in the build folder of their artifact key: a second build of the
-same key compiles nothing, and an interrupted build resumes.
+The parent imports no torch. Finished packages are kept in the build folder of their artifact key, so a second build
+of the same key compiles nothing, and an interrupted build resumes.
 """
 
 import contextlib
@@ -44,20 +44,20 @@ T = TypeVar("T")
 
 
 class Room:
-    """Bytes of device memory for pieces of work. Thread-safe.
+    """Reserves bytes of device memory for compilations and checks. Thread-safe.
 
-    A piece that needs more than there is runs alone: the need is an estimate, and the card may have more.
+    Work that needs more than the whole memory runs alone: the need is an estimate, and may be too high.
     """
 
     def __init__(self, size: int | None) -> None:
-        """``size``: bytes in all; None: memory is no limit."""
+        """``size``: bytes of the whole memory; None: no limit."""
         self._size = size
         self._used = 0
         self._running = 0
         self.changed = threading.Condition()
 
     def try_to_enter(self, need: int) -> bool:
-        """Reserve ``need`` bytes where they are free. With the condition held."""
+        """Reserve ``need`` bytes and return True, if they are free. The caller holds the condition."""
         if self._size is not None and self._running > 0 and self._used + need > self._size:
             return False
         self._used += need
@@ -65,7 +65,7 @@ class Room:
         return True
 
     def leave(self, need: int) -> None:
-        """Give back what a piece of work had reserved."""
+        """Release ``need`` reserved bytes."""
         with self.changed:
             self._used -= need
             self._running -= 1
@@ -73,7 +73,7 @@ class Room:
 
 
 class WorkQueue(Generic[T]):
-    """Pieces of work that wait for room. The first one that fits is taken, so that small ones fill gaps."""
+    """Queues work that waits for device memory. The first entry that fits is taken, so small ones fill gaps."""
 
     def __init__(self, room: Room, need: Callable[[T], int]) -> None:
         self._room = room
@@ -87,20 +87,20 @@ class WorkQueue(Generic[T]):
             self._room.changed.notify_all()
 
     def close(self) -> None:
-        """Say that nothing more will come: whoever waits for a piece ends when none is left."""
+        """Accept no further entries: ``taken`` yields None once the queue is empty."""
         with self._room.changed:
             self._closed = True
             self._room.changed.notify_all()
 
     def abandon(self) -> None:
-        """Drop all pieces, and end whoever waits for one."""
+        """Drop all entries, and make each waiting ``taken`` yield None."""
         with self._room.changed:
             self._waiting.clear()
         self.close()
 
     @contextmanager
     def taken(self) -> Iterator[T | None]:
-        """Wait for a piece that fits and hold its memory inside the block; None when nothing is left."""
+        """Wait for an entry that fits, and reserve its memory inside the block. Yields None if no entry is left."""
         piece = self._wait()
         try:
             yield piece
@@ -165,7 +165,7 @@ class Built:
 
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
-    """Every package of the set, smallest buckets first."""
+    """Returns a task for every package of the set, smallest buckets first."""
     weights, memory = checkpoint_bytes(checkpoint.folder, plan.dtype), MemoryPlan(checkpoint.config, plan)
     return [
         Task(
@@ -218,10 +218,10 @@ _CHECKER = "snapcap.warmup.build.check_worker"
 _LIBRARY_COMPILER = "snapcap.warmup.build.library_worker"
 _COMPILERS_A_CHECKER = 4
 _HOST_BYTES = 3 << 29  # host memory of a worker and the compiler that it calls
-# Texts by which torch, the driver, cuBLAS and Linux's killer of processes report that memory ran out.
+# Texts by which torch, the driver, cuBLAS and Linux's OOM killer report a lack of memory.
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "ended with signal 9")
-_LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
-_ENDING_S = 5.0  # for threads to find that their workers have been ended
+_LOOK_S = 0.5  # the main thread wakes this often, because Python runs signal handlers only there
+_ENDING_S = 5.0  # seconds for threads to notice that their workers have been ended
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class BuildJob:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A package that is to be checked; one of an earlier run, which is ``kept``, on the CPU library alone."""
+    """Holds a package to check. ``kept``: checked by an earlier run, but not on the CPU library."""
 
     task: Task
     seconds: float
@@ -261,10 +261,10 @@ class Builder:
         timeout: float = BUILD_TIMEOUT,
         device_memory: int | None = None,
     ) -> None:
-        """``folder``: where packages and their records are kept. ``workers``: compilers at once at most, 0 one a
-        CPU. ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers.
-        ``timeout``: seconds in which a worker must have answered; a build that makes nothing in twice that time is
-        given up. ``device_memory``: bytes of the GPU that the build may take; None where memory is no limit."""
+        """``folder``: keeps packages and their records. ``workers``: most compilers at once; 0: one for each CPU.
+        ``on_event`` is called from the workers' threads. ``environment``: further variables for the compilers.
+        ``timeout``: seconds in which a worker must answer; a build without progress in twice this time is given up.
+        ``device_memory``: bytes of the GPU that the build may take; None: no limit."""
         self._worker = partial(Worker, job=BuildJob(checkpoint.folder, plan, folder), nice=nice)
         self._timeout = timeout
         self._workers: list[Worker] = []
@@ -284,14 +284,14 @@ class Builder:
         self._built = Built()  # so far
         self._passed_on: dict[str, str] = {}  # by entry, the digest of the CPU library that the package runs on
         self._lock = threading.Lock()
-        self._moved = time.monotonic()  # when something was made last, or failed by itself
+        self._moved = time.monotonic()  # when the last package was built or failed
 
     @property
     def tasks(self) -> list[Task]:
         return list(self._tasks)
 
     def made(self) -> tuple[dict[str, VerifiedFile], dict[str, InputSpecs]]:
-        """Files and specs of what is done so far, by entry name."""
+        """Returns the files and input specs of all finished packages, by entry name."""
         with self._lock:
             return dict(self._built.files), dict(self._built.input_specs)
 
@@ -306,7 +306,7 @@ class Builder:
             )
 
     def run(self) -> Built:
-        """Make what is missing. Raises BuildError if there is no compiler, or the folder cannot be written."""
+        """Build the missing packages. Raises BuildError without a compiler or a writable folder."""
         missing, kept = list[Task](), list[_Compiled]()
         for task in self._tasks:
             if (found := self._folder.recorded(task.entry)) is not None:
@@ -350,7 +350,7 @@ class Builder:
         return library is not None and self._passed_on.get(entry) == library.blob.digest
 
     def stop(self) -> None:
-        """End the workers' processes; ``run`` returns with what is done."""
+        """End the workers' processes; ``run`` then returns the finished packages."""
         self._stopped.set()
         self._end_workers()
 
@@ -361,8 +361,8 @@ class Builder:
             worker.stop()
 
     def _workers_that_fit(self, missing: Sequence[Task]) -> tuple[int, int]:
-        """How many compilers and checkers run at once: one a CPU, as far as the memory of this computer and of the
-        GPU has room for them beside the piece of work that needs most."""
+        """Returns the number of compilers and of checkers: one for each CPU, as far as they fit into host memory,
+        and into the GPU's memory beside the task that needs the most."""
         largest = max((task.need for task in missing), default=0)
         for compilers in range(min(self._most, len(missing)), 1, -1):
             checkers = -(-compilers // _COMPILERS_A_CHECKER)
@@ -415,7 +415,7 @@ class Builder:
             thread.result()  # otherwise a broken build could publish an incomplete set unnoticed
 
     def _watch(self, threads: "list[Future[None]]") -> None:
-        """Wait for threads to end, as long as they make something."""
+        """Wait until the threads end, or give the build up if they make no progress."""
         while not self._stopped.is_set():
             left = self._moved + 2 * self._timeout - time.monotonic()
             if left <= 0:
@@ -428,7 +428,7 @@ class Builder:
                 return
 
     def _compile_all(self, compiler: Worker, packages: WorkQueue[Task], checks: _Checks) -> None:
-        """Compile packages with a worker until none is left."""
+        """Compile packages with one worker until the queue is empty."""
         with compiler:
             while not self._stopped.is_set():
                 with packages.taken() as task:
@@ -452,7 +452,7 @@ class Builder:
                     built.no_libraries[entry] = f"it cannot be compiled: {error}"
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
-        """Check packages with a worker until no more will be compiled."""
+        """Check packages with one worker until the queue is closed and empty."""
         with checker:
             while not self._stopped.is_set():
                 with checks.taken() as compiled:
@@ -490,14 +490,14 @@ class Builder:
             checker.ask({**asked, "on": "library"}, self._timeout)
         except WorkerError as error:
             if self._stopped.is_set():
-                raise  # the stop broke the check off, not the package
+                raise  # `stop` ended the check; the package is not at fault
             self._built.no_libraries[CPU_LIBRARY] = f"{task.entry} does not run on it: {error}"
             return ""
         return library.blob.digest
 
     @contextlib.contextmanager
     def _failing(self, task: Task, stage: str) -> Iterator[None]:
-        """A package that cannot be made is noted with the stage; the others are made all the same."""
+        """Records an error of a package with its stage; the build of other packages continues."""
         try:
             yield
         except (WorkerError, OSError) as error:
@@ -515,7 +515,7 @@ class Builder:
             self._tell(Event("failed", task, error=reason), moved=not isinstance(error, WorkerTimeoutError))
 
     def _lacking(self, task: Task) -> str:
-        """Advice for a package that does not fit even when it is made alone."""
+        """Returns advice for a package that does not fit into device memory, even alone."""
         fitting = [str(size) for size in sorted({each.size for each in self._tasks if each.size < task.size})]
         advice = f"build with --buckets {','.join(fitting)}" if fitting else "a larger GPU is needed"
         free = "" if self._device_memory is None else f", and {gib(self._device_memory)} were free"

@@ -5,8 +5,8 @@
 
 With "on": "library" the package runs on the CPU library, as on a server that does not load torch's libraries.
 
-The worker runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also has to accept its inputs. A package that crashes
-ends this process, and no other.
+The worker runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also checks its inputs. A package that crashes ends
+only this process.
 """
 
 import math
@@ -43,9 +43,8 @@ def check(
     run: RegionFunction,
     device: torch.device,
 ) -> float:
-    """Compare a package's function with the region's; returns the largest relative difference. ``layer``: the
-    weights of one layer of the region, on any device. Raises CheckError if they differ by more than the dtype
-    explains."""
+    """Compare a package's function with the region's, and return the largest relative difference. ``layer``: the
+    weights of one layer, on any device. Raises CheckError if the results differ by more than rounding."""
     run(*(empty(spec, device).zero_() for spec in _specs(model, region, bucket)))  # GPU starts do so
     dtype = torch.int8 if any(each.dtype == torch.int8 for each in layer) else DTYPES[model.state.dtype]
     worst = 0.0
@@ -62,10 +61,11 @@ def _specs(model: Model[Any], region: Region, bucket: Bucket) -> list[Spec]:
 def example_inputs(
     model: Model[Any], layer: WeightSet, region: Region, bucket: Bucket, padding: bool, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Random activations and caches on ``device``, with rows of different ages, and the weights of a ``layer``.
+    """Returns random activations and caches on ``device``, with rows at different positions, and a ``layer``'s
+    weights.
 
-    With ``padding`` all rows but the first are what padding rows are: at the cache's end, or in the scratch slot,
-    and there all alike, since which of several writes to one slot wins is nobody's promise.
+    With ``padding`` all rows but the first are padding rows: at the cache's end, or in the scratch slot. There they
+    are all equal, because the result of several writes to one slot is undefined.
     """
     generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
     length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
@@ -102,7 +102,7 @@ def example_inputs(
         if name in GRIDS:  # pictures of all sizes
             return torch.randint(1, 1 + math.isqrt(model.config.vision.image_tokens), shape, generator=generator)
         drawn = torch.randint(0, length if name == "lasts" else vocabulary, shape, generator=generator)
-        if name in TEXTS:  # each of another length
+        if name in TEXTS:  # texts of different lengths
             lengths = torch.arange(shape[0]) % (shape[1] + 1)
             return torch.where(torch.arange(shape[1]) < lengths.unsqueeze(1), drawn, -1)
         return drawn
@@ -115,7 +115,7 @@ def example_inputs(
             return drawn[name]
         return integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(name, tensor)
 
-    # With the strides it has when serving: a package knows no others.
+    # A package only takes the strides that the input has when serving.
     examples = []
     for name, spec in zip(names, specs[: len(names)], strict=True):
         tensor = empty(spec, device)
@@ -140,15 +140,15 @@ def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str
 
 
 def _scores_apart(rows: int, vocabulary: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Scores of beams and of their tokens whose sums are apart by more than rounding, as tokens must be equal: each
-    row has the same logits in another order, so that their softmax has the same denominator."""
+    """Returns scores of beams and tokens whose sums differ by more than rounding, so that both sides choose the
+    same tokens. Each row has the same logits in another order, so that the softmax has the same denominator."""
     order = torch.rand(rows, vocabulary, generator=generator).argsort(dim=1)
     scores = torch.randint(-8, 0, (rows,), generator=generator) / 4 + torch.arange(rows) / (16 * rows)
     return {"logits": order / -16, "scores": scores}
 
 
 def _rules(length: int, vocabulary: int, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Phrases that end in tokens of their own, half of which are complete behind any token; endings that are grown
+    """Returns phrases with distinct last tokens, half of which match any preceding token; ends that are encouraged
     or excluded; and rows of which some choose their first token."""
     phrases = torch.full((MAX_PHRASES, MAX_PHRASE_TOKENS), -1)
     phrases[:, -1] = torch.arange(MAX_PHRASES) % vocabulary
@@ -173,7 +173,7 @@ def _sampling(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 class _Checker:
-    """Reads the weights and opens the CPU library once, when a package needs them first."""
+    """Checks packages. Reads the weights and opens the CPU library once, when a package first needs them."""
 
     def __init__(self) -> None:
         self._library: Libtorch | None = None
@@ -196,7 +196,7 @@ class _Checker:
             raise RuntimeError(f"differs from eager: {error}") from error
 
     def _on_library(self, package: VerifiedFile) -> RegionFunction:
-        """A package's function of torch's tensors, on the CPU library of the build."""
+        """Returns a package's function, which takes torch's tensors and runs on the CPU library of the build."""
         if self._library is None:
             library = package.path.parent / Path(CPU_LIBRARY).name
             self._library = Libtorch(open_cpu_library(VerifiedFile.of(library)))

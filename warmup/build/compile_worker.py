@@ -1,11 +1,10 @@
-"""Compiles regions in a worker process: exports and compiles one at a bucket for each line it is sent.
+"""Compiles regions in a worker process: exports and compiles one region at one bucket for each input line.
 
     stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
     stdout  {"entry": …, "inputs": […], "seconds": …} or {"error": …} a line
 
-A compiler and a checker (`check_worker`) share the workbench. The workbench knows the shapes of all inputs and
-holds none of them: it reads no weights until a package is checked, and takes device memory for one package at a
-time.
+A compiler and a checker (`check_worker`) share the workbench, which knows the shapes of all inputs, but allocates
+none: only a check reads weights, and device memory is taken for one package at a time.
 
 Run as ``python -m snapcap.warmup.build.compile_worker``; never imported by a server.
 """
@@ -53,16 +52,16 @@ class Workbench:
     dtype: torch.dtype
 
 
-# Compiles or checks a region at a bucket: (path of the package, other members of the task) -> members of the
-# answer.
+# Compiles or checks a region at a bucket. Takes the package's path and the task's other members; returns the
+# members of the answer.
 Work = Callable[..., dict[str, Any]]
 
 
 def serve_regions(work: Work) -> int:
-    """Serve a worker's whole life: the job, then one {"region": …, "size": …} a line. Each is answered with what
-    ``work`` returns and the name of the entry. Returns the exit status."""
+    """Read the job, then a line {"region": …, "size": …} for each task, until the input ends. Each answer has the
+    result of ``work`` and the name of the entry. Returns the exit status."""
 
-    gc.disable()  # all that a compiler makes lives on: to look through it is a fifteenth of a build
+    gc.disable()  # a compiler's objects live on; searching them for garbage takes a fifteenth of a build
 
     def start(job: BuildJob) -> Task:
         bench = open_workbench(job)
@@ -100,7 +99,7 @@ def open_workbench(job: BuildJob) -> Workbench:
 
 
 def job_weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
-    """The checkpoint's weights, laid out for the job's device. Raises WeightsError if they cannot be read."""
+    """Returns the checkpoint's weights in the layout of the job's device. Raises WeightsError if unreadable."""
     transform = ImageTransform.from_folder(job.checkpoint, config.vision.image_size, family=config.vision.family)
     dtype = DTYPES[job.plan.dtype]
     normalisation = transform.normalisation
@@ -108,13 +107,13 @@ def job_weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weig
 
 
 def empty(spec: Spec, device: torch.device) -> Tensor:
-    """A tensor as described, of whatever the memory holds."""
+    """Returns an uninitialised tensor of the shape, strides and dtype of ``spec``."""
     dtype, shape, strides = spec
     return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
 
 
-# Inductor writes into its cache folder in place, and may take a file from there that another build on this machine
-# is writing. By the next attempt that is done.
+# Inductor writes files of its cache folder in place, and may read a file that another build on this machine is
+# still writing. The file is complete by the next attempt.
 ATTEMPTS = 3
 
 
@@ -132,10 +131,10 @@ class _RegionModule(torch.nn.Module):
 def compile_region(bench: Workbench, region: Region, bucket: Bucket, path: Path) -> None:
     """Export a region for a bucket's shapes and write its package.
 
-    The inputs are fake tensors, which take no memory: Inductor makes those of a kernel when it tries that kernel.
-    Export admits no graph break: what it cannot trace is an error that shows the line.
+    The inputs are fake tensors, which take no memory: Inductor allocates a kernel's inputs when it tries the
+    kernel. Export allows no graph break: code that it cannot trace is an error that shows the line.
     """
-    import torch._inductor  # noqa: PLC0415  seconds, and only ever here
+    import torch._inductor  # noqa: PLC0415  takes seconds; only compilers need it
 
     plan = bench.job.plan
     skip_vector_tests(plan.device_type)
@@ -146,7 +145,7 @@ def compile_region(bench: Workbench, region: Region, bucket: Bucket, path: Path)
         _RegionModule(compiled_function(region.function, bench.device, bench.dtype)), inputs
     )
     options = inductor_options(plan.mode(region.component), plan.device_type)
-    if not torch._inductor.config.cpp_cache_precompile_headers:  # the variable does not speak for packages
+    if not torch._inductor.config.cpp_cache_precompile_headers:  # the variable does not apply to packages
         options["aot_inductor.precompile_headers"] = False
     temporary = path.with_name(f".{path.name}.{os.getpid()}.pt2")
     for _ in range(ATTEMPTS):
@@ -158,7 +157,7 @@ def compile_region(bench: Workbench, region: Region, bucket: Bucket, path: Path)
 
 
 def build(bench: Workbench, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
-    """Write a package; answers how long it took and which inputs it was built for."""
+    """Write a package; returns the seconds that it took, and the input specs of the package."""
     path.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     compile_region(bench, region, bucket, path)

@@ -1,14 +1,13 @@
 """Sets up the compilers of a build: their variables, their own temporary folder, and torch's remote caches.
 
-Compilers keep headers, objects and graphs for one another in folders below the temporary one, under names that
-anybody on the machine can know, and take what they find there as it is. Whoever makes such a folder first has code
-of theirs built into packages, which are signed. So all of it lies in a folder that nobody else may open.
+Compilers share headers, objects and graphs in subfolders of the temporary folder, under predictable names, and
+trust their content. Another user who made such a folder first could put code into signed packages. So a build uses
+a temporary folder that only this user can open.
 
-torch's remote caches in Redis spare one machine what another has compiled or tuned. torch reads variables when it
-is imported, so they are set before: for builds in their compilers, for jit in the server. Graphs are looked up by
-jit only: torch leaves its graph caches out of ahead-of-time compilation, of which only Triton's autotuning is
-looked up, so on a CPU a build has nothing there. Values from Redis are unpickled: anybody who can write to the
-Redis server can run code here.
+torch's remote caches in Redis save one machine from compiling or tuning what another machine has done. torch reads
+variables when it is imported, so they are set earlier: in a build's compilers, and in a server with jit. Only jit
+looks up graphs: ahead-of-time compilation looks up only Triton's autotuning, so a build for a CPU finds nothing.
+torch unpickles values from Redis: whoever can write to the Redis server can run code here.
 """
 
 import contextlib
@@ -22,20 +21,20 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.files import has_locks
 
-# No pool of helpers: the workers are the pool, one thread each beside the compiler it calls. No line tables: they
-# are four fifths of a package. And no test compilations of vector instructions that the CPU says it has: 15 to 50 s
-# before a worker's first package (benchmarks/NOTES.md).
+# No pool of compile threads: each worker is a process with one thread. No line tables: they are four fifths of a
+# package. No test compilations for the CPU's vector instructions: they take 15 to 50 s before a worker's first
+# package (benchmarks/NOTES.md).
 _COMPILER = {
     "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "TORCH_WARM_POOL": "0",
     "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",
 }
-# Packages from which a precompiled header saves time: compiling the header takes as long as two or three packages.
+# Least packages for which a precompiled header saves time: the header takes as long as two or three packages.
 _WORTH_A_HEADER = 8
-# Packages from which an interface of its own saves time, of a build and for each of its compiler processes. On a
-# CPU the interface takes as long as one or two packages save by it, and all compilers wait for it. On an H200, 16
-# compilers made 18 packages in 36 s instead of 50.
+# Least packages of a build, and of each compiler process, for which a separate interface saves time. On a CPU,
+# compiling the interface takes the time that one or two packages save, and all compilers wait for it. On an H200,
+# 16 compilers made 18 packages in 36 s instead of 50.
 _WORTH_AN_INTERFACE = 4
 _WORTH_FOR_EACH = {"cpu": 2, "cuda": 1}
 INTERFACE_FOLDER = "SNAPCAP_INTERFACE_FOLDER"  # variable of a compiler: where `build.interface` keeps objects
@@ -67,18 +66,17 @@ def compiler_environment(
 
 
 class _NoLock(contextlib.nullcontext[None]):
-    """Takes the place of torch's lock on a file, and locks nothing."""
+    """Replaces torch's file lock, and locks nothing."""
 
     def __init__(self, path: str, timeout: float = -1) -> None:
         super().__init__()
 
 
 def skip_denied_locks(folder: Path) -> None:
-    """Have Inductor lock no files in this process if there are no locks where its folder is.
+    """Make Inductor lock no files in this process, if the file system of its folder has no locks.
 
-    Inductor locks every file that it makes, and fails where flock is missing or denied. The locks only keep
-    processes that share a folder apart, and here this process has its folder for itself. To be called before
-    torch._inductor is imported.
+    Inductor locks every file that it writes, and fails if flock is missing or denied. The locks only protect
+    folders that processes share, and this process has its own folder. Call this before importing torch._inductor.
     """
     if not has_locks(folder):
         from torch.utils import _filelock  # noqa: PLC0415  only a compiler needs torch
@@ -87,11 +85,12 @@ def skip_denied_locks(folder: Path) -> None:
 
 
 def skip_vector_tests(device_type: str) -> None:
-    """Compile host code for a GPU without vector instructions, once torch._inductor is imported.
+    """Make Inductor compile a GPU's host code without vector instructions. Call this after importing
+    torch._inductor.
 
-    Before its first package a process compiles and loads up to four test programs, behind a lock that all processes
-    share: 16 builders waited 60 to 130 s for each other (benchmarks/NOTES.md). On CUDA host code only launches
-    kernels. TORCHINDUCTOR_VEC_ISA_OK does not help: the tests for AVX512-BF16, VNNI and AMX do not ask it.
+    Otherwise each process compiles and loads up to four test programs before its first package, under a lock that
+    all processes share: 16 builders waited 60 to 130 s (benchmarks/NOTES.md). On CUDA, host code only launches
+    kernels. TORCHINDUCTOR_VEC_ISA_OK does not help: the tests for AVX512-BF16, VNNI and AMX ignore it.
     """
     if device_type == "cuda":
         from torch._inductor import cpu_vec_isa  # noqa: PLC0415  the compiler, which no other start imports
@@ -99,20 +98,20 @@ def skip_vector_tests(device_type: str) -> None:
         cpu_vec_isa.supported_vec_isa_list.clear()
 
 
-# Not BUNDLED_AUTOTUNE, which has the same results once more: it is part of torch's keys, so that a server with this
-# cache could not use what one without it has published.
+# BUNDLED_AUTOTUNE is not set: it duplicates these results and is part of torch's keys, so a server with this cache
+# could not use artifacts that a server without it has published.
 _GRAPHS = ("FX_GRAPH", "AUTOGRAD")
 _TRITON = ("AUTOTUNE",)
-# Seconds. Redis waits for ever by default, and a compiler would wait with it.
+# Timeouts of Redis in seconds. By default it waits for ever, and so would a compiler.
 _TIMEOUTS = {"socket_connect_timeout": "2", "socket_timeout": "10"}
 
 _logger = logging.getLogger("snapcap.build")
 
 
 def remote_cache_environment(url: str, device: str) -> dict[str, str]:
-    """The variables that turn torch's remote caches on; none where ``url`` is empty or Redis does not answer.
-    ``device``: what is compiled for, cpu or cuda:N. Raises StartError if the package `redis` is not installed, or
-    ``url`` is not one of Redis."""
+    """Returns the variables that turn on torch's remote caches; empty if ``url`` is empty or Redis does not answer.
+    ``device``: the target of the compilation, cpu or cuda:N. Raises StartError if the package `redis` is not
+    installed, or ``url`` is no URL of Redis."""
     if not url:
         return {}
     try:
@@ -121,7 +120,7 @@ def remote_cache_environment(url: str, device: str) -> dict[str, str]:
         raise StartError("--remote-cache needs the package redis; run: pip install 'snapcap[redis]'") from None
     try:
         parts = urlsplit(url)
-        query = {**_TIMEOUTS, **dict(parse_qsl(parts.query))}  # ours where the address has none of its own
+        query = {**_TIMEOUTS, **dict(parse_qsl(parts.query))}  # the URL's own timeouts override these
         address = urlunsplit(parts._replace(query=urlencode(query)))
         client: Any = redis.Redis.from_url(address, retry=None)
     except ValueError as error:

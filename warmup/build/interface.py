@@ -1,11 +1,11 @@
-"""Compiles the C functions that every package exports once for a build, instead of once for each package.
+"""Compiles the exported C functions, which are equal in all packages, once for a build.
 
 Inductor writes two C++ sources for a package: the kernels, and a wrapper that calls them. A wrapper begins with the
 interface, which is the same text in every package, and ends with the package's own model. The interface takes the
 compiler longer than the model. So the first compiler process that needs the interface compiles it to an object in
 the build's temporary folder, and every package joins that object with the object of its model.
 
-Where anything of it fails, the wrapper is compiled as Inductor does it.
+If any of these steps fails, Inductor compiles the whole wrapper.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _SHARED_CODE = "namespace torch::aot_inductor {{ {}template class AOTInductorMod
 
 
 def share_interface() -> None:
-    """Have Inductor in this process compile wrappers by `compile_apart`, if the environment names a folder."""
+    """Make Inductor compile wrappers with `compile_apart` in this process, if the environment names a folder."""
     folder = os.environ.get(INTERFACE_FOLDER)
     if not folder:
         return
@@ -46,12 +46,12 @@ def share_interface() -> None:
 
 
 def compile_apart(command: Sequence[str], interface: str, folder: Path) -> bool:
-    """Compile a wrapper as the interface and the model, and join both objects.
+    """Compile a wrapper's interface and model separately, and join both objects.
 
     Args:
         command: compiler, source, options, ``-c -o`` and the object.
-        interface: the text that wrappers have in common.
-        folder: where compiler processes of the same build keep objects of interfaces for each other.
+        interface: the source text that all wrappers share.
+        folder: keeps compiled interfaces for the other compiler processes of the build.
 
     Returns:
         False if the command compiles no wrapper with this interface, or if a compilation failed. Then there is no
@@ -77,14 +77,14 @@ def compile_apart(command: Sequence[str], interface: str, folder: Path) -> bool:
 
 
 def _compiled_once(command: Sequence[str], text: str, folder: Path, within: Path) -> Path | None:
-    """Returns the object of a source, compiled by the first process that asks for it; None if that fails.
+    """Returns the object of a source, which the first process that needs it compiles; None if that fails.
 
-    ``command``: compiler and options up to ``-o``, to which source and object are added."""
+    ``command``: the compiler and its options up to ``-o``, without source and object."""
     name = hashlib.sha256("\0".join([*command, text]).encode()).hexdigest()[:16]
     source, made = folder / f"interface-{name}.cpp", folder / f"interface-{name}.o"
     failed, part = made.with_suffix(".failed"), made.with_suffix(f".{os.getpid()}.o")
     with made.with_suffix(".lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # without locks each process that is early compiles it
+        with contextlib.suppress(OSError):  # without locks several processes may compile it
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists() and not failed.exists():
             source.write_text(text, encoding="utf-8")
@@ -96,6 +96,6 @@ def _compiled_once(command: Sequence[str], text: str, folder: Path, within: Path
 
 
 def _succeeds(command: Sequence[str], within: Path) -> bool:
-    """Run a compiler in a folder; its messages are of no use, as the whole wrapper is compiled where it fails."""
+    """Run a compiler in a folder. Its messages are dropped: after a failure the whole wrapper is compiled."""
     done = subprocess.run(command, cwd=within, capture_output=True, check=False)  # noqa: S603  the compiler that compiles packages too
     return done.returncode == 0

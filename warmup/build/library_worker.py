@@ -1,4 +1,4 @@
-"""Compiles the libraries of an artifact set in a worker process, which a build can end.
+"""Compiles the libraries of an artifact set in a worker process, so that a build can end the compilation.
 
 stdin   the job, then {"entry": …} a line
 stdout  {"digest": …, "size": …} or {"error": …} a line
@@ -18,7 +18,7 @@ from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.machine.worker import serve_tasks
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, SOURCES
 
-# By entry: the folder of a library's sources, and the name by which packages find it, if any.
+# The folder of each library's sources, and the name by which packages link it, if any; by entry name.
 _LIBRARIES = {CPU_LIBRARY: (SOURCES, CPU_LIBRARY_SONAME), IMAGE_LIBRARY: (resample.SOURCES, None)}
 
 

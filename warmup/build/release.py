@@ -1,4 +1,4 @@
-"""Decides what a build publishes where: to the local folder, and to S3 where it may be written and is signed."""
+"""Publishes the results of a build to the local folder, and to S3 if it is writable and the set is signed."""
 
 import logging
 from collections.abc import Mapping
@@ -54,8 +54,8 @@ class Publication(NamedTuple):
 
 
 def check_publishing(options: StartOptions) -> None:
-    """Refuse options by which `snapcap build` could publish nothing, before minutes of compiling. Raises StartError
-    if the key is none, a remote store wants one, or the weights cannot be published."""
+    """Check before minutes of compiling that `snapcap build` can publish. Raises StartError if the signing key is
+    unusable or a remote store needs one, or if the weights cannot be published."""
     signer_of(options)
     store, source = options.store, options.model.source
     if store.remote is not None and store.sign_key is None and not store.allow_unsigned:
@@ -73,7 +73,7 @@ def check_publishing(options: StartOptions) -> None:
 
 
 def signer_of(options: StartOptions) -> Signer | None:
-    """The key that publications are signed with. Raises StartError if the file is not a private key."""
+    """Returns the key for signing, or None. Raises StartError if the file is not a private key."""
     if options.store.sign_key is None:
         return None
     try:
@@ -85,11 +85,11 @@ def signer_of(options: StartOptions) -> Signer | None:
 def publish_built(
     built: Built, factors: Factors, options: StartOptions, to_remote: bool, found: Fetched
 ) -> Publication:
-    """Publish a complete aot set. A set of the same key that is there already stays, unless it was found to be no
-    good.
+    """Publish a complete aot set. An existing set of the same key stays, unless ``found`` says that it is unusable.
 
     Args:
-        found: what a look for the set came to before; a hit is what ``built`` has, and is not made the owner's own.
+        found: the earlier lookup of the set. After a hit, ``built`` has this set, and the owner does not vouch for
+            it.
 
     Raises:
         StoreError: a store cannot be opened as configured.
@@ -113,22 +113,22 @@ def publish_built(
 def _publish_locally(
     manifest: Manifest, files: Mapping[str, Path], options: StartOptions, found: Fetched
 ) -> Published:
-    """Publish to the local folder, and vouch there for what was made here, signed by whomever; but not for what was
-    made from somebody else's set, which must not outlive the trust in that."""
+    """Publish to the local folder, and vouch there for a set that was built here. A set that was completed from
+    another builder's set is not vouched for: it must not outlive the trust in that builder."""
     folder, signer, name = FolderStore.open(options.store_folder), signer_of(options), manifest_name(manifest.key)
     try:
         used = folder.read(name, MAX_ENVELOPE_BYTES) if found.result == "hit" else None
         own = used is None or folder.is_vouched(used.data)
         if not own and signer is None and not trust_of(options.store).owner_suffices:
-            return Published("exists", f"{found.reason}; what it lacks stays here, as there is no --sign-key")
+            return Published("exists", f"{found.reason}; packages built here are not added without --sign-key")
     except StoreError as error:
         return Published("error", str(error))
     return publish(folder, manifest, files, signer, replace=found.in_the_way, vouch=own)
 
 
 def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> Published:
-    """Publish the prepared weights that are in the local folder, with the small files of their checkpoint, to the
-    remote store, or to the folder where that is the store."""
+    """Publish the local folder's prepared weights and the checkpoint's small files to the remote store, or to the
+    local folder if it is the store."""
     try:
         local, trust = FolderStore.open(options.store_folder), trust_of(options.store)
         model = describe_model(options, checkpoint, plan, local)
@@ -143,7 +143,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
     """Describe a checkpoint that was downloaded for ``options``, and whose weights are prepared in ``local``.
 
     Raises:
-        CheckpointError: nothing says which revision it is.
+        CheckpointError: the checkpoint's revision is unknown.
         WeightsError, StoreError, OSError: its files cannot be read, or its weights are not prepared.
     """
     source, folder = options.model.source, checkpoint.folder
@@ -153,7 +153,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
     if not path.is_file():
         raise StoreError("the weights are not prepared")
     blob, chunks = digests(path)
-    # A hub's files are links to where it keeps contents.
+    # Files in the hub's cache are links to its blobs.
     names = metadata_among(sorted(each.name for each in folder.iterdir() if each.is_file()))
     files = {name: (folder / name).resolve() for name in names}
     described = describe_all(files)
@@ -165,14 +165,14 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
 
 
 def report(published: Published, status: StartupStatus) -> None:
-    """Count what came of publishing in a server, and log it."""
+    """Count and log the result of publishing in a server."""
     status.published(published.result)
     level = logging.INFO if published.done else logging.ERROR
     _logger.log(level, "artifacts", extra={"fields": {"result": published.result, "reason": published.reason}})
 
 
 def publish_jit(files: Mapping[str, Path], factors: Factors, options: StartOptions, found: Fetched) -> Published:
-    """Publish a jit set to the local folder; in place of what was ``found`` there, if that lacked something. Raises
-    StartError, StoreError, OSError as above."""
+    """Publish a jit set to the local folder. Replaces the ``found`` set if it was incomplete or unusable. Raises
+    StartError, StoreError and OSError as ``publish_built`` does."""
     manifest = new_manifest("jit", factors, describe_all(files), snapcap_version())
     return _publish_locally(manifest, files, options, found)

@@ -25,10 +25,10 @@ _UNREACHABLE = "check the network and HF_ENDPOINT, or give a folder"
 
 
 def download_checkpoint(source: str) -> Path:
-    """The folder in the hub's cache that holds ``owner/name`` or ``owner/name@revision``, downloaded if needed.
+    """Returns the folder in the hub's cache for ``owner/name`` or ``owner/name@revision``; downloads it if needed.
 
-    Where the hub does not answer, a checkpoint that is in its cache as a whole is used as it is. Raises
-    CheckpointError if the repository is not there, not allowed, or out of reach."""
+    If the hub does not answer, a complete checkpoint of the cache is used. Raises CheckpointError if the repository
+    does not exist, or access is denied, or the hub cannot be reached."""
     known = _whole_folder(source)
     if known is not None:
         if _offline_variable() or pinned_commit(source) is not None:
@@ -44,7 +44,7 @@ def download_checkpoint(source: str) -> Path:
         return _snapshot(source)
     except (WeightsError, ConfigError) as error:
         raise CheckpointError(f"{source!r}: {error}") from error
-    except Exception as error:  # the library's own, its HTTP client's (which changed twice), the disk's
+    except Exception as error:  # any error of the library, its HTTP client (which changed twice) or the disk
         raise CheckpointError(_sentence(error, source)) from error
 
 
@@ -73,7 +73,7 @@ def _snapshot(source: str, *, local_files_only: bool = False) -> Path:
 
 
 def _whole_folder(source: str) -> Path | None:
-    """The folder in the hub's cache, if all its files are there as far as the library knows."""
+    """Returns the folder in the hub's cache if the library finds all its files there, else None."""
     try:
         folder = _snapshot(source, local_files_only=True)
         whole = (folder / "config.json").is_file() and bool(weight_files(folder))
@@ -83,7 +83,7 @@ def _whole_folder(source: str) -> Path | None:
 
 
 def cached_folder(source: str) -> Path | None:
-    """The folder in the hub's cache that a source leads to as far as this machine knows; None without any."""
+    """Returns the folder in the hub's cache for a source, without asking the hub; None if there is none."""
     _use_home()
     from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - only sources on the hub need it
 
@@ -97,14 +97,14 @@ def cached_folder(source: str) -> Path | None:
 
 
 def pinned_commit(source: str) -> str | None:
-    """The commit that a source names itself, which nobody can change."""
+    """Returns the commit that a source contains (``owner/name@<commit>``), or None. A commit never changes."""
     revision = source.partition("@")[2]
     return revision if _COMMIT.fullmatch(revision) else None
 
 
 def current_commit(source: str, seconds: float) -> str:
-    """The commit that a branch, a tag or the default branch is on now, as the hub says within so many seconds.
-    Raises CheckpointError if it does not."""
+    """Asks the hub for the present commit of a branch, a tag or the default branch. Raises CheckpointError if the
+    hub does not answer within ``seconds``."""
     _use_home()
     from huggingface_hub import HfApi  # noqa: PLC0415 - only sources on the hub need it
 
@@ -119,12 +119,12 @@ def current_commit(source: str, seconds: float) -> str:
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit of a folder in the hub's cache."""
+    """Returns the commit of a folder in the hub's cache, or None if the folder is not in it."""
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
 
 
 def _use_home() -> None:
-    """Have the library keep its files where they can be kept, before it is imported, also without a home folder."""
+    """Set a writable cache folder for the library, also without a home folder. Call this before importing it."""
     if any(os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")):
         return
     if not is_usable(Path(os.path.expanduser("~/.cache/huggingface"))):  # expanduser never raises
@@ -132,7 +132,7 @@ def _use_home() -> None:
 
 
 def _offline_variable() -> str:
-    """Returns the name of the variable by which the library is told to stay offline; "" without one."""
+    """Returns the name of the variable that sets the library offline; "" if none is set."""
     name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
     return name if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") else ""
 

@@ -1,4 +1,4 @@
-"""Converts any checkpoint into a folder that the server opens as it is: safetensors and tokenizer.json."""
+"""Converts any checkpoint into a folder that the server can open: safetensors and tokenizer.json."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _COPIED = (
     *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
-# Endings of the files from which only transformers can read a tokenizer. Programs and weights have other endings.
+# Endings of tokenizer files that only transformers can read. Programs and weights have other endings.
 _TOKENIZER_ENDINGS = (".json", ".txt", ".model", ".tiktoken", ".vocab", ".codes", ".bpe")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -36,22 +36,22 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 def import_checkpoint(
     source: str, destination: Path, s3: S3Options | None = None, force: bool = False
 ) -> list[Path]:
-    """Write a checkpoint as the server reads it; tensors keep their names, dtypes and values.
+    """Write a checkpoint in the formats that the server reads. Tensors keep their names, dtypes and values.
 
-    Pickled weights become ``model.safetensors``, and slow tokenizers ``tokenizer.json``: with transformers, but for
-    those that the server reads as they are. No code of a checkpoint is run or copied. Nothing appears in
-    ``destination`` unless everything succeeded, and the server can read the weights.
+    Pickled weights become ``model.safetensors``. transformers converts a slow tokenizer to ``tokenizer.json``,
+    unless the server can read its files. No code of a checkpoint is run or copied. ``destination`` stays empty
+    unless everything succeeds and the server can read the weights.
 
     Args:
-        source: whatever ``resolve_checkpoint`` takes; ``s3`` says where S3 is.
-        destination: a folder, made if it is not there.
-        force: write into a folder that holds files already, replacing those of the same name.
+        source: as for ``resolve_checkpoint``. s3: the options of S3.
+        destination: a folder, created if missing.
+        force: allow a folder with files, and replace files of the same names.
 
     Returns:
         The files written, in ``destination``.
 
     Raises:
-        CheckpointError: the source cannot be had, read or served, or the destination must not be written.
+        CheckpointError: the source cannot be found, read or served, or the destination must not be written.
     """
     if not force and destination.is_dir() and any(destination.iterdir()):
         raise CheckpointError(f"{str(destination)!r} is not empty; give another folder, or --force to replace")
@@ -65,7 +65,7 @@ def import_checkpoint(
 def _write(folder: Path, destination: Path) -> list[Path]:
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        # Inside the destination, so that the files move within one file system.
+        # The staging folder is in the destination, so that files are moved within one file system.
         with tempfile.TemporaryDirectory(prefix=".snapcap-import-", dir=destination) as staging:
             _convert(folder, Path(staging))
             _refuse_leftovers(Path(staging), destination)
@@ -87,14 +87,14 @@ def _convert(folder: Path, staging: Path) -> None:
                 shutil.copyfile(folder / name, staging / name)
         _convert_tokenizer(folder, staging)
         _convert_weights(folder, staging, config)
-        _check_weights(staging, ModelConfig.from_folder(staging))  # a server finds every tensor
+        _check_weights(staging, ModelConfig.from_folder(staging))  # a server will find every tensor
     except (ConfigError, WeightsError) as error:
         raise CheckpointError(str(error)) from error
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raises CheckpointError where a link in a stranger's folder would have a file of this user copied. The hub's
-    cache has links to the blobs beside its snapshots."""
+    """Raises CheckpointError for a link out of the checkpoint: an untrusted folder could make the importer copy a
+    file of this user. Links of the hub's cache from a snapshot to its blobs are allowed."""
     own = folder.resolve()
     for path in folder.iterdir():
         target = path.resolve()
@@ -111,14 +111,14 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
     from snapcap.models.weights.read import read_tensors  # noqa: PLC0415 - torch
 
     names = weight_names(folder)
-    # The server reads files of any name, but transformers tells formats by their endings.
+    # The server reads weights of any file name, but transformers recognises formats by their endings.
     if names[0] in FORMATS[0] and all(name.endswith(".safetensors") for name in names[1:]):
         for name in names:
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / name, staging / name)
         return
     tensors = _without_aliases(read_tensors(folder), config)
-    # transformers opens only files that say which framework wrote them.
+    # transformers opens only files whose metadata names the framework.
     try:
         save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:  # safetensors wraps the errors of the disk
@@ -126,7 +126,7 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
 
 
 def _check_weights(staging: Path, config: ModelConfig) -> None:
-    """Raises WeightsError where the server would miss a tensor. Only names, shapes and dtypes are looked at."""
+    """Raises WeightsError if the server would miss a tensor. Checks only names, shapes and dtypes."""
     import torch  # noqa: PLC0415
 
     from snapcap.models.weights.load import load_weights  # noqa: PLC0415 - torch
@@ -135,8 +135,7 @@ def _check_weights(staging: Path, config: ModelConfig) -> None:
 
 
 def _without_aliases(tensors: "dict[str, Tensor]", config: ModelConfig) -> "dict[str, Tensor]":
-    """Give every tensor its own memory, which safetensors asks for. Keep a single name of tied tensors that share
-    memory."""
+    """Give every tensor its own memory, as safetensors requires. Tied tensors in one memory keep one name."""
     theirs = {ours: name for name, ours in config.names.canonical(tensors).items()}
     left_out: set[str] = set()
     for names in ties(tied_head=True) if config.decoder.tied_head else ():
@@ -184,7 +183,7 @@ def _convert_with_transformers(folder: Path, staging: Path) -> None:
             # This neither runs a checkpoint's code nor asks on the terminal whether it may.
             tokenizer = AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
             tokenizer.save_pretrained(saved)
-        except Exception as error:  # whatever a tokenizer of the hub may raise
+        except Exception as error:  # a tokenizer of the hub may raise any error
             if own_code:
                 raise CheckpointError(
                     "this tokenizer is Python code of the checkpoint, which is never run; give a checkpoint with a "
@@ -201,15 +200,15 @@ def _convert_with_transformers(folder: Path, staging: Path) -> None:
 
 
 def _copy_tokenizer(folder: Path, copy: Path) -> bool:
-    """Copy what transformers may read, without the fields that lead it to a checkpoint's own code; returns whether
-    there were any."""
+    """Copy the tokenizer's files for transformers, without the fields that refer to a checkpoint's own code.
+    Returns whether there were such fields."""
     copy.mkdir()
     for path in folder.iterdir():
         if path.suffix in _TOKENIZER_ENDINGS and is_there(path):
             shutil.copyfile(path, copy / path.name)
     config = read_json(folder / "config.json")
-    # The tokenizer is the decoder's; transformers looks for none of a vision-encoder-decoder. The type, which is
-    # one that snapcap serves, is all that transformers needs of the configuration.
+    # transformers knows no tokenizer of a vision-encoder-decoder, so the configuration is the decoder's, of which
+    # transformers needs only the model type.
     owner = config["decoder"] if config["model_type"] == "vision-encoder-decoder" else config
     (copy / "config.json").write_text(json.dumps({"model_type": owner["model_type"]}))
     settings = json_or_empty(folder / "tokenizer_config.json")
@@ -219,7 +218,7 @@ def _copy_tokenizer(folder: Path, copy: Path) -> bool:
 
 
 def _refuse_leftovers(staging: Path, destination: Path) -> None:
-    """Raises CheckpointError where a server would read a file of another checkpoint beside these."""
+    """Raises CheckpointError if the destination has a file of another checkpoint that a server would read."""
     weights = weight_names(staging)[0]
     every = [name for names in FORMATS for name in names]
     for name in (*every[: every.index(weights)], *_COPIED, *_TOKENIZER_FILES, ADAPTER):
@@ -231,7 +230,7 @@ def _refuse_leftovers(staging: Path, destination: Path) -> None:
 
 
 def _move(staging: Path, destination: Path) -> list[Path]:
-    """Into their places, once all of them are on the disk: a power cut leaves no file that only looks whole."""
+    """Moves the files into the destination once all are synced, so that a power cut leaves no incomplete file."""
     files = sorted(path for path in staging.rglob("*") if path.is_file())
     mode = _mode_of_new_files(staging)
     for file in files:
@@ -247,7 +246,7 @@ def _move(staging: Path, destination: Path) -> list[Path]:
 
 
 def _mode_of_new_files(folder: Path) -> int:
-    """The mode that the umask gives a file: a process can read its umask only by setting it."""
+    """Returns the mode of a new file, by creating one: reading the umask would mean setting it."""
     probe = folder / ".mode"
     os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     mode = stat.S_IMODE(probe.stat().st_mode)

@@ -1,6 +1,6 @@
-"""Says what a source of checkpoints names, which files make one up, and finds the folder of a local one.
+"""Classifies a model source, lists the files of a checkpoint, and finds the folder of a local one.
 
-`snapcap serve` asks for that before it forks anything; so this module imports next to nothing.
+`snapcap serve` uses this module before its first fork, so the module imports almost nothing.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from typing import Literal
 from snapcap.models.errors import UserError
 from snapcap.models.fields import ConfigError, is_there, json_or_empty
 
-ADAPTER = "adapter_config.json"  # PEFT's, which comes along so that the refusal can name what it adapts
-# Files from which a chat template and a tokenizer are read, beside config.json.
+ADAPTER = "adapter_config.json"  # PEFT's file, also downloaded, so that the refusal can name the adapted model
+# Files of a chat template and a tokenizer, beside config.json.
 TEXT_FILES = (
     "processor_config.json",
     "chat_template.jinja",
@@ -32,17 +32,17 @@ TEXT_FILES = (
 )
 METADATA = ("config.json", ADAPTER, "generation_config.json", "preprocessor_config.json", *TEXT_FILES, "*.model")
 
-OUTAGE_S = 10.0  # in which a source must say which revision it has, where this machine has one already
+OUTAGE_S = 10.0  # seconds for a source to name its revision, if this machine already has a copy
 _logger = logging.getLogger("snapcap.start")
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be had; one line that says what to do."""
+    """Says in one line why a checkpoint cannot be used, and what to do."""
 
 
 def report_unasked(source: str, error: object) -> None:
-    """Log that a start uses the revision that this machine has, as nobody says which one the source has.
-    ``error``: why the source does not say; without a text it took too long."""
+    """Log that a start uses the local copy, because the source does not name its revision. ``error``: the reason;
+    without a text the source took too long."""
     reason = " ".join(str(error).split()) or f"no answer within {OUTAGE_S:g} s"
     fields = {"model": source, "reason": reason}
     _logger.warning(
@@ -51,14 +51,14 @@ def report_unasked(source: str, error: object) -> None:
 
 
 def metadata_among(names: Iterable[str]) -> list[str]:
-    """Returns the names that a pattern of ``METADATA`` fits, in their order."""
+    """Returns the names that match a pattern of ``METADATA``, in their order."""
     return [name for name in names if name.isprintable() and any(fnmatchcase(name, each) for each in METADATA)]
 
 
 def checkpoint_names(names: Iterable[str], read: Callable[[str], bytes]) -> list[str]:
-    """The names to download: what describes the model, and what holds its weights, which may be in folders below.
-    ``names``: those of the checkpoint's own folder. ``read`` returns the content of an index of weights. Raises
-    CheckpointError if the index is none, or names what cannot be a file of the checkpoint."""
+    """Returns the names of the files to download: the model's description and its weights, also in subfolders.
+    ``names``: the files of the checkpoint's own folder. ``read`` returns the content of an index of weights. Raises
+    CheckpointError if the index is invalid, or names a file outside of the checkpoint."""
     from snapcap.models.errors import WeightsError  # noqa: PLC0415  only downloads need it
     from snapcap.models.weights.listing import choose_weights  # noqa: PLC0415  only downloads need it
 
@@ -87,12 +87,12 @@ def kind_of(source: str) -> Kind:
 
 
 def local_folder(source: str) -> Path | None:
-    """The folder that a source names; None for one that is shipped or elsewhere: ``demo``, S3, the hub. Raises
-    CheckpointError if it is meant as a folder, and is none, or holds no checkpoint."""
+    """Returns the folder that a source names; None for ``demo``, S3 and the hub. Raises CheckpointError if the
+    source looks like a path, but is no folder, or the folder holds no checkpoint."""
     if source == SHIPPED or source.startswith(S3):
         return None
     if "://" in source:
-        shown = re.sub("//[^/]*@", "//…@", source)[:200]  # somebody may have written a secret there
+        shown = re.sub("//[^/]*@", "//…@", source)[:200]  # the URL may contain a password
         raise CheckpointError(f"{shown!r} is a URL; give the hub id, such as owner/name, a folder, or s3://…")
     try:
         folder = Path(source).expanduser()
@@ -101,11 +101,11 @@ def local_folder(source: str) -> Path | None:
             f"there is no home folder for {source!r}; give a folder, a hub id or s3://…"
         ) from None
     try:
-        mode = folder.stat().st_mode  # Path.is_dir of some versions of Python says no where it may not look
+        mode = folder.stat().st_mode  # without permission, some versions of Path.is_dir return False
         if stat.S_ISDIR(mode):
             return checked(folder, source)
         raise CheckpointError(f"{source!r} is a file; give the folder that holds config.json")
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: what no file can be called
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have this name
         pass
     except OSError as error:
         raise CheckpointError(
@@ -117,8 +117,7 @@ def local_folder(source: str) -> Path | None:
 
 
 def checked(folder: Path, source: str) -> Path:
-    """The folder, which holds a checkpoint. Raises CheckpointError if it holds none, or an adapter of one, or may
-    not be looked at."""
+    """Returns the folder. Raises CheckpointError if it holds no checkpoint, only an adapter, or is unreadable."""
     try:
         found = is_there(folder / "config.json")
         if is_there(folder / ADAPTER):
@@ -134,7 +133,7 @@ def checked(folder: Path, source: str) -> Path:
 
 
 def _folder_below(folder: Path) -> Path | None:
-    """Returns a checkpoint's folder inside another: a snapshot of the hub's cache, or one that a training left."""
+    """Returns a subfolder with a checkpoint, such as a snapshot of the hub's cache or of a training; or None."""
     for pattern in ("snapshots/*/config.json", "*/config.json"):
         with contextlib.suppress(OSError):
             found = next(folder.glob(pattern), None)
@@ -144,7 +143,7 @@ def _folder_below(folder: Path) -> Path | None:
 
 
 def adapter_error(source: str, base: object = None) -> CheckpointError:
-    """The refusal of a PEFT adapter. ``base``: the model that it adapts, if that is known."""
+    """Returns the refusal of a PEFT adapter. ``base``: the adapted model, if known."""
     model = repr(base[:200]) if isinstance(base, str) and base.isprintable() else "another model"
     return CheckpointError(
         f"{source!r} holds a PEFT adapter of {model} ({ADAPTER}), which is not served; merge it in Python, "
@@ -156,7 +155,7 @@ def adapter_error(source: str, base: object = None) -> CheckpointError:
 def _exists(source: str) -> bool:
     try:
         return Path(source).expanduser().exists()
-    except (OSError, RuntimeError):  # no name of a file here, or no home folder
+    except (OSError, RuntimeError):  # an invalid file name, or no home folder
         return False
 
 

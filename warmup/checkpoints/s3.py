@@ -1,8 +1,7 @@
-"""Downloads checkpoints of S3 into a local folder, which is brought up to date with what the prefix holds.
+"""Downloads checkpoints from S3 into a local folder, and updates the folder when the objects change.
 
-Downloaded files are used at once. Until they are synced to the disk, a record of them holds only while this machine
-is not rebooted, as a crash could lose them. A thread syncs the files after the start; then the record holds for
-good.
+Downloaded files are used at once. Until they are synced to the disk, their record is valid only until the next
+reboot, because a crash could lose them. A thread syncs the files after the start; then the record stays valid.
 """
 
 import hashlib
@@ -36,14 +35,14 @@ from snapcap.warmup.s3.download import Download, Ranges, S3Object, download, lis
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# There from before the first change to a folder that has files until the last one has come. A folder that had none
-# is whole when it has its weights, which come last.
+# This file exists while a folder with files is being updated. A new folder needs no such file: its weights, which
+# are downloaded last, show that it is complete.
 _PARTIAL = ".snapcap-s3.partial"
 # The record of the S3 object of each file: {name: {"etag": …, "size": …}}, with "boot" until the file is synced.
 _SIDECAR = ".snapcap-s3.json"
 _MOST_NAME = 200  # bytes; a file system takes 255
 _SIDECAR_BYTES = 4 * 1024 * 1024
-_SETTLE_SECONDS = 5.0  # after the download: the start has other work for the disk
+_SETTLE_SECONDS = 5.0  # from the download to its sync: the start needs the disk before
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Entry = dict[str, str | int]
@@ -53,11 +52,10 @@ _logger = logging.getLogger("snapcap.start")
 
 
 def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
-    """Download the checkpoint under ``s3://bucket/prefix``; files that are still what S3 has are kept.
+    """Download the checkpoint under ``s3://bucket/prefix``. Unchanged files are kept.
 
-    Where S3 does not answer, a checkpoint that is on this disk as a whole is used as it is. Returns the
-    folder in ``cache``. Raises CheckpointError if the prefix cannot be read or holds no checkpoint, or the folder
-    cannot be written.
+    If S3 does not answer, a complete checkpoint on this disk is used. Returns the folder in ``cache``. Raises
+    CheckpointError if the prefix cannot be read or holds no checkpoint, or the folder cannot be written.
     """
     deadline = time.monotonic() + options.deadline
     try:
@@ -86,7 +84,7 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
         raise CheckpointError(f"{error}{hint}") from error
     except OSError as error:
         raise CheckpointError(
-            f"{source} cannot be brought to {error.filename or cache}: {os_error_text(error)} (--cache-dir)"
+            f"{source} cannot be downloaded to {error.filename or cache}: {os_error_text(error)} (--cache-dir)"
         ) from error
     if any("boot" in entry for entry in record.values()):
         settling = threading.Timer(_SETTLE_SECONDS, _settle, (folder, record))
@@ -98,11 +96,11 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
 def _listed(
     source: str, folder: Path, options: S3Options, deadline: float, *, brief: bool
 ) -> "tuple[S3Client | None, dict[str, S3Object]]":
-    """A client to download with, and the objects of a checkpoint by name; without the client and within
-    ``OUTAGE_S`` where the answer is needed ``brief``, as it is mostly that nothing has changed.
+    """Returns a client for the download, and the objects of a checkpoint by name. ``brief``: returns no client, and
+    gives up after ``OUTAGE_S``, because mostly nothing has changed.
 
     Raises:
-        S3Error, TimeoutError: S3 does not say.
+        S3Error, TimeoutError: S3 does not answer.
         CheckpointError: the prefix holds no checkpoint.
     """
     if not brief:
@@ -133,7 +131,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def local_folder(source: str, cache: Path, options: S3Options) -> Path:
-    """Where ``download_checkpoint`` would bring it. Raises S3Error."""
+    """Returns the folder that ``download_checkpoint`` would use. Raises S3Error if the source is invalid."""
     bucket, prefix = split_uri(source)
     return cache / "checkpoints" / _folder_name(bucket, prefix, options.endpoint_url)
 
@@ -141,7 +139,7 @@ def local_folder(source: str, cache: Path, options: S3Options) -> Path:
 def listed_identity(
     source: str, options: S3Options, deadline: float, s3: "S3Client | None" = None
 ) -> dict[str, str]:
-    """ETag and size of each object of a checkpoint as S3 lists them now, by name. Arguments as for
+    """Returns the ETag and size of each object of a checkpoint by name, as S3 lists them now. Arguments as for
     ``source.current_identity``. Raises CheckpointError if the prefix cannot be listed, or holds no checkpoint."""
     try:
         wanted = _wanted(s3 or client(options), source, deadline)
@@ -151,7 +149,7 @@ def listed_identity(
 
 
 def downloaded_identity(folder: Path) -> dict[str, str]:
-    """The same of the objects that the files in a folder of downloads were."""
+    """Returns the recorded ETag and size of each object that was downloaded into a folder, by name."""
     return {name: _identity(entry) for name, entry in _read(folder).items() if {"etag", "size"} <= set(entry)}
 
 
@@ -160,7 +158,7 @@ def _identity(entry: Entry) -> str:
 
 
 def _settle(folder: Path, record: Record) -> None:
-    """Write to the disk what may still be in memory alone, and note that it is there; unless it is gone by now."""
+    """Sync downloaded files to the disk and record that, unless the files have been removed meanwhile."""
     try:
         for name, entry in record.items():
             if "boot" in entry:
@@ -168,9 +166,9 @@ def _settle(folder: Path, record: Record) -> None:
         _write(folder, {name: {k: v for k, v in entry.items() if k != "boot"} for name, entry in record.items()})
     except FileNotFoundError:
         return
-    except OSError as error:  # the server runs without; a reboot makes the next start download the files again
+    except OSError as error:  # the server continues; after a reboot the next start downloads the files again
         fields = {"folder": str(folder), "error": os_error_text(error)}
-        _logger.warning("checkpoint not known to be on the disk", extra={"fields": fields})
+        _logger.warning("the checkpoint could not be synced to the disk", extra={"fields": fields})
 
 
 def _boot() -> str | None:
@@ -182,10 +180,10 @@ def _boot() -> str | None:
 
 
 def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = None) -> dict[str, S3Object]:
-    """The objects of a checkpoint by the names of their files.
+    """Returns the objects of a checkpoint by file name.
 
     Args:
-        folder: where the checkpoint is downloaded to; an index of weights that is there already is not read again.
+        folder: the download folder; an index of weights that it has already is not read from S3 again.
 
     Raises:
         S3Error: the prefix, or an index of weights, cannot be read.
@@ -223,15 +221,15 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
 
 
 def _folder_name(bucket: str, prefix: str, endpoint: str | None) -> str:
-    """Readable, and different for equal prefixes of different buckets and stores."""
+    """Returns a readable folder name, which differs for equal prefixes of different buckets and stores."""
     digest = hashlib.sha256(f"{endpoint or ''}\n{bucket}\n{prefix}".encode()).hexdigest()[:12]
     name = prefix.rpartition("/")[2] or re.split("[:/]", bucket)[-1]  # a bucket may be an ARN
     return f"{name.encode()[:_MOST_NAME].decode(errors='ignore')}-{digest}"
 
 
 def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
-    """Make the folder, remove what the prefix no longer has, and return the record of what is still good. A folder
-    that is up to date is not written to."""
+    """Create the folder, remove outdated files, and return the record of the unchanged files. A folder that is up
+    to date is not written to."""
     make_folder(folder, 0o755)
     for place in {folder, *((folder / name).parent for name in wanted)}:
         if place.is_dir():
@@ -266,7 +264,7 @@ def _size(file: Path) -> int | None:
 
 
 def _read(folder: Path) -> Record:
-    """The record; empty when it is damaged, which only costs a download."""
+    """Returns the record; empty if it is damaged, so that the files are downloaded again."""
     try:
         with open_regular(folder / _SIDECAR) as file:
             value = load_object(file.read(_SIDECAR_BYTES))

@@ -1,12 +1,12 @@
-"""Resolves a model's source to a folder on this machine, and tells which revision of it is meant. No torch.
+"""Resolves a model's source to a folder on this machine, and identifies its revision. Imports no torch.
 
-    demo                     ships with snapcap
-    a folder                 used where it is
-    s3://bucket/prefix       asked for its list: names, sizes and ETags
-    owner/name@<commit>      not asked: nobody can change it
-    owner/name[@branch]      asked for its commit
+    demo                     part of snapcap
+    a folder                 used in place
+    s3://bucket/prefix       identified by its list of names, sizes and ETags
+    owner/name@<commit>      identified without a request: a commit never changes
+    owner/name[@branch]      identified by the hub's answer, a commit
 
-A folder's name says nothing of what it holds, so its weights are not published: they are prepared where it is.
+A folder's weights are never published, because the same path may hold another model on another machine.
 """
 
 import os
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:
-    """The folder of a checkpoint, downloaded first where it is not on this machine.
+    """Returns the folder of a checkpoint. Downloads it first if this machine does not have it.
 
     Args:
         source: ``demo`` for the model that ships with snapcap; a folder; ``s3://bucket/prefix``; or a hub id,
             ``owner/name`` or ``owner/name@revision``.
         cache: the folder for downloads from S3. The hub has its own (``HF_HOME``).
-        s3: where S3 is, and how long to wait for it.
+        s3: the endpoint and the timeouts of S3.
 
     Raises:
         CheckpointError: the source does not exist, cannot be reached, or holds no checkpoint.
@@ -58,12 +58,12 @@ def is_publishable(source: str) -> bool:
 
 
 def published_name(source: str) -> str:
-    """The one spelling of a source."""
+    """Returns the canonical spelling of a source."""
     return source.rstrip("/") if kind_of(source) == "s3" else source
 
 
 def folder_at_hand(source: str, cache: Path, options: S3Options) -> Path | None:
-    """Returns the folder of a checkpoint, judged by local files alone; None if this machine has not all of it."""
+    """Returns the folder of a checkpoint without any request; None if this machine lacks a part of it."""
     try:
         match kind_of(source):
             case "shipped":
@@ -87,10 +87,10 @@ def current_identity(
 
     Args:
         deadline: the moment of ``time.monotonic()`` to give up at.
-        s3: a client that is there already; one takes a tenth of a second to make.
+        s3: an existing client; making one takes a tenth of a second.
 
     Raises:
-        CheckpointError: the source does not say.
+        CheckpointError: the source does not name its revision.
     """
     if kind_of(source) == "s3":
         return s3_checkpoint.listed_identity(source, options, deadline, s3)
@@ -99,8 +99,8 @@ def current_identity(
 
 
 def downloaded_identity(source: str, folder: Path) -> Mapping[str, str]:
-    """The same of the revision that a folder was downloaded from. Raises CheckpointError if the folder does not
-    say."""
+    """Returns the identity of the revision that a folder was downloaded from. Raises CheckpointError if the folder
+    does not record it."""
     if kind_of(source) == "s3":
         return s3_checkpoint.downloaded_identity(folder)
     commit = hub.commit_of(folder)

@@ -1,7 +1,7 @@
 """Counts the CPUs and the memory that this process may use, and lists the instructions of its CPUs.
 
-Limits of containers are in control groups. cgroups(7): version 2 has one tree for all controllers, version 1 one
-tree for each.
+The kernel keeps the limits of a container in control groups. cgroups(7): version 2 has one tree for all
+controllers, version 1 one tree for each controller.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def control_groups(controller: str) -> Iterator[Path]:
-    """The folders of the process's groups of a controller, and of those around them, whose limits hold as well.
+    """Yields the folders of this process's control group and of its parent groups, whose limits apply too.
 
-    A container may see its own group as the root, whatever it is called outside, so a folder may not be there.
+    A container may see its own group as the root of the tree, so a yielded folder may not exist.
     """
     try:
         lines = MEMBERSHIP.read_text().splitlines()
@@ -48,7 +48,7 @@ _ARM = re.compile(r"(?!cpuid|evtstrm|paca|pacg|bti|ssbs|sb|dit|dcpop|dcpodp|mte\
 
 
 def available_cpus() -> int:
-    """CPUs this process may use: those of its affinity, and in a container no more than its limit, rounded up."""
+    """Returns the CPUs that this process may use: its affinity, and at most a container's limit, rounded up."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on Linux, or denied
@@ -58,23 +58,23 @@ def available_cpus() -> int:
 
 
 def cpu_limit() -> float | None:
-    """The CPUs' worth of time that control groups give this process, as `docker run --cpus` and Kubernetes' limits
-    set it; None without a limit. A group's is also that of the groups in it.
+    """Returns the limit of CPU time of this process's control groups, in CPUs; None without a limit. `docker run
+    --cpus` and Kubernetes set it. The limit of a group also applies to the groups in it.
 
-    `cpu.max` of version 2, `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
+    The files are `cpu.max` of version 2, and `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
     """
     return min((limit for group in control_groups("cpu") for limit in _limits(group)), default=None)
 
 
 def whole_cpus() -> int:
-    """The same, but a limit is rounded down, as threads that wait for each other use up one that they share; at
-    least one."""
+    """Returns the available CPUs with a container's limit rounded down, but at least one. Threads that wait for
+    each other would waste a CPU of which they have only a part."""
     limit = cpu_limit()
     return available_cpus() if limit is None else max(min(available_cpus(), math.floor(limit)), 1)
 
 
 def all_but_one() -> int:
-    """All CPUs but one, which is left to HTTP and image decoding."""
+    """Returns the number of CPUs less one, which is left to HTTP and image decoding."""
     return max(available_cpus() - 1, 1)
 
 
@@ -108,7 +108,7 @@ def _limits(group: Path) -> Iterator[float]:
             quota, period = (word for name in names for word in (group / name).read_text().split())
             if quota not in ("max", "-1"):
                 yield int(quota) / int(period)
-        except (OSError, ValueError, ZeroDivisionError):  # not there, or not as the kernel writes it
+        except (OSError, ValueError, ZeroDivisionError):  # a missing file, or an unknown format
             continue
 
 
@@ -121,12 +121,12 @@ _FILES = (
 
 
 def free_memory() -> int:
-    """Bytes: the least that the machine and the control groups of this process have left."""
+    """Returns the free bytes of memory: the least of the machine's and of this process's control groups."""
     return min([_machine_memory(), *_group_memory()])
 
 
 def first_for_the_oom_killer(score: int = 1000) -> None:
-    """Have this process killed before others, of a lower score, where memory runs out all the same."""
+    """Make the OOM killer choose this process before others with a lower score (at most 1000)."""
     with contextlib.suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text(str(score))
 
@@ -144,13 +144,13 @@ def memory_limits() -> Iterator[tuple[int, Path, str, tuple[str, str]]]:
     usage and the pages of files."""
     for group in control_groups("memory"):
         for limit, used, pages in _FILES:
-            with contextlib.suppress(OSError, ValueError):  # not there, or no number: no limit
+            with contextlib.suppress(OSError, ValueError):  # a missing file, or "max": no limit
                 yield int((group / limit).read_text()), group, used, pages
 
 
 def _group_memory() -> Iterator[int]:
     for limit, group, used, pages in memory_limits():
-        with contextlib.suppress(OSError, ValueError, KeyError):  # not there, or not as the kernel writes it
+        with contextlib.suppress(OSError, ValueError, KeyError):  # a missing file, or an unknown format
             lines = (group / "memory.stat").read_text().splitlines()
             counts = dict(line.split() for line in lines)
             files = sum(int(counts[name]) for name in pages)

@@ -1,8 +1,8 @@
-"""Takes secrets, files, sockets and other processes from a process that reads bytes of strangers.
+"""Confines a process that reads untrusted bytes: removes its access to secrets, files, sockets and processes.
 
-A codec or a tokenizer that was exploited runs the attacker's code with the rights of its process. Such a process
-calls `forget_environment` before it is forked, or is started with `clean_environment`, and `confine` when all its
-modules are imported. A call that the kernel denies is logged once, and the process goes on with fewer walls.
+An exploited codec or tokenizer runs the attacker's code with the rights of its process. Such a process calls
+`forget_environment` before it is forked, or is started with `clean_environment`, and calls `confine` once all its
+modules are imported. If the kernel denies one of these calls, it is logged once, and the process is less confined.
 """
 
 import ctypes
@@ -17,9 +17,9 @@ from snapcap.warmup.machine.denied import report_denied
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _SECCOMP_SET_MODE_FILTER = 1
-# Without this flag kernels before 5.16 slow the whole process down against speculative reads of its own memory.
+# Without this flag, kernels before 5.16 turn on mitigations of speculative reads that slow the process down.
 _SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
-_SECCOMP_FILTER_FLAG_TSYNC = 1  # for the other threads too
+_SECCOMP_FILTER_FLAG_TSYNC = 1  # applies the filter to all threads
 _ALLOW, _DENY, _NO_SUCH_CALL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 # Classic BPF, as linux/bpf_common.h has it: load a word, jump if equal, jump if a bit is set, return.
 _LOAD, _IF_EQUAL, _IF_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
@@ -120,11 +120,11 @@ def forget_environment() -> None:
 def confine(threads: bool = False) -> None:
     """Denies this process, for good, all system calls that work on more than its memory and its open files.
 
-    The process can open no file and no socket, start no other process and signal none. Other programs of the same
-    user can neither read its memory nor attach to it. Root has no more rights than others.
+    The process can open no file and no socket, start no process, and signal no other process. Other programs of the
+    same user can neither read its memory nor attach to it. A root process loses all capabilities.
 
     Args:
-        threads: allow new threads, for a library that cannot work without. Threads that run already go on.
+        threads: allow new threads, for a library that needs them. Running threads continue.
     """
     import linecache  # noqa: F401, PLC0415  tracebacks import both, which opens files
     import tokenize  # noqa: F401, PLC0415
@@ -149,7 +149,7 @@ def confine(threads: bool = False) -> None:
     code = b"".join(_filter(number, place, threads))
     program = _Program(len(code) // 8, code)
     result = -1
-    # gVisor, and Linux before 4.17, have TSYNC alone.
+    # gVisor, and Linux before 4.17, know only the flag TSYNC.
     for flags in (_SECCOMP_FILTER_FLAG_TSYNC | _SECCOMP_FILTER_FLAG_SPEC_ALLOW, _SECCOMP_FILTER_FLAG_TSYNC):
         result = libc.syscall(_SECCOMP[place], _SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(program))
         if result != -1 or ctypes.get_errno() != errno.EINVAL:
@@ -193,7 +193,7 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 
 def _overwrite(data: bytes) -> None:
-    """Sets the bytes of an object that nobody reads any more to zero, because freed memory keeps its content."""
+    """Sets the bytes of an unused object to zero, because freed memory keeps its content."""
     if len(data) > 1:  # Python has one object for each single byte
         ctypes.memset(id(data) + bytes.__basicsize__ - 1, 0, len(data))
 

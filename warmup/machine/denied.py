@@ -16,9 +16,9 @@ def report_denied(what: str, effect: str, reason: str) -> None:
     """Logs the first denial of a call in this process.
 
     Args:
-        what: the call that the system refuses, such as "flock".
-        effect: what this program does instead.
-        reason: what the system says.
+        what: the call that the system denies, such as "flock".
+        effect: the consequence for this program.
+        reason: the system's error.
     """
     _logger.warning("%s is not available: %s", what, effect, extra={"fields": {"reason": reason}})
 
@@ -63,8 +63,8 @@ def memory_file(name: str, *, runs: bool = False) -> int:
 
 @contextlib.contextmanager
 def library_file(content: bytes) -> Iterator[str]:
-    """The name under which a library can be loaded, inside the block; once loaded it stays usable. Raises OSError
-    if there is no room for it."""
+    """Yields a path from which a library can be loaded inside the block. A loaded library stays usable. Raises
+    OSError if no memory or folder has room for it."""
     if not os.path.isdir("/proc/self/fd"):  # another system than Linux
         from tempfile import NamedTemporaryFile  # noqa: PLC0415 - few starts need it
 
@@ -82,8 +82,8 @@ def library_file(content: bytes) -> Iterator[str]:
 
 
 def seal(file: int) -> None:
-    """Keeps the file of `memory_file` at its size for good, so that no process that has it can cut it short under a
-    mapping of another, or fill the memory with it. A file of a temporary folder cannot be sealed."""
+    """Fixes the size of a file of `memory_file` for good, so that no process can cut a file that another process
+    has mapped, or fill the memory. A file of a temporary folder cannot be sealed."""
     import fcntl  # noqa: PLC0415 - other systems than Unix lack it
 
     with contextlib.suppress(OSError, AttributeError):
@@ -91,7 +91,7 @@ def seal(file: int) -> None:
 
 
 def is_sealed(file: int) -> bool:
-    """Tells whether `seal` has had an effect on a file."""
+    """Returns whether `seal` has fixed the size of a file."""
     import fcntl  # noqa: PLC0415 - other systems than Unix lack it
 
     with contextlib.suppress(OSError, AttributeError):

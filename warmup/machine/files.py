@@ -1,8 +1,8 @@
-"""Opens and locks regular files without ever waiting, makes them durable, and makes temporary folders.
+"""Opens and locks regular files without blocking, syncs them to the disk, and creates temporary folders.
 
-The folder that holds temporary folders may be writable by everybody: an entry there with a name of ours need not
-be ours, and need not be a folder. So nothing is opened there that could block, no link is followed, and an entry is
-only removed if it belongs to this user and nobody else may write to it.
+Everybody may write to the system's temporary folder, so an entry there with one of snapcap's names may belong to
+another user, and may be no folder. So opening an entry never blocks, no link is followed, and an entry is only
+removed if it belongs to this user and no other user may write to it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from snapcap.warmup.machine.denied import report_denied
 
-# Errors of fsync on a file system that has none, such as some network and FUSE file systems.
+# Errors of fsync on file systems without it, such as some network and FUSE file systems.
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 # Seconds without a write after which nobody is writing a file any more: where there are no locks, and on file
 # systems that do not share their locks with the other machines that mount them.
@@ -29,15 +29,15 @@ LEFT_BEHIND_S = 3600.0
 
 
 class NotAFileError(OSError):
-    """Something else has the name of a file, and reading it might never end."""
+    """Says that a name belongs to a FIFO, folder, link or device, which must not be read as a file."""
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """A file opened for reading; opening it never waits, whatever has its name.
+    """Opens a regular file for reading. Never blocks, even if a FIFO or a device has the name.
 
     Raises:
-        NotAFileError: it is a folder, a FIFO, a symbolic link, a socket or a device.
-        OSError: it cannot be opened.
+        NotAFileError: the name is that of a folder, a FIFO, a symbolic link, a socket or a device.
+        OSError: the file cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -52,11 +52,11 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def take_lock(descriptor: int) -> bool | None:
-    """Takes the lock of a file that is open for writing, which NFS asks for, and does not wait.
+    """Tries to lock a file, without waiting. The file must be open for writing, because NFS requires it.
 
     Returns:
-        False if another process has the lock. None if there are no locks: NFS without its lock service, a file
-        system of FUSE, or a filter of system calls. A lock only saves work, so whoever asks goes on without.
+        True if this process has the lock now, False if another process has it. None without locks: NFS without its
+        lock service, a FUSE file system, or a system call filter. Callers then continue without the lock.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +70,7 @@ def take_lock(descriptor: int) -> bool | None:
 
 
 def has_locks(folder: Path) -> bool:
-    """Returns whether files of a folder can be locked. Raises OSError if no file can be made there."""
+    """Returns whether files of a folder can be locked. Raises OSError if no file can be created there."""
     from tempfile import TemporaryFile  # noqa: PLC0415 - only builds need it
 
     with TemporaryFile(dir=folder) as file:
@@ -79,14 +79,13 @@ def has_locks(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def locked_alone(path: Path) -> Iterator[bool | None]:
-    """Yields whether this process has the lock of a file, as `take_lock` says it, until the block ends or the
-    process does. The file is made if there is none. The process that has the lock may remove the file. Raises
-    OSError if the file cannot be made."""
+    """Locks a file until the block or the process ends; yields the result of `take_lock`. Creates the file if it is
+    missing. The process that has the lock may remove the file. Raises OSError if the file cannot be created."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
         alone = take_lock(descriptor)
-        # The process that had the lock may have removed the file: then its name is another file's, or nobody's.
+        # The last owner of the lock may have removed the file: then another file, or none, has its name.
         if alone:
             try:
                 alone = os.path.samestat(os.fstat(descriptor), path.lstat())
@@ -119,8 +118,8 @@ def free_bytes(place: Path | int) -> int:
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder with all that are missing above it; no umask gives others more than ``mode`` does. Raises
-    OSError if one cannot be made."""
+    """Create a folder and its missing parents, with at most the permissions of ``mode`` whatever the umask is.
+    Raises OSError if a folder cannot be created."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -131,13 +130,13 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
         try:
             one.mkdir(mode=mode)
         except FileExistsError:
-            if not one.is_dir():  # somebody else may have been faster
+            if not one.is_dir():  # another process may have created it
                 raise
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, where the file system can tell. Raises OSError
-    if they are not, and may be lost."""
+    """Wait until a file, or the names in a folder, are on the disk, if the file system supports it. Raises OSError
+    if the sync failed, so that they may be lost."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -150,7 +149,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` for a file that is to become it by ``commit``; without a commit it is removed."""
+    """Yields a temporary path beside ``path``. ``commit`` moves the file to ``path``; otherwise it is removed."""
     make_folder(path.parent)
     temporary = path.with_name(f".{uuid4().hex}")
     try:
@@ -160,14 +159,14 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def commit(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Put a complete file in place, whole or not at all.
+    """Move a complete file to its final path atomically.
 
     Args:
-        durable: also after a power cut; otherwise it may then hold anything, which only those can bear who verify
-            what they read, and can have it again.
+        durable: sync the file to the disk first. Without the sync the file may have any content after a power cut:
+            only for files that are verified when read, and can be fetched again.
     """
     make_folder(path.parent)
-    with contextlib.suppress(OSError):  # a file system without modes; whoever reads looks who may write
+    with contextlib.suppress(OSError):  # the file system has no modes; readers check who may write
         temporary.chmod(0o600)
     if durable:
         sync(temporary)
@@ -194,10 +193,10 @@ def remove_left(files: Iterable[Path], alone: bool | None) -> None:
 
 
 def other_writers(status: os.stat_result) -> str:
-    """Names the other users that the mode of a file or folder lets write to it, such as "everybody"; empty if there
-    are none.
+    """Names the other users who may write to a file or folder by its mode, such as "everybody"; empty if there are
+    none.
 
-    A group that has no member but this user does not count. Kubernetes makes a volume writable by such a group, the
+    A group whose only member is this user does not count. Kubernetes makes a volume writable by such a group, the
     Pod's ``fsGroup``, whenever it mounts the volume.
     """
     if status.st_mode & stat.S_IWOTH:
@@ -229,24 +228,24 @@ def _others_in(group: int) -> set[str]:
     return primary | (named - {user.pw_name for user in users if user.pw_uid in ours})
 
 
-_LOCK = "lock"  # held as long as the folder's process lives, however it ends
+_LOCK = "lock"  # locked while the process of the folder lives; the kernel releases the lock at its end
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float = 0.0) -> Iterator[Path]:
-    """Make an empty folder below ``parent``, or else the temporary folder, until the block ends. Folders that
-    killed processes left there under the same prefix, at least ``left_behind`` seconds ago, are removed first, so
-    that a server in a restart loop does not fill the disk."""
+    """Create an empty folder in ``parent``, by default the temporary folder, and remove it after the block. First
+    removes folders of killed processes with the same prefix that are at least ``left_behind`` seconds old, so that
+    a server in a restart loop does not fill the disk."""
     parent = parent or Path(gettempdir())
     _remove_abandoned(parent, prefix, left_behind)
     with TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         new, folder = Path(name) / "unlocked", Path(name) / "files"
         folder.mkdir()
         with _opened(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as lock:
-            # Named with the lock held: another process takes a lock that nobody holds for an abandoned one. Where
-            # there are no locks, only a folder whose age tells has the name.
+            # The folder gets its name once the lock is held: a folder with a free lock counts as abandoned. Without
+            # locks, only its age says that a folder is abandoned.
             if take_lock(lock) or left_behind:
                 new.rename(new.with_name(_LOCK))
             yield folder
@@ -257,7 +256,7 @@ def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
         with os.scandir(temporary) as entries:
             names = [each.name for each in entries if each.name.startswith(prefix)]
         for name in names:
-            # A folder without a lock is somebody else's, or about to have one; another user's cannot be opened.
+            # A folder without a lock file belongs to another program, or is new. Another user's cannot be opened.
             with (
                 contextlib.suppress(OSError),
                 _opened(name, _FOLDER, temporary) as folder,
@@ -266,21 +265,21 @@ def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
                 old = time.time() - os.fstat(lock).st_mtime >= left_behind
                 if old and _is_ours(folder, stat.S_ISDIR) and _is_ours(lock, stat.S_ISREG):
                     taken = take_lock(lock)
-                    if taken or (taken is None and left_behind):  # without locks its age is all that tells
+                    if taken or (taken is None and left_behind):  # without locks, only the age decides
                         _empty(folder)
                         os.rmdir(name, dir_fd=temporary)
 
 
 def _is_ours(descriptor: int, is_kind: Callable[[int], bool]) -> bool:
-    """Returns whether an open file or folder is of a kind, and only this user can have written to it. A file must
-    have a single name."""
+    """Returns whether an open file or folder has this kind, and only this user can have written to it. A file must
+    have no second hard link."""
     state = os.fstat(descriptor)
     alone = state.st_nlink == 1 or stat.S_ISDIR(state.st_mode)
     return is_kind(state.st_mode) and state.st_uid == os.geteuid() and alone and not other_writers(state)
 
 
 def _empty(folder: int) -> None:
-    """Remove what is in an open folder, which may have another name by now."""
+    """Remove the content of an open folder, which may have been renamed."""
     for name in os.listdir(folder):
         try:
             os.unlink(name, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""Reads what is installed here, such as torch and a C++ compiler, without importing it, and resolves the device."""
+"""Finds installed software, such as torch and a C++ compiler, without importing it, and resolves the device."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ from snapcap.warmup.machine.cuda_driver import cuda_device_count
 
 
 class MachineError(RuntimeError):
-    """This machine has not what is needed; one line that says what to do."""
+    """Says in one line what this machine lacks, and what to do."""
 
 
 class TorchVersion(NamedTuple):
@@ -25,7 +25,7 @@ class TorchVersion(NamedTuple):
 
 
 def torch_version() -> TorchVersion:
-    """Read from torch/version.py, which imports nothing of torch. Raises MachineError if torch is not installed."""
+    """Returns torch's version without importing torch. Raises MachineError if torch is not installed."""
     try:
         version = runpy.run_path(str(package_folder("torch") / "version.py"))
         return TorchVersion(str(version["__version__"]), str(version["git_version"]), version["cuda"])
@@ -42,7 +42,7 @@ def package_folder(package: str) -> Path:
 
 
 def has_torch_module() -> bool:
-    """Returns whether torch can be imported. An installation for compiled models alone has only torch's libraries.
+    """Returns whether torch can be imported. An installation only for compiled models has only torch's libraries.
     Raises MachineError if torch is not installed."""
     return (package_folder("torch") / "__init__.py").is_file()
 
@@ -50,7 +50,7 @@ def has_torch_module() -> bool:
 def installed_version(package: str) -> str | None:
     """Returns the version of an installed package, from the name of its metadata folder (PEP 427), or None.
 
-    `importlib.metadata` does the same, and its import takes as long as a tenth of all that a start imports.
+    `importlib.metadata` does the same, but its import takes a tenth of a start's time for imports.
 
     Args:
         package: the name in the folder's spelling: lower case, with underscores.
@@ -60,14 +60,14 @@ def installed_version(package: str) -> str | None:
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` becomes ``cuda:0`` where torch and the driver have it, else ``cpu``; any other name stays as it is.
-    Raises MachineError if torch is not installed."""
+    """Returns the device for a name. ``auto`` is ``cuda:0`` if torch and the driver support it, else ``cpu``; any
+    other name is returned as it is. Raises MachineError if torch is not installed."""
     if device != "auto":
         return device
     return "cuda:0" if torch_version().cuda is not None and cuda_device_count() else "cpu"
 
 
-# The version is part of the key of jit artifacts: an answer that comes too late makes good artifacts stale.
+# Seconds for the compiler to name its version, which is in the key of jit artifacts: without it they are stale.
 _ANSWER_S = 60.0
 
 
@@ -88,8 +88,7 @@ def require_compiler() -> str:
 
 
 def compiler_version() -> str | None:
-    """Returns the first line of the C++ compiler's description of itself; None if there is no compiler, or if it
-    does not answer."""
+    """Returns the first line of the C++ compiler's `--version`; None without a compiler or an answer."""
     import subprocess  # noqa: PLC0415 - a compiled start asks no compiler
 
     name = find_compiler()

@@ -1,8 +1,8 @@
-"""Keeps the folder in which a command was started out of what its processes import and run.
+"""Removes the working directory from the paths from which processes import modules and run programs.
 
-`python -m` means the working directory, and so does an empty or relative entry of PYTHONPATH, of PATH and of the
-linker's variables. Whoever may write there, as to a folder of images, would have their code run beside a key that
-signs.
+`python -m` adds the working directory to the module path, as does an empty or relative entry of PYTHONPATH, of PATH
+and of the linker's variables. Otherwise a user who may write to it, such as to a folder of images, could run code
+in a process that has the signing key.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 _PACKAGE = "snapcap"
 # An installation, or a source tree.
 _ROOT = Path(str(sys.modules[_PACKAGE].__file__)).parent.parent
-# Lists of folders, of Python, the shell, the linker and compilers. In each an empty entry is the working directory.
+# Variables with lists of folders, in which an empty entry means the working directory.
 _LISTS = (
     "PYTHONPATH",
     "PATH",
@@ -28,9 +28,9 @@ _LISTS = (
 
 
 def import_only_what_is_installed() -> None:
-    """Take the working directory out of this process's module path and environment, and so out of its children's.
+    """Remove the working directory from the module path and the environment of this process and its children.
 
-    Modules that are imported already stay. The folder of our own packages stays in the path too, wherever it is.
+    Imported modules stay. The folder of snapcap's packages stays in the path, wherever it is.
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
     try:
@@ -52,13 +52,13 @@ def import_only_what_is_installed() -> None:
 
 
 def python_module(module: str) -> list[str]:
-    """The command that runs a module of ours; its environment is to be ``child_environment``."""
+    """Returns the command that runs a module of snapcap. Run the command with ``child_environment``."""
     return [sys.executable, "-P", "-m", module]
 
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's variables and ``more``, for a child that is to find the same packages as this process, and for
-    what that one starts in turn."""
+    """Returns this process's variables and ``more``, with which children import the same packages as this
+    process."""
     variables = dict(os.environ)
     if sys.flags.ignore_environment:
         variables = {name: value for name, value in variables.items() if not name.startswith("PYTHON")}

@@ -1,7 +1,7 @@
-"""Loads torch's native libraries apart from its Python module, and opens a GPU when the start begins.
+"""Loads torch's native libraries without its Python module, and opens the GPU early in a start.
 
-The driver and CUDA's runtime take 0.4 s, without torch or Python's lock. The engine process imports this module
-before all that needs torch, and so it imports little.
+The driver and CUDA's runtime take 0.4 s, and need neither torch nor Python's interpreter lock. The engine process
+imports this module before all modules that need torch, so it imports little.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ COMPILED = (
 
 
 def import_compiled() -> None:
-    """Import what has compiled parts, before ``begin_torch_libraries``.
+    """Import the modules with native code, before ``begin_torch_libraries``.
 
-    The dynamic linker does one thing at a time, and Python waits for it with its lock held where a module has such
-    parts. Nobody here asks numpy's BLAS for anything: its threads, one for each CPU, would
-    look for work without a pause for a tenth of a second.
+    The dynamic linker loads one library at a time, and Python waits for it with the interpreter lock held when it
+    imports native code. numpy's BLAS gets one thread because nothing here uses it: its threads, one for each CPU,
+    would spin for a tenth of a second.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in COMPILED:
@@ -51,16 +51,17 @@ def import_compiled() -> None:
 
 
 def begin_torch_libraries() -> None:
-    """Load them on a thread, while others go on importing what has no compiled parts."""
+    """Load torch's libraries on a thread, while other threads import modules without native code."""
     threading.Thread(target=load_torch_libraries, name="libraries", daemon=True).start()
 
 
 def load_torch_libraries() -> int | None:
-    """Map and initialise torch's native libraries without Python's lock, so that other threads go on importing.
+    """Map and initialise torch's native libraries without the interpreter lock, so that other threads can import.
 
-    Loading takes a sixth of the time of importing torch, which holds the lock meanwhile. A second call while the
-    first one runs waits for it, also without the lock. Returns the handle of libtorch. Without these libraries, or
-    on a system that is not POSIX, returns None: importing torch reports the error.
+    Loading takes a sixth of the time of importing torch, which holds the lock. A second call waits for the first
+    one, also without the lock. Returns the handle of libtorch; None without these libraries, or on a system that is
+    not
+    POSIX: importing torch then reports the error.
     """
     let_threads_sleep()
     if os.name != "posix":
@@ -69,12 +70,12 @@ def load_torch_libraries() -> int | None:
         folder = _library_folder()
     except MachineError:
         return None
-    # The linker loads one library at a time. The driver's first: it is initialised while torch's are loaded.
+    # The linker loads one library at a time. The driver's library is the first: it initialises while torch's load.
     with contextlib.suppress(OSError):
         open_library(cuda_driver.LIBRARY)
     try:
-        # Same flags as torch's own: symbols of its dependencies are global, its own are local. libtorch_python is
-        # left out, as it uses Python.
+        # torch uses the same flags: global symbols for its dependencies, local symbols for its own libraries.
+        # libtorch_python is left out, because it uses Python.
         open_library(folder / "libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL)
         return open_library(folder / "libtorch.so")
     except OSError:
@@ -82,17 +83,17 @@ def load_torch_libraries() -> int | None:
 
 
 def let_threads_sleep() -> None:
-    """Set how the threads of an operation wait for each other, before libgomp is loaded."""
-    # By default libgomp's threads spin while they wait for each other, and where a CPU is
-    # shared with HTTP, decoding or a build, the one that is waited for is the one that does not run: an encode of
-    # 20 ms took 800 ms. So they sleep, but after some tens of microseconds, in which most waits of a decode step
-    # end: it is 2.7 × as fast (benchmarks/NOTES.md). If the user has set either variable, both stay as they are.
+    """Make the threads of an operation sleep while they wait for each other. Call this before libgomp is loaded."""
+    # By default libgomp's threads spin while they wait. If HTTP, decoding or a build needs a CPU too, spinning
+    # threads keep the awaited thread from running: an encode of 20 ms took 800 ms. Sleep begins only after some
+    # tens of microseconds, in which most waits of a decode step end: a step is then 2.7 × as fast
+    # (benchmarks/NOTES.md). If the user has set either variable, both stay as they are.
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
 
 
 def open_libgomp() -> None:
-    """Load libgomp as torch brings it along, for libraries that name it: the system may have none."""
+    """Load torch's copy of libgomp, because libraries link it and the system may have none."""
     with contextlib.suppress(MachineError, OSError):
         open_library(_library_folder() / "libgomp.so.1")
 
@@ -102,18 +103,17 @@ def _library_folder() -> Path:
 
 
 def begin_device_context(device: str) -> None:
-    """Make the context that torch is going to use and open the runtime, on a thread; a second one waits for the
-    first in the driver. Where there may be a GPU, torch's libraries are loaded beside it.
+    """Open CUDA's runtime and create the context that torch will use, on a thread; load torch's libraries on
+    another. A second call waits in the driver for the first one.
 
-    ``device`` is as in the options; for a CPU there is nothing to do. Errors of a driver or device are ignored
-    here: the first use of the device reports them.
+    ``device``: as in the options; for a CPU nothing is done. Errors of the driver or device are ignored here: the
+    first use of the device reports them.
     """
     threading.Thread(target=_open, args=(device, True), name="device-context", daemon=True).start()
 
 
 def begin_device_libraries(device: str) -> None:
-    """Do what ``begin_device_context`` does before it makes the context: initialise the driver and load torch's
-    libraries, on a thread. No memory of the device is taken."""
+    """Initialise the driver and load torch's libraries on a thread, without a context and without device memory."""
     threading.Thread(target=_open, args=(device, False), name="device-libraries", daemon=True).start()
 
 
@@ -132,5 +132,5 @@ def _open(device: str, with_context: bool) -> None:
             return
         open_context(index)
         if (library := load_torch_libraries()) is not None:
-            # The runtime's first call shows the context all kernels that libtorch has.
+            # The runtime's first call registers all kernels of libtorch in the context.
             ctypes.CDLL(None, handle=library).cudaSetDevice(index)

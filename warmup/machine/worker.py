@@ -1,10 +1,10 @@
 """Runs tasks in a worker process, one after the other, and bounds how long a caller waits for work.
 
 parent  {job} ─▶ {task} ─▶ {task} …      lines of JSON on the worker's standard input
-worker  {"started"} ─▶ {answer} ─▶ …     one for each, or {"error": one line}
+worker  {"started"} ─▶ {answer} ─▶ …     one line for each task, or {"error": one line}
 
-The work is compiled code, compilers and downloads, any of which may crash its process or hang; the parent must live
-on, know what was being worked on, and go on with the rest.
+Workers run compiled code, compilers and downloads, which may crash or hang. The parent survives this, knows which
+task failed, and continues with the other tasks.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ Task = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve_tasks(job: type[T], start: Callable[[T], Task]) -> int:
-    """The worker's end, all its life: ``start`` prepares for the job and returns what does each task.
+    """Runs a worker process: ``start`` prepares for the job, and returns the function that does each task.
 
-    Whatever else prints to standard output, compilers among them, goes to standard error. When the input is closed,
-    who asked is gone, however it ended: this process ends at once, with what it has started.
+    Other output to standard output, such as a compiler's, is redirected to standard error. When the parent ends,
+    the input is closed: this process then ends at once, with all its child processes.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -73,13 +73,13 @@ def _read_lines(lines: "queue.SimpleQueue[bytes]") -> None:
         for line in asked:
             lines.put(line)
     if os.getpgrp() == os.getpid():
-        with suppress(PermissionError):  # a confined process, which has started nothing
-            os.killpg(0, signal.SIGKILL)  # compilers too, which nobody else would end
+        with suppress(PermissionError):  # a confined process may not signal, and has no children
+            os.killpg(0, signal.SIGKILL)  # the whole group, because nothing else would end its compilers
     os._exit(1)
 
 
-_LINE_LIMIT = 1_000_000  # characters of an answer; one is a few thousand
-_MOST_SAID = 64 << 10  # characters on standard error for one task, of a worker that is not trusted
+_LINE_LIMIT = 1_000_000  # most characters of an answer; a usual answer has a few thousand
+_MOST_SAID = 64 << 10  # most characters that an untrusted worker may write to standard error for one task
 _LOWEST = 19
 _ERROR_LINES = 10
 _LONGEST_REASON = 2000
@@ -88,15 +88,16 @@ _REAPING_S = 2.0
 
 
 class WorkerError(RuntimeError):
-    """The worker could not begin, or ended without an answer, or could not do it; one line that says which."""
+    """Says in one line why a worker did not do its task: no start, no answer, or an error."""
 
 
 class WorkerTimeoutError(WorkerError):
-    """The worker did not answer in time, and was ended."""
+    """Says that a worker did not answer in time, and was ended."""
 
 
 class Worker:
-    """The parent's end: a process that leads a group of its own, with which it is ended. A context manager.
+    """Controls a worker process from the parent. The worker leads its own process group, which is ended as a whole.
+    A context manager.
 
     The first task starts the process, and so does the first task after its death. Signals of the terminal's keys
     reach only the parent. If the parent dies, the worker's input is closed, and the group ends.
@@ -110,9 +111,9 @@ class Worker:
         nice: int = 0,
         trusted: bool = True,
     ) -> None:
-        """``python -m module``, which calls ``serve_tasks``. ``job``: or what makes it, when the process is to
-        begin. ``environment``: variables added to this process's. ``nice`` lowers its priority (0 to 19).
-        ``trusted``: whether it gets this process's variables, secrets among them, and not only harmless ones."""
+        """``module``: run with ``python -m``; it calls ``serve_tasks``. ``job``: the job, or a function that makes
+        it when the process starts. ``environment``: variables added to this process's. ``nice`` lowers the priority
+        (0 to 19). ``trusted``: the worker gets all of this process's variables, including secrets."""
         self._module = module
         self._job = job if callable(job) else lambda: job
         self._environment = dict(environment or {})
@@ -120,7 +121,7 @@ class Worker:
         self._trusted = trusted
         self._said = 0  # characters on standard error since the last task
         self._process: subprocess.Popen[str] | None = None
-        self._begun = False  # the process has heard of the job
+        self._begun = False  # the process has received the job
         # Guards the members below and the reaping of the process: a free process id may soon belong to another
         # process.
         self._lock = threading.Lock()
@@ -138,7 +139,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process; None if there is none."""
+        """The id of the process; None if there is none."""
         process = self._process  # another thread may set it to None by ``stop``
         return None if process is None else process.pid
 
@@ -150,17 +151,17 @@ class Worker:
         return clean_environment(child_environment()) | self._environment
 
     def launch(self) -> None:
-        """Have the process import what it needs, if none runs, before there is a job for it. Does not wait."""
+        """Start the process if none runs, so that it imports its modules before the job is known. Does not wait."""
         if self._process is None:
-            with contextlib.suppress(WorkerError):  # said again when it is started
+            with contextlib.suppress(WorkerError):  # `start` raises the error again
                 self._spawn()
 
     def start(self, limit: float) -> None:
-        """Start the process, if none runs, and have it prepare for the job, within ``limit`` seconds. Raises
-        WorkerError as ``ask`` does."""
+        """Start the process, if none runs, and wait until it is prepared for the job, at most ``limit`` seconds.
+        Raises WorkerError as ``ask`` does."""
         process = self._process  # another thread may set it to None by ``stop``
         if process is not None and _has_ended(process.pid):
-            self._end()  # while it had nothing to do
+            self._end()  # the process died while it was idle
         elif process is not None and self._begun:
             return
         with self._within(limit):
@@ -173,11 +174,12 @@ class Worker:
                 raise
 
     def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
-        """Have one task done within ``limit`` seconds, after a start within as many; from one thread at a time.
+        """Send a task and return the answer. The task may take ``limit`` seconds, and a start before it as many.
+        Call this from one thread at a time.
 
         Raises:
-            WorkerTimeoutError: there was no answer in time; the process was ended.
-            WorkerError: it could not be started, it ended, or it answered with an error; says why.
+            WorkerTimeoutError: the process did not answer in time, and was ended.
+            WorkerError: the process could not be started, ended, or answered with an error; the text says why.
         """
         self.start(limit)
         with self._within(limit):
@@ -188,7 +190,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _within(self, limit: float) -> Iterator[None]:
-        """End the process when the block takes longer."""
+        """End the process if the block takes longer than ``limit`` seconds."""
         self._overdue = False
         timer = threading.Timer(limit, self._run_out, (self._asked,))
         timer.daemon = True
@@ -205,14 +207,14 @@ class Worker:
             timer.cancel()
 
     def kill(self) -> None:
-        """End it for good, from any thread, without waiting for it: where several are to end, all are told before
-        the first is waited for by ``stop``."""
+        """End the process for good, from any thread, without waiting. To end several workers, kill all of them
+        before the first ``stop``, which waits."""
         with self._lock:
             self._stopped = True
             self._signal()
 
     def stop(self) -> None:
-        """End it for good with what it has started, from any thread; a running ``ask`` raises WorkerError."""
+        """End the process group for good, from any thread, and wait. A running ``ask`` raises WorkerError."""
         with self._lock:
             self._stopped = True
             self._signal_and_reap()
@@ -231,8 +233,8 @@ class Worker:
                     encoding="utf-8",
                     errors="replace",
                     env=self._variables(),
-                    # Not a session: Linux may share a CPU among sessions, whose processes' priorities then count
-                    # for nothing beside other sessions.
+                    # No new session: Linux may divide a CPU between sessions, and then ignores priorities between
+                    # processes of different sessions.
                     process_group=0,
                 )
             except OSError as error:
@@ -253,7 +255,7 @@ class Worker:
         return process
 
     def _exchange(self, process: "subprocess.Popen[str]", question: str) -> dict[str, Any]:
-        """Send one line and wait for its answer."""
+        """Send one line and return the answer."""
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("a worker has pipes")
         self._said = 0
@@ -261,7 +263,7 @@ class Worker:
             process.stdin.write(question + "\n")
             process.stdin.flush()
             line = process.stdout.readline(_LINE_LIMIT)
-        except (OSError, ValueError):  # closed, by it or by us
+        except (OSError, ValueError):  # either side has closed the pipe
             line = ""
         if len(line) == _LINE_LIMIT:
             self._end()
@@ -275,7 +277,7 @@ class Worker:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            self._end()  # nobody knows what its next line would answer
+            self._end()  # its next line could belong to any task
             raise WorkerError(f"{self._module} answered with something else than a JSON object")
         if "error" in answer:
             raise WorkerError(_short(str(answer["error"])))
@@ -298,14 +300,14 @@ class Worker:
         if process is not None:
             try:
                 process.wait(_REAPING_S)
-            except subprocess.TimeoutExpired:  # stuck in a driver or on a disk: nobody waits for that
+            except subprocess.TimeoutExpired:  # stuck in a driver or on a disk: not waited for
                 threading.Thread(target=process.wait, name="reap", daemon=True).start()
 
     def _signal(self) -> None:
         """With the lock held."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # compilers outlive it by seconds, or for ever
+                os.killpg(self._process.pid, signal.SIGKILL)  # otherwise its compilers would go on
 
     def _keep_errors(self, process: "subprocess.Popen[str]") -> None:
         while process.stderr is not None and (line := process.stderr.readline(_LINE_LIMIT)):
@@ -324,8 +326,8 @@ class Worker:
 
 
 def _wait_unreaped(pid: int) -> None:
-    """Wait until a process has ended by itself, so that killing its group does not hide the real cause. The process
-    is not reaped. A process that closed its output and goes on is waited for at most ``_LAST_WORDS_S``."""
+    """Wait until a process has ended by itself, so that killing its group does not hide the real exit status. Waits
+    at most ``_LAST_WORDS_S`` seconds, and does not reap the process."""
     end = time.monotonic() + _LAST_WORDS_S
     while not _has_ended(pid) and time.monotonic() < end:
         time.sleep(0.01)
@@ -353,19 +355,19 @@ def _ending(code: int | None) -> str:
 
 
 def within(seconds: float, work: Callable[[], T], name: str) -> T:
-    """Does work on another thread, which is left to itself when the time is over. Raises TimeoutError then."""
+    """Does work on another thread. Raises TimeoutError after ``seconds``, and abandons the thread."""
     return begin(work, name).result(seconds)
 
 
 def begin(work: Callable[[], T], name: str) -> "Future[T]":
-    """Begins work on a thread of its own. Returns the future of its result."""
+    """Begins work on a new daemon thread. Returns the future of its result."""
     future: Future[T] = Future()
     threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True).start()
     return future
 
 
 def fulfil(future: "Future[T]", work: Callable[[], T]) -> None:
-    """Does work, and gives its result or its exception to a future."""
+    """Does work, and stores its result or its exception in a future."""
     try:
         future.set_result(work())
     except BaseException as error:

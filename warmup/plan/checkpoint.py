@@ -1,8 +1,8 @@
-"""Brings a checkpoint to this machine and reads all of it but the weights, before torch is imported. No torch.
+"""Downloads a checkpoint and reads everything except its weights, before torch is imported. Imports no torch.
 
-A chat template takes a process and half a second to read. The tokens that it puts around a message are recorded in
-the artifact folder, under the name of the checkpoint's folder, with a digest of its files, of our code and of the
-versions of libraries. If any of them changes, the next start makes a new record.
+Rendering a chat template takes a process and half a second. So the tokens that the template puts around a message
+are recorded in the artifact folder, under the name of the checkpoint's folder, with a digest of the checkpoint's
+files, snapcap's code and the versions of libraries. If any of them changes, the next start makes a new record.
 """
 
 import contextlib
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on local disk, with everything read but its weights, and its tokenizer when it is asked for.
+    """Holds a checkpoint on the local disk: everything except its weights. The tokenizer is read on first use.
 
-    ``bring``: where ``folder`` has all but the weights, which are prepared ones, what brings the whole checkpoint
-    to this machine and returns its folder.
+    ``bring``: if ``folder`` lacks the weights, because the start has prepared weights, a function that downloads
+        the
+    whole checkpoint and returns its folder.
     """
 
     name: str
@@ -47,8 +48,8 @@ class Checkpoint:
 
     @classmethod
     def of(cls, options: StartOptions, folder: Path, config: ModelConfig) -> "Checkpoint":
-        """The checkpoint of these options, whose configuration is read already. Raises ConfigError if its files
-        cannot be used."""
+        """Reads the checkpoint of these options with a configuration that is already read. Raises ConfigError if
+        its files cannot be used."""
         from snapcap.models.processing.transform import ImageTransform  # noqa: PLC0415  imports numpy
 
         vision = config.vision
@@ -57,32 +58,32 @@ class Checkpoint:
 
     @classmethod
     def read(cls, options: StartOptions, folder: Path) -> "Checkpoint":
-        """The checkpoint of these options, which is in ``folder``. Raises ConfigError as ``of`` does."""
+        """Reads the checkpoint of these options from ``folder``. Raises ConfigError as ``of`` does."""
         return cls.of(options, folder, config_of(options, folder))
 
     def whole(self) -> "Checkpoint":
-        """The same with its weights, brought here first where they are not. Raises CheckpointError if they cannot
-        be had."""
+        """Returns the checkpoint with its weights, which are downloaded if missing. Raises CheckpointError if the
+        download fails."""
         return self if self.bring is None else replace(self, folder=self.bring(), bring=None)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
-        """Read once. Raises ConfigError."""
+        """The tokenizer, read once. Raises ConfigError if its files cannot be used."""
         from snapcap.models.processing.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
 
         return Tokenizer.from_folder(self.folder, self.config.chat)
 
 
 def resolved(options: StartOptions) -> Path:
-    """Brings the checkpoint's files to this machine and returns their folder. Raises CheckpointError."""
+    """Downloads the checkpoint if needed, and returns its folder. Raises CheckpointError."""
     from snapcap.warmup.checkpoints.source import resolve_checkpoint  # noqa: PLC0415  the HTTP process has the folder
 
     return resolve_checkpoint(options.model.source, options.model.cache_dir, options.s3)
 
 
-def brought(options: StartOptions, identity: Mapping[str, str]) -> Path:
-    """The folder of the checkpoint of this revision: its configuration and tokenizer are in use by now. Raises
-    CheckpointError if it cannot be had, or is of another revision."""
+def downloaded(options: StartOptions, identity: Mapping[str, str]) -> Path:
+    """Downloads the whole checkpoint and returns its folder. ``identity``: the revision whose configuration the
+    start uses already. Raises CheckpointError if the download fails, or has another revision."""
     from snapcap.warmup.checkpoints.source import downloaded_identity  # noqa: PLC0415  few starts need it
 
     folder = resolved(options)
@@ -92,7 +93,7 @@ def brought(options: StartOptions, identity: Mapping[str, str]) -> Path:
 
 
 def read_checkpoint(options: StartOptions) -> Checkpoint:
-    """Brings the checkpoint's files to this machine and reads all but the weights. Raises CheckpointError,
+    """Downloads the checkpoint if needed, and reads everything except the weights. Raises CheckpointError or
     ConfigError if the source or its files cannot be used."""
     return Checkpoint.read(options, resolved(options))
 
@@ -105,15 +106,14 @@ _LIBRARIES = ("jinja2", "tokenizers")
 
 @dataclass(frozen=True)
 class _Record:
-    """Holds the tokens of a chat template; ``digest``: of everything that decides them."""
+    """Holds the tokens of a chat template. ``digest``: SHA-256 of everything that decides the tokens."""
 
     digest: str
     chat: ChatIds
 
 
 def config_of(options: StartOptions, folder: Path) -> ModelConfig:
-    """The configuration of the checkpoint of these options, which is in ``folder``. Raises what ``read_config``
-    does."""
+    """Returns the configuration of the checkpoint in ``folder``. Raises as ``read_config`` does."""
     model, images = options.model, options.images
     return read_config(folder, options.store_folder, model.text_tokens, images.max_image_tokens)
 
@@ -121,8 +121,8 @@ def config_of(options: StartOptions, folder: Path) -> ModelConfig:
 def read_config(
     folder: Path, store_folder: Path, text_tokens: int = 0, image_tokens: int = IMAGE_TOKENS
 ) -> ModelConfig:
-    """The configuration of a checkpoint folder, with what is recorded of its chat template, if it has one. Takes
-    and raises what ``ModelConfig.from_folder`` and ``with_text_tokens`` do."""
+    """Returns the configuration of a checkpoint folder, with the recorded tokens of its chat template, if it has
+    one. Takes the arguments and raises the errors of ``ModelConfig.from_folder`` and ``with_text_tokens``."""
     config = ModelConfig.from_folder(folder, partial(_recorded, store_folder), image_tokens)
     return config.with_text_tokens(text_tokens)
 
@@ -142,25 +142,25 @@ def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
             if found.digest == digest and min(ids) >= 0:
                 return chat
     except StoreError as error:
-        _logger.warning("what is recorded of chat templates is not used", extra={"fields": {"reason": str(error)}})
+        _logger.warning("records of chat templates cannot be used", extra={"fields": {"reason": str(error)}})
     except ValueError:  # a record of another version
         pass
     from snapcap.models.processing.chat import read_chat  # noqa: PLC0415  libraries of text, which a record spares
 
     chat = read_chat(folder, markup)
     if store is not None:
-        with contextlib.suppress(StoreError):  # a folder that cannot be written costs the next start the same
+        with contextlib.suppress(StoreError):  # without a record, the next start reads the template again
             store.keep(name, to_json(_Record(digest, chat)).encode())
     return chat
 
 
 def _digest(folder: Path, markup: ImageMarkup) -> str:
-    """SHA-256, in hex, of everything that decides what is recorded."""
+    """Returns the SHA-256, in hex, of everything that decides the recorded tokens."""
     versions = {library: installed_version(library) for library in _LIBRARIES}
     digest = hashlib.sha256(canonical_json([asdict(markup), versions]))
     ours = package_folder("snapcap.models") / "processing"
     files = [ours / name for name in _SOURCES] + [folder / name for name in ("config.json", *TEXT_FILES)]
     for file in files:
-        if is_there(file):  # anything but a file is not read for a template either, and a pipe would never end
+        if is_there(file):  # only regular files: reading a FIFO would never end
             digest.update(f"{file.name} {hashlib.sha256(read_bytes(file)).hexdigest()}\n".encode())
     return digest.hexdigest()

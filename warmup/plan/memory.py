@@ -28,9 +28,9 @@ from snapcap.warmup.plan.plan import Plan, make_plan
 _logger = logging.getLogger("snapcap.start")
 
 GIB = 1 << 30
-# A process that uses a GPU: its context, the kernels of torch and cuBLAS, and their workspaces.
+# Bytes of any process that uses a GPU: its context, the kernels of torch and cuBLAS, and their workspaces.
 PROCESS_BYTES = 700 << 20
-# A process that serves, besides: CUDA graphs, kernels of packages, and gaps between blocks.
+# Further bytes of a process that serves: CUDA graphs, kernels of packages, and gaps between blocks.
 SERVING_BYTES = 400 << 20
 # Activations of a transformer block, in sizes of its input: q, k, v, attention, and twice an inner layer four wide.
 _ACTIVATIONS = 16
@@ -51,12 +51,12 @@ class MemoryPlan:
 
     @cached_property
     def state(self) -> DecodeState[Spec]:
-        """The buffers of the plan, described."""
+        """The shapes and dtypes of the plan's buffers."""
         return self._state(self._memory())
 
     @cached_property
     def buffers(self) -> int:
-        """Bytes of everything that slots hold, searches and images included."""
+        """Bytes of all buffers of the slots, including beam searches and images."""
         memory, rows = self._memory(), self.plan.table.largest.size
         self._state(memory)
         BeamState.allocate(rows, self.plan.cache_length, memory)
@@ -64,7 +64,8 @@ class MemoryPlan:
         return memory.allocated
 
     def work(self, region: Region, rows: int) -> int:
-        """Bytes that a region takes at most beside its inputs, its result included, for a bucket of ``rows``."""
+        """Returns the most bytes that a region takes at a bucket of ``rows``: its result and working memory,
+        without its inputs."""
         order = self.regions.of(region.component)
         place = order.index(region) if region in order else len(order)
         item = self._item
@@ -80,22 +81,22 @@ class MemoryPlan:
         return sizes * max(widest) + more + _SMALL_BYTES
 
     def package(self, region: Region, rows: int, weights: int) -> int:
-        """Bytes that compiling or checking a package takes at most, beside the process itself. A check holds the
-        inputs twice, for two results that are compared. ``weights``: bytes of all weights of the model."""
+        """Returns the most bytes that compiling or checking a package takes, without the process itself. A check
+        holds the inputs twice, to compare two results. ``weights``: bytes of all weights of the model."""
         decoder = self.config.decoder
         tables = 2 * decoder.vocab_size * decoder.hidden_size * self._item  # and whatever else has one layer
         own = min(weights, tables if region.layers == 1 else weights // region.layers)
         return 2 * (sum(self._inputs(region, rows)) + own) + self.work(region, rows)
 
     def serving(self, weights: int) -> int:
-        """Bytes that serving takes at most, beside the process's context: weights, buffers, and what the largest
-        region takes while it runs."""
+        """Returns the most bytes that serving takes, without the process's context: weights, buffers, and the
+        largest region's working memory."""
         return weights + self.buffers + self._largest_work + SERVING_BYTES
 
     @property
     def swap(self) -> int:
-        """Bytes that a serving process may still take while packages are built beside it: a swap compares two sets
-        of buffers, and the largest bucket may not have run yet."""
+        """Bytes that a server may still take during a background build: a swap compares two sets of buffers, and
+        the largest bucket may not have run yet."""
         return 2 * self.buffers + self._largest_work + SERVING_BYTES
 
     @property
@@ -114,13 +115,13 @@ class MemoryPlan:
         return DecodeState.allocate(self.config, slots, self.plan.cache_length, memory, self.plan.activations)
 
     def _inputs(self, region: Region, rows: int) -> list[int]:
-        """Bytes of each activation and cache that a region takes."""
+        """Returns the bytes of each activation and cache that is an input of a region."""
         return [spec_bytes(each) for each in region_inputs(region, self.config, self.state, rows)]
 
 
 def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
-    """Bytes of device memory that serving the checkpoint in ``folder`` takes at least, and at most; 0 on a CPU.
-    Raises what reading the configuration and ``make_plan`` raise."""
+    """Returns the least and the most bytes of device memory for serving the checkpoint in ``folder``; 0 on a CPU.
+    Raises the errors of reading the configuration and of ``make_plan``."""
     config = config_of(options, folder)
     plan = make_plan(config, options)
     if plan.device_type == "cpu":
@@ -130,7 +131,7 @@ def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
 
 
 def buckets_that_fit(config: ModelConfig, plan: Plan, weights: int, free: int) -> tuple[int, ...]:
-    """The plan's bucket sizes without the largest, which do not fit ``free`` bytes; at least the smallest one."""
+    """Returns the plan's bucket sizes that fit into ``free`` bytes, and always the smallest one."""
     sizes = plan.buckets
     while len(sizes) > 1 and MemoryPlan(config, replace(plan, buckets=sizes)).serving(weights) > free:
         sizes = sizes[:-1]
@@ -138,7 +139,7 @@ def buckets_that_fit(config: ModelConfig, plan: Plan, weights: int, free: int) -
 
 
 def checkpoint_bytes(folder: Path, dtype: str) -> int:
-    """Bytes that the weights of a checkpoint folder take in ``dtype``; 0 where it has none that can be read."""
+    """Returns the bytes of a checkpoint's weights in ``dtype``; 0 if the folder has no readable weights."""
     item = spec_bytes((dtype, (1,), (1,)))
     files = [*folder.glob("*.safetensors")]
     try:
@@ -146,11 +147,11 @@ def checkpoint_bytes(folder: Path, dtype: str) -> int:
             return item * sum(map(_numbers, files))
         return item * sum(file.stat().st_size // 4 for file in folder.glob("*.bin"))
     except (OSError, ValueError, KeyError, TypeError):
-        return 0  # a file that cannot be read is an error of those who load it
+        return 0  # loading the weights will report an unreadable file
 
 
 def _numbers(file: Path) -> int:
-    """The numbers in a safetensors file, by its header."""
+    """Returns how many numbers a safetensors file has, by its header."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(min(int.from_bytes(opened.read(8), "little"), 100 << 20)))
     header.pop("__metadata__", None)
@@ -158,7 +159,7 @@ def _numbers(file: Path) -> int:
 
 
 def gib(size: float) -> str:
-    """Bytes in GiB, to be read."""
+    """Formats bytes as GiB, for messages."""
     return f"{size / GIB:.1f} GiB"
 
 
@@ -166,13 +167,13 @@ _CHILD_S = 30.0
 
 
 def device_index(plan: Plan) -> int:
-    """The number of the plan's GPU."""
+    """Returns the index of the plan's GPU."""
     return int(plan.device.partition(":")[2] or 0)
 
 
 def free_here(plan: Plan) -> int | None:
-    """Bytes of the plan's GPU that this process may take beside its context, which is made; None for a CPU, and
-    where the driver does not say."""
+    """Returns the free bytes of the plan's GPU for this process, whose context is created first; None for a CPU, or
+    if the driver does not answer."""
     if plan.device_type != "cuda":
         return None
     with contextlib.suppress(CudaDriverError, AttributeError):
@@ -181,8 +182,8 @@ def free_here(plan: Plan) -> int | None:
 
 
 def free_for_another(plan: Plan) -> int | None:
-    """Bytes of the plan's GPU that another process may take beside its context, as a process of its own finds out:
-    this one takes none. None as above."""
+    """Returns the free bytes of the plan's GPU for another process with its context. A child process measures them,
+    so that this process takes no device memory. Returns None as ``free_here`` does."""
     if plan.device_type != "cuda":
         return None
     command = [*python_module(__name__), str(device_index(plan))]
@@ -195,17 +196,17 @@ def free_for_another(plan: Plan) -> int | None:
 
 
 def plan_of_server(checkpoint: Checkpoint, options: StartOptions) -> Plan:
-    """Returns the plan that a server on this machine makes, with the buckets for which its GPU has room."""
+    """Returns the plan of a server on this machine, with the buckets that fit into its GPU's memory."""
     plan = make_plan(checkpoint.config, options)
     return fitted(checkpoint, plan, free_for_another(plan))
 
 
 def fitted(checkpoint: Checkpoint, plan: Plan, free: int | None, weights: int = 0) -> Plan:
-    """The plan without the largest buckets that do not fit, which the log names.
+    """Returns the plan without the largest buckets that do not fit. The log names these buckets.
 
     Args:
-        free: bytes, as above; None keeps every bucket.
-        weights: bytes of the weights, where they are known; 0: as the checkpoint's files have them.
+        free: free bytes of the GPU, of ``free_here`` or ``free_for_another``; None keeps every bucket.
+        weights: bytes of the weights; 0: computed from the checkpoint's files.
     """
     if free is None:
         return plan

@@ -1,6 +1,6 @@
-"""Decides what is going to run from the model and the machine, and which batch sizes are compiled. No torch.
+"""Decides from the model and the machine which device, dtype, threads and batch sizes a start uses. No torch.
 
-The artifact key is made of the plan, so it is known while torch is still being imported.
+The artifact key is computed from the plan, so it is known before torch is imported.
 """
 
 from collections.abc import Iterable
@@ -18,22 +18,22 @@ from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64
 AUTO = "auto"
-LONG_ENCODE = 2 * 10**9  # multiplications of an image; some 40 ms of a CPU
-INSTRUCTION_TOKENS = 64  # room for an instruction, of a model that takes them
+LONG_ENCODE = 2 * 10**9  # multiplications for an image; some 40 ms on one CPU
+INSTRUCTION_TOKENS = 64  # tokens of the cache for an instruction, if the model takes instructions
 
 InductorOption = str | int | bool
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A compiled batch size: ``size`` rows, of which the last ones may be padding."""
+    """Names a compiled batch size: ``size`` rows, of which the last may be padding."""
 
     size: int
 
 
 @dataclass(frozen=True)
 class BucketTable:
-    """Buckets in ascending order; one table serves the encoder and the decoder."""
+    """Lists the buckets in ascending order, for the encoder and the decoder."""
 
     buckets: tuple[Bucket, ...]
 
@@ -54,8 +54,8 @@ class BucketTable:
         return tuple(bucket.size for bucket in self.buckets)
 
     def fit(self, rows: int) -> Bucket:
-        """The smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or above the largest
-        bucket."""
+        """Returns the smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or above the
+        largest bucket."""
         if rows < 1:
             raise ValueError(f"a batch has at least one row, not {rows}")
         for bucket in self.buckets:
@@ -64,10 +64,10 @@ class BucketTable:
         raise ValueError(f"{rows} rows do not fit the largest bucket, {self.largest.size}")
 
     def admit(self, waiting: int) -> int:
-        """How many of ``waiting`` rows to encode at once, at least one.
+        """Returns how many of ``waiting`` rows to encode at once, at least one.
 
-        An encoder bucket costs its padded size, on a CPU in full: if more than a third of the bucket that holds
-        all of them would be padding, the largest bucket that they fill is taken, and the rest follow.
+        Padding rows cost encode time, on a CPU as much as real rows. If more than a third of the bucket that holds
+        all rows would be padding, the largest bucket that they fill is used, and the other rows follow.
         """
         rows = min(waiting, self.largest.size)
         if 3 * rows >= 2 * self.fit(rows).size:
@@ -77,11 +77,11 @@ class BucketTable:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that shapes a compiled region besides the model's own dimensions.
+    """Holds everything besides the model's dimensions that decides how regions are compiled.
 
-    ``device`` is cpu or cuda:N, ``dtype`` a torch dtype's name, which in int8 is that of linear layers' weights
-    alone, ``threads`` the CPU threads of one operation, ``text_tokens`` the argument of
-    `ModelConfig.with_text_tokens`, ``image_tokens`` the most tokens of a picture of any shape.
+    device: cpu or cuda:N. dtype: the name of a torch dtype; int8 is the dtype only of linear layers' weights.
+    threads: CPU threads of one operation. text_tokens: the argument of `ModelConfig.with_text_tokens`.
+    image_tokens: the most tokens of a picture of any shape.
     """
 
     device: str
@@ -116,8 +116,8 @@ class Plan:
         torch has in binary form.
 
         On an H200 cuDNN's attention makes encodes of 16 and 64 images 4 to 6 % faster. But cuDNN ships it as PTX,
-        which the driver compiles in every new container, and plans it anew for each bucket: 0.6 s of a start. So
-        only the mode for the fastest kernels allows it.
+        which the driver compiles in every new container, and makes a plan for each bucket: 0.6 s of a start. So
+        only max-autotune allows it.
         """
         return self.mode(component) == "max-autotune"
 
@@ -128,8 +128,8 @@ class Plan:
 
     @property
     def runs_on_libtorch(self) -> bool:
-        """False if packages of this plan run on the CPU library alone: torch's own product by weights in int8 takes
-        twenty times as long as one in float32."""
+        """False if packages of this plan run only on the CPU library: libtorch's product by int8 weights takes
+        twenty times as long as a float32 product."""
         return self.dtype != "int8"
 
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
@@ -154,12 +154,12 @@ class Plan:
 
 
 def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
-    """Options for ``torch._inductor`` by their dotted names; the same for aot and jit.
+    """Returns the options for ``torch._inductor`` by their dotted names; the same for aot and jit.
 
     ``max-autotune`` benchmarks GEMM templates against the libraries' kernels. On cuda, kernels are embedded in the
-    package, so that a server starts no compiler and needs no cache folder; and the columns of a product are not
-    padded. Inductor would decide that by a stopwatch, and a padded product's rows lie further apart: the next
-    package, which was compiled for rows without padding, reads them shifted.
+    package, so that a server starts no compiler and needs no cache folder. The columns of a product are not padded:
+    Inductor would decide that by measuring, and the next package, which is compiled for rows without padding, would
+    read wrong numbers.
     """
     options: dict[str, InductorOption] = {}
     if mode == "max-autotune":
@@ -167,13 +167,14 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
     if device_type == "cuda":
         options["aot_inductor.embed_kernel_binary"] = True
         options["shape_padding"] = False
-        # Every builder would make one of its own.
+        # Otherwise every compiler process would start its own pool.
         options["aot_inductor.precompile_headers"] = False
     return options
 
 
 def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
-    """Decide what the options leave open. Raises StartError if an option does not fit the model or the machine."""
+    """Returns the plan for these options, and decides the values that they leave open. Raises StartError if an
+    option does not fit the model or the machine."""
     task, compute = options.model.task, options.compute
     if task and Task.find(task, config.tasks) is None:
         known = ", ".join(each.name for each in config.tasks)
@@ -200,9 +201,9 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
-    """Returns the device and dtype that the options mean, without reading the model. The dtype stays ``auto`` on a
-    CPU with bfloat16 instructions: there a checkpoint stored in bfloat16 runs in bfloat16, and any other in
-    float32. Raises StartError if the device does not run the dtype."""
+    """Returns the device and dtype of the options, without reading the model. On a CPU with bfloat16 instructions
+    the dtype stays ``auto``: a checkpoint stored in bfloat16 runs in bfloat16, any other in float32. Raises
+    StartError if the device does not support the dtype."""
     device, dtype = resolve_device(compute.device), compute.dtype
     if dtype == "int8" and device.startswith("cuda"):
         raise StartError("dtype int8: only a CPU runs it; leave --dtype out, or take --device cpu")
@@ -214,18 +215,18 @@ def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
 
 
 def _threads(config: ModelConfig) -> int:
-    """All CPUs for a model whose images take long, and all but one for others.
+    """Returns all CPUs for a model with long encodes, and all but one for other models.
 
-    The threads of an operation wait for each other, so where one of them has to wait for a CPU all do. The demo
-    model's server is busy with HTTP and with decoding images for a third of its time, and answered three quarters
-    under load with 2 threads on 2 CPUs of what it did with 1. For models as people use them that is nothing, and a
-    CPU less is as much slower (benchmarks/NOTES.md has both).
+    The threads of an operation wait for each other, so if one thread waits for a CPU, all do. The demo model's
+    server spends a third of its time on HTTP and decoding images, and on 2 CPUs answered under load with 2 threads
+    three quarters as many requests as with 1. For larger models this share is negligible, and one CPU less makes
+    them slower in proportion (benchmarks/NOTES.md has both).
     """
     return whole_cpus() if config.vision.multiplications >= LONG_ENCODE else all_but_one()
 
 
 def _cache_length(config: ModelConfig, options: StartOptions) -> int:
-    """Positions a row's cache holds: as set, or room for the model's default length and a prompt."""
+    """Returns the positions of a row's cache: as set, or enough for the model's default length and a prompt."""
     positions = config.decoder.n_positions
     generated = max(config.generation.max_length, options.model.max_new_tokens + 1)
     instruction = 0 if config.chat is None else INSTRUCTION_TOKENS

@@ -1,6 +1,7 @@
-"""Records what the start and the builds behind it have reached, for `/startup` and the metrics. No torch.
+"""Records the progress of the start and of background builds, for `/startup` and the metrics. Imports no torch.
 
-Counts of what this process has of torch's Python module, and has compiled with it, are read from its modules.
+The counts of torch's Python modules and of compiled graphs are read from the modules that this process has
+imported.
 """
 
 import sys
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class CacheCounts(NamedTuple):
-    """Lookups in torch's compile caches, of whole graphs (AOTAutograd) and of their code (Inductor).
+    """Counts lookups in torch's compile caches, of whole graphs (AOTAutograd) and of their code (Inductor).
 
-    ``bypasses`` are graphs that torch cannot cache at all.
+    ``bypasses``: graphs that torch cannot cache at all.
     """
 
     hits: int = 0
@@ -29,7 +30,7 @@ class CacheCounts(NamedTuple):
 
 
 class CompilerCounts(NamedTuple):
-    """Graphs compiled, lookups, and torch's Python modules: 0 where packages run without them."""
+    """Counts compiled graphs, cache lookups and torch's Python modules; 0 if packages run without torch."""
 
     graphs: int = 0
     caches: CacheCounts = CacheCounts()
@@ -42,17 +43,17 @@ def compiler_counts() -> CompilerCounts:
 
 
 def torch_modules() -> int:
-    """Modules named torch, or below it, that have been imported."""
+    """Returns the number of imported modules of torch, including submodules."""
     return sum(name == "torch" or name.startswith("torch.") for name in list(sys.modules))
 
 
 def compiled_graphs() -> int:
-    """Graphs that Dynamo has compiled; 0 where it was never imported, which is every aot and eager server."""
+    """Returns the number of graphs that Dynamo has compiled; 0 without Dynamo, as in every aot and eager server."""
     return int(_counters().get("stats", {}).get("unique_graphs", 0))
 
 
 def cache_counts() -> CacheCounts:
-    """Returns the hits and misses of Dynamo's caches; zeros where nothing was compiled."""
+    """Returns the hits and misses of Dynamo's caches; zeros if nothing was compiled."""
     counters = _counters()
     caches = (("aot_autograd", "autograd_cache"), ("inductor", "fxgraph_cache"))
     return CacheCounts(
@@ -86,13 +87,13 @@ class BucketStatus:
     start: float | None = None
 
 
-# How a build may end. "fetched": another server was faster; "declined": this one may not publish.
+# Results of a build. "fetched": another server has published the set; "declined": this server may not publish.
 BUILD_RESULTS = ("published", "fetched", "failed", "declined")
 
 
 @dataclass(frozen=True)
 class FetchStatus:
-    """Holds the result of looking for artifacts."""
+    """Holds the result of the lookup of artifacts."""
 
     kind: str
     result: str
@@ -104,8 +105,8 @@ class FetchStatus:
 
 @dataclass(frozen=True)
 class WeightsStatus:
-    """Holds the result of looking for prepared weights: hit, miss, corrupt, untrusted, error or off. After any
-    result but a hit the start reads the checkpoint. ``bytes_fetched``: bytes downloaded from a store."""
+    """Holds the result of the lookup of prepared weights: hit, miss, corrupt, untrusted, error or off. Except after
+    a hit, the start reads the checkpoint. ``bytes_fetched``: bytes downloaded from a store."""
 
     result: str
     reason: str
@@ -114,7 +115,7 @@ class WeightsStatus:
 
 @dataclass
 class StatusState:
-    """All that a status holds, as it is sent to another process."""
+    """Holds the data of a status, in the form that is sent to another process."""
 
     device: str | None = None
     dtype: str | None = None
@@ -129,7 +130,7 @@ class StatusState:
 
 
 class StartupStatus:
-    """Thread-safe: the start and the builder write, HTTP and metrics read. ``state`` is only read by others."""
+    """Collects the status of a start. Thread-safe. Callers must not change ``state``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -149,8 +150,7 @@ class StartupStatus:
             self.state = state
 
     def compiled_elsewhere(self, counts: CompilerCounts) -> None:
-        """Take the compiler's counts from the engine process, which has the model. torch's modules are the sum of
-        both processes."""
+        """Take over the compiler's counts of the engine process. torch's modules are the sum of both processes."""
         self._compiler = lambda: counts._replace(modules=counts.modules + torch_modules())
 
     @contextmanager
@@ -162,12 +162,12 @@ class StartupStatus:
 
     @property
     def backend(self) -> str | None:
-        """The backend that serves: its name where all buckets agree, else ``mixed``; None before any is warm."""
+        """The serving backend: ``mixed`` if buckets have different ones; None before a bucket is warm."""
         names = {bucket.backend for bucket in self.buckets() if bucket.state != "pending"}
         return "mixed" if len(names) > 1 else next(iter(names), None)
 
     def expect(self, sizes: tuple[int, ...], device: str, dtype: str) -> None:
-        """Every bucket of both components, pending."""
+        """Set every bucket of both components to pending."""
         with self._changed():
             self.state.device, self.state.dtype = device, dtype
             for component in COMPONENTS:
@@ -175,23 +175,23 @@ class StartupStatus:
                     self.state.buckets[component, size] = BucketStatus(component, size)
 
     def started(self) -> None:
-        """The start is over: what serves now is its tier."""
+        """Record the end of the start: the present backend is its tier."""
         tier, compiled = self.backend, self._compiler().graphs
         with self._changed():
             self.state.tier, self.state.compiled = tier, compiled
 
     def compile_events(self) -> dict[str, int]:
-        """Graphs compiled until the start was over, and since."""
+        """Returns the number of graphs compiled during the start, and since."""
         total, before = self._compiler().graphs, self.state.compiled
         return {"startup": total if before is None else before, "serving": 0 if before is None else total - before}
 
     def cache_counts(self) -> CacheCounts:
-        """Lookups in torch's compile caches."""
+        """Returns the lookups in torch's compile caches."""
         return self._compiler().caches
 
     @property
     def torch_modules(self) -> int:
-        """torch's Python modules in the server's processes."""
+        """Returns the number of torch's Python modules in the server's processes."""
         return self._compiler().modules
 
     def fetched(self, artifacts: "Artifacts") -> None:
@@ -216,12 +216,12 @@ class StartupStatus:
             self.state.counts["bucket_swaps", result] += 1
 
     def fell_back(self, region: str, size: int) -> None:
-        """A call of the jit backend that none of the region's graphs fitted has run eager."""
+        """Count a call of the jit backend that ran eager because no graph of the region fitted."""
         with self._changed():
             self.state.counts["eager_fallbacks", region, str(size)] += 1
 
     def building(self, **progress: Any) -> None:
-        """Members of the background build's progress, over those set before."""
+        """Update members of the background build's progress. Other members keep their values."""
         with self._changed():
             self.state.build = {**(self.state.build or {}), **progress}
             if progress.get("state") in BUILD_RESULTS:
@@ -229,11 +229,11 @@ class StartupStatus:
 
     @property
     def is_building(self) -> bool:
-        """True while a background build runs, and does not wait for another one."""
+        """True while a background build runs. False while it waits for another build."""
         return (self.state.build or {}).get("state") == "building"
 
     def counts(self, name: str) -> dict[tuple[str, ...], int]:
-        """A counter's values by its labels."""
+        """Returns a counter's values by its labels."""
         with self._lock:
             return {labels[1:]: count for labels, count in self.state.counts.items() if labels[0] == name}
 
@@ -250,7 +250,7 @@ class StartupStatus:
         seconds: float | None = None,
         start: float | None = None,
     ) -> None:
-        """The warm-up stays as it was unless ``seconds`` and ``start`` are given."""
+        """Set the state and backend of a bucket. Without ``seconds`` and ``start`` its warm-up times stay."""
         with self._changed():
             known = self.state.buckets.get((component, size), BucketStatus(component, size))
             self.state.buckets[component, size] = replace(
@@ -266,17 +266,17 @@ class StartupStatus:
             return self.state.buckets[component, size]
 
     def decoder_backend(self, size: int) -> str:
-        """The backend that runs the decode step of this bucket."""
+        """Returns the backend that runs the decode step of this bucket."""
         return self.bucket("decoder", size).backend
 
     def buckets(self) -> list[BucketStatus]:
-        """Encoder first, ascending sizes."""
+        """Returns the buckets: the encoder's first, in ascending sizes."""
         with self._lock:
             buckets = self.state.buckets.values()
             return sorted(buckets, key=lambda b: (b.component != "encoder", b.size))
 
     def to_dict(self) -> dict[str, Any]:
-        """The part of `/startup` that is not the timeline."""
+        """Returns the content of `/startup` without the timeline."""
         state = self.state
         return {
             "backend": self.backend,

@@ -33,7 +33,7 @@ PHASES = (
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of the start; ``end`` is None while it runs. Phases may overlap: they run in several threads."""
+    """Times a phase of the start; ``end`` is None while it runs. Phases in different threads may overlap."""
 
     name: str
     start: float
@@ -53,13 +53,13 @@ class Timeline:
 
     @classmethod
     def since_exec(cls) -> "Timeline":
-        """A timeline of this process, whose first phase, ``interpreter``, ends now."""
+        """Returns a timeline of this process. Its first phase, ``interpreter``, ends now."""
         timeline = cls(process_start())
         timeline.add(Phase("interpreter", 0.0, timeline.now()))
         return timeline
 
     def listen(self, listener: Callable[[Phase], None]) -> None:
-        """Call ``listener`` with every phase so far, and with each one as it begins and as it ends."""
+        """Call ``listener`` with every phase so far, and with each later phase when it begins and when it ends."""
         with self._lock:
             self._listeners.append(listener)
             phases = tuple(self._phases)
@@ -67,11 +67,11 @@ class Timeline:
             listener(phase)
 
     def now(self) -> float:
-        """Seconds since exec."""
+        """Returns the seconds since exec."""
         return time.monotonic() - self.origin
 
     def add(self, phase: Phase) -> None:
-        """A phase that something else has timed; one that has ended takes the place of itself as it began."""
+        """Add a phase that the caller has timed. An ended phase replaces its unended entry."""
         with self._lock:
             running = replace(phase, end=None)
             if running in self._phases:
@@ -84,7 +84,7 @@ class Timeline:
 
     @contextmanager
     def phase(self, name: str, start: float | None = None) -> Iterator[None]:
-        """Record the time inside the block, also when it raises. ``start``: when it began, if not now."""
+        """Record the block as a phase, even if it raises. ``start``: seconds since exec at its begin; None: now."""
         started = Phase(name, self.now() if start is None else start)
         self.add(started)
         try:
@@ -99,7 +99,7 @@ class Timeline:
             self._marks.setdefault(name, now)
 
     def phases(self) -> list[Phase]:
-        """In the order in which they began."""
+        """Returns the phases in the order in which they began."""
         with self._lock:
             return sorted(self._phases, key=lambda phase: phase.start)
 
@@ -108,16 +108,16 @@ class Timeline:
             return dict(self._marks)
 
     def current(self) -> str | None:
-        """The phase that began last and still runs."""
+        """The name of the running phase that began last; None if no phase runs."""
         running = [phase.name for phase in self.phases() if phase.end is None]
         return running[-1] if running else None
 
 
 def process_start() -> float:
-    """When this process was created, on the clock of ``time.monotonic``.
+    """Returns the moment when this process was created, on the clock of ``time.monotonic``.
 
-    Linux counts it in ticks since boot (proc(5), field 22 of ``stat``); elsewhere the interpreter's own clock
-    has to do, which misses what ran before this module was imported.
+    Linux counts it in ticks since boot (proc(5), field 22 of ``stat``). On other systems this is the import of this
+    module, so earlier work is not counted.
     """
     try:
         stat = Path("/proc/self/stat").read_text()
@@ -126,5 +126,5 @@ def process_start() -> float:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
         return time.monotonic() - time.process_time()
-    # Ticks are 10 ms: never later than now, and a clock that jumped must not make an hour of it.
+    # A tick is 10 ms, so the moment may seem to be in the future. A clock that jumped would give a wrong hour.
     return time.monotonic() - max(age, 0.0)

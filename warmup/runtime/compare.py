@@ -1,4 +1,4 @@
-"""Compares compiled results with eager ones, within what rounding at their precision allows."""
+"""Compares compiled results with eager results, within the rounding of their dtype."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ from snapcap.models.layers.weights import RegionFunction
 # ‖a − b‖ / ‖b‖ of one region. Reordered sums differ by a few ulp; a wrong input layout differs by about 1. With
 # weights of int8, compiled products round their inputs to 8 bits and eager ones do not.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.int8: 3e-2}
-_PART_NUMBERS = 1 << 22  # in fp64 and three times, 100 MB
+_PART_NUMBERS = 1 << 22  # numbers compared at a time: three copies in fp64 take 100 MB
 
 
 class CheckError(RuntimeError):
-    """A compiled result that is not the eager one."""
+    """Says that a compiled result differs from the eager result."""
 
 
 def relative_difference(actual: Tensor, expected: Tensor) -> float:
-    """‖actual − expected‖ / ‖expected‖ in fp64; infinite where either is not finite.
+    """Returns ‖actual − expected‖ / ‖expected‖ in fp64; infinite if either tensor has numbers that are not finite.
 
-    Tokens that nothing may choose, whose score is −∞ in both, count as equal.
+    Scores of −∞ in both tensors, of tokens that must not be chosen, count as equal.
     """
     if actual.shape != expected.shape:
         raise ValueError(f"cannot compare {list(actual.shape)} with {list(expected.shape)}")
@@ -37,7 +37,7 @@ def relative_difference(actual: Tensor, expected: Tensor) -> float:
 
 
 def _parts(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both tensors in pieces of few rows: in fp64 a whole cache would take several times its memory."""
+    """Yields both tensors in parts of a few rows: a whole cache in fp64 would take several times its memory."""
     if a.numel() <= _PART_NUMBERS or a.dim() == 0:
         yield a, b
     elif len(a) == 1:
@@ -51,11 +51,11 @@ def _parts(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def compare_call(
     expected: RegionFunction, actual: RegionFunction, inputs: Sequence[Tensor], dtype: torch.dtype
 ) -> float:
-    """Call both on the same inputs; compare the results and everything they wrote in place. The inputs are changed
-    as ``actual`` changes them: a third copy of large caches would not fit beside the others.
+    """Call both functions on the same inputs, and compare the results and all tensors that they write in place. The
+    inputs end as ``actual`` changes them: a third copy of large caches would not fit into memory.
 
-    Integers (tokens, positions, slots) must be equal, but for a token whose logit is as good as the eager one's.
-    The result must be contiguous: the next region's code is compiled for that.
+    Integers (tokens, positions, slots) must be equal, except for tokens whose logits are equal up to rounding. The
+    result must be contiguous, because the next region is compiled for contiguous inputs.
 
     Returns:
         The largest relative difference.

@@ -1,6 +1,6 @@
-"""Defines what a runner asks of a device, and drives a CPU. No torch.
+"""Defines the interface of a device, and implements it for a CPU. Imports no torch.
 
-The work of a CPU ends when a call returns, and its memory is the host's."""
+A CPU has finished its work when a call returns, and its memory is the host's."""
 
 import queue
 import threading
@@ -21,29 +21,28 @@ B_co = TypeVar("B_co", covariant=True)
 B_contra = TypeVar("B_contra", contravariant=True)
 T = TypeVar("T")
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
-# "failed": it answers, so what failed was the work. "lost": every later call fails too (a CUDA error that sticks:
-# a kernel's assertion, an illegal address, a GPU that has fallen off its bus); only a new process can go on.
+# "failed": the device answers, so only the work failed. "lost": every later call fails too (a sticky CUDA error: a
+# kernel's assertion, an illegal address, a GPU that has fallen off its bus); only a new process can use the device.
 DeviceHealth = Literal["failed", "out_of_memory", "lost"]
 
 
 @dataclass(frozen=True)
 class PendingTokens:
-    """Tokens [rows] int64 on their way to the host, and what beam searches have come to, [rows, L + 1] int64."""
+    """Holds a pending copy to the host: tokens [rows] int64, and outcomes of beam searches [rows, L + 1] int64."""
 
     arrived: Callable[[], None]
     tokens: "np.ndarray[Any, Any]"
     outcomes: "np.ndarray[Any, Any] | None" = None
 
     def result(self) -> list[int]:
-        """Returns a token for each row. Waits until the step that made the tokens has ended, not for later
-        steps."""
+        """Returns a token for each row. Waits for the step that made the tokens, but not for later steps."""
         self.arrived()
         values: list[int] = self.tokens.tolist()
         return values
 
     def hypotheses(self) -> dict[int, list[int]]:
-        """By slot, the best hypothesis of each search that has ended: the start token, the prompt, and what was
-        generated with its end. Waits as ``result`` does."""
+        """Returns the best hypothesis of each ended search by slot: the start token, the prompt, and the generated
+        tokens including the end token. Waits as ``result`` does."""
         if self.outcomes is None:
             return {}
         self.arrived()
@@ -52,39 +51,39 @@ class PendingTokens:
 
 
 class NoRoomError(RuntimeError):
-    """Too little memory to record launches now; they can be made all the same."""
+    """Says that there is too little memory to record launches; they can run unrecorded."""
 
 
 class Timer(Protocol):
-    """Seconds that work takes on the device, from the timer's making to ``stop``."""
+    """Measures the seconds of work on the device, from the timer's creation to ``stop``."""
 
     def stop(self) -> "Timer": ...
 
     def seconds(self) -> float:
-        """Waits for the end of the work."""
+        """Returns the seconds. Waits for the end of the work."""
         ...
 
 
 class Staging(Protocol):
-    """Hands batches of images over to the encoder's buffers."""
+    """Copies batches of images to the encoder's buffers."""
 
     def copy(self, images: Sequence[Pixels], slots: Sequence[int]) -> None:
-        """Images [height, width, 3] and slots into the first rows; what is launched from now on finds them. Waits
-        for the upload of the last batch, which the device has long made."""
+        """Copy images [height, width, 3] uint8 and their slots into the first rows, for later launches. Waits for
+        the upload of the previous batch, which is usually over."""
         ...
 
 
 class Readback(Protocol[B_contra]):
-    """Copies tokens to the host right behind the step that makes them, so that the next one may overwrite them."""
+    """Copies tokens to the host directly after the step that makes them, before the next step overwrites them."""
 
     def start(self, rows: int, outcomes: B_contra | None = None) -> PendingTokens:
-        """Copy the first ``rows`` tokens as they are at this point; ``outcomes``: the static buffer [slots, L + 1]
-        of beam searches, when a row is one."""
+        """Copy the first ``rows`` tokens after the work launched so far. ``outcomes``: the static buffer
+        [slots, L + 1] int64 of beam searches; None if no row searches."""
         ...
 
 
 class Captured(Protocol[B_co]):
-    """Launches that were recorded, and the buffer that a replay leaves its result in."""
+    """Holds recorded launches. A replay returns the buffer with its result."""
 
     def replay(self) -> B_co: ...
 
@@ -94,25 +93,25 @@ class CpuLanes:
     calls it.
 
     A single request gets all CPUs for each operation. With more requests, each operation has the usual number of
-    threads, and an image is encoded on a thread of its own while decode steps go on: two operations on two CPUs
-    lose nothing by waiting for each other, as the threads of one operation do."""
+    threads, and images are encoded on another thread while decode steps continue: unlike the threads of one
+    operation, two operations on two CPUs never wait for each other."""
 
     def __init__(self, set_threads: Callable[[int], None], usual: int, alone: int) -> None:
-        """``set_threads`` sets the threads of an operation, for all threads that run one: ``usual`` with several
-        requests, ``alone`` with one."""
+        """``set_threads`` sets the number of threads of an operation, for all threads that run operations:
+        ``usual`` with several requests, ``alone`` with one request."""
         self._set_threads = set_threads
         self._counts = {False: usual, True: alone}
         self._alone: bool | None = None
         self._works: queue.SimpleQueue[Callable[[], None]] | None = None
 
     def serve(self, alone: bool) -> None:
-        """Sets the threads of the operations from now on. ``alone``: there is only one request."""
+        """Sets the number of threads of later operations. ``alone``: there is only one request."""
         if alone is not self._alone:
             self._alone = alone
             self._set_threads(self._counts[alone])
 
     def beside(self, work: Callable[[], T]) -> "Future[T]":
-        """Runs ``work`` on the thread for encodes, after the work that it was given before."""
+        """Runs ``work`` on the thread for encodes, after earlier work."""
         if self._works is None:
             self._works = queue.SimpleQueue()
             threading.Thread(target=_work, args=(self._works,), name="encodes", daemon=True).start()
@@ -131,7 +130,7 @@ class Device(Protocol[B]):
 
     @property
     def lanes(self) -> CpuLanes | None:
-        """How CPUs are shared, if an encode may run beside decode steps."""
+        """The sharing of CPUs, if encodes may run in parallel with decode steps; else None."""
         ...
 
     @property
@@ -139,25 +138,26 @@ class Device(Protocol[B]):
 
     @property
     def runs_ahead(self) -> bool:
-        """True if the device works while the host goes on. Then a step may be launched before the last step's
-        tokens are read, and launches can be recorded."""
+        """True if the device works asynchronously. Then a step may be launched before the last step's tokens are
+        read, and launches can be recorded."""
         ...
 
     def staging(self, pixels: B, slots: B) -> Staging:
-        """``pixels`` [slots, height, width, 3] uint8 and ``slots`` [slots] int64: what the encoder reads."""
+        """Returns the staging for the encoder's inputs ``pixels`` [slots, height, width, 3] uint8 and ``slots``
+        [slots] int64."""
         ...
 
     def readback(self, tokens: B) -> Readback[B]:
-        """``tokens``: the static buffer [slots] that every step writes."""
+        """Returns the readback of ``tokens`` [slots] int64, the static buffer that every step writes."""
         ...
 
     def read(self, buffer: B) -> "np.ndarray[Any, Any]":
-        """A copy on the host of numbers that are not 16-bit floats; waits for the device."""
+        """Returns a copy of a buffer on the host, except for 16-bit floats. Waits for the device."""
         ...
 
     def record(self, run: Callable[[], B]) -> Captured[B]:
-        """Record what ``run`` launches, which has run once before; nothing is launched. Raises NoRoomError if
-        nothing was recorded."""
+        """Record the launches of ``run`` without executing them. ``run`` must have run once before. Raises
+        NoRoomError if there was too little memory to record."""
         ...
 
     def timer(self) -> Timer: ...
@@ -171,12 +171,12 @@ class Device(Protocol[B]):
         ...
 
     def allocated_bytes(self) -> int:
-        """Bytes the process holds on a GPU; 0 on a CPU."""
+        """Returns the bytes that the process has allocated on a GPU; 0 on a CPU."""
         ...
 
 
 class CpuDevice(Generic[B]):
-    """A `Device` over the memory of the host."""
+    """Implements `Device` in the host's memory."""
 
     runs_ahead = False
 
@@ -211,7 +211,7 @@ class CpuDevice(Generic[B]):
 
 
 class CpuTimer:
-    """Times what is done meanwhile."""
+    """Implements `Timer` with the host's clock."""
 
     def __init__(self) -> None:
         self._started = self._stopped = time.perf_counter()

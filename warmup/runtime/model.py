@@ -1,6 +1,6 @@
-"""Holds a model that is on a device, and turns its regions at a bucket into callables. No torch.
+"""Holds a model on a device, and provides callables for its regions at each bucket. Imports no torch.
 
-The `eager` backend returns the region functions themselves, which need torch's module and no compiler. The `aot`
+The `eager` backend returns the region functions themselves, which need torch's module, but no compiler. The `aot`
 backend runs packages that AOTInductor compiled ahead of time.
 """
 
@@ -21,9 +21,9 @@ from snapcap.warmup.runtime.aoti.packages import InputSpecError, InputSpecs, Pac
 
 @dataclass(frozen=True)
 class Model(Generic[B]):
-    """Regions, weights and one set of static buffers.
+    """Holds the regions, the weights and one set of static buffers.
 
-    ``prepared``: whether the weights are prepared ones.
+    ``prepared``: the weights are prepared weights.
     """
 
     config: ModelConfig
@@ -33,19 +33,19 @@ class Model(Generic[B]):
     prepared: bool = False
 
     def inputs(self, region: Region, bucket: Bucket) -> tuple[B, ...]:
-        """Everything the region takes at a bucket, with the weights of its first layer."""
+        """Returns all inputs of a region at a bucket, with the weights of its first layer."""
         return (*region_inputs(region, self.config, self.state, bucket.size), *self.weights.of(region)[0])
 
     def input_specs(self, region: Region, bucket: Bucket) -> InputSpecs:
-        """Dtype, shape and strides of each of these, as JSON."""
+        """Returns the dtype, shape and strides of each input of a region at a bucket, as JSON."""
         specs = map(self.state.memory.spec, self.inputs(region, bucket))
         return [[dtype, list(shape), list(strides)] for dtype, shape, strides in specs]
 
 
 def check_weights(mapped: MappedWeights, regions: Regions) -> None:
-    """Compare what prepared weights hold with what the regions of a configuration take. All layers of a region are
-    alike, as one package serves them: the first one's number and shapes are compared with the package's later on.
-    Raises ValueError if they differ."""
+    """Check that prepared weights have the regions and layers of the configuration, and that all layers of a region
+    are alike, because one package serves them. The number and shapes of the first layer's weights are compared with
+    the package's later. Raises ValueError if a check fails."""
     wanted = {region.weights_name: region.layers for region in regions}
     if {name: len(layers) for name, layers in mapped.header.regions.items()} != wanted:
         raise ValueError("they have other regions or layers than the configuration implies")
@@ -57,18 +57,18 @@ def check_weights(mapped: MappedWeights, regions: Regions) -> None:
 
 
 class Backend(Protocol):
-    """Hands out the callable that runs a region at a bucket's padded size."""
+    """Provides the callable that runs a region at a bucket's padded size."""
 
     @property
     def name(self) -> str: ...
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
-        """A function of (activations, caches, weights) that returns the region's one tensor."""
+        """Returns a function of (activations, caches, weights) that returns the region's output tensor."""
         ...
 
 
 class EagerBackend:
-    """Every region and bucket is the plain function."""
+    """Runs every region as its plain function."""
 
     name = "eager"
 
@@ -83,19 +83,19 @@ class Packages(Protocol):
     """Opens packages for one kind of tensors."""
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
-        """The package's function. Raises PackageError if the file cannot be opened."""
+        """Returns the package's function. Raises PackageError if the file cannot be opened."""
         ...
 
     def eager(self, region: Region) -> RegionCall:
-        """The region's own function, for a package that cannot be opened when it is first called."""
+        """Returns the region's own function, for use if a package cannot be opened at its first call."""
         ...
 
 
 @dataclass(frozen=True)
 class AotBackend(Generic[B]):
-    """Opens the package of each region and bucket, after its inputs have been compared with the model's.
+    """Opens the package of each region and bucket, after a comparison of its input specs with the model's.
 
-    ``entries``: entry name to verified file. ``input_specs``: entry name to ``packages.InputSpecs``.
+    entries: verified files by entry name. input_specs: ``packages.InputSpecs`` by entry name.
     """
 
     entries: Mapping[str, VerifiedFile]
@@ -109,8 +109,8 @@ class AotBackend(Generic[B]):
         on demand; such a region stays eager if the package cannot be opened.
 
         Raises:
-            PackageError: the set has no such package, or it cannot be opened.
-            InputSpecError: it was built for other inputs.
+            PackageError: the set lacks the package, or the package cannot be opened.
+            InputSpecError: the package was built for other inputs.
         """
         if not region.on_demand:
             return self._open(region, bucket)

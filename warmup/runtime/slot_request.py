@@ -1,4 +1,4 @@
-"""Defines what a request puts into its slot: a prompt, and how its tokens are chosen. No torch."""
+"""Defines the input of a slot: a request's prompt and its sampling parameters. Imports no torch."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,14 @@ from snapcap.models.text import EarlyStopping
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request's tokens are chosen: ``temperature`` 0 is greedy, ``top_k`` 0 keeps all tokens.
+    """Says how a request's tokens are chosen. ``temperature`` 0 is greedy, ``top_k`` 0 keeps all tokens.
 
-    ``max_new_tokens`` None is the model's default; ``seed`` None draws one. ``num_beams`` above 1 is a beam search,
-    which takes as many slots; the fields after it are transformers' options of these names. ``repetition_penalty``
-    1 and ``no_repeat_ngram_size`` 0 change nothing. ``min_length`` counts what transformers counts, and is turned
-    into ``min_new_tokens`` where the prompt is known. ``fewer_beams``: nobody asked for so many, and while fewer
-    rows are warm the search has as many beams as those. ``biased``: the model's rules of its tokens hold.
+    ``max_new_tokens`` None is the model's default; ``seed`` None draws a random seed. ``num_beams`` above 1 is a
+    beam search, which takes as many slots; the fields after it are transformers' options of these names.
+    ``repetition_penalty`` 1 and ``no_repeat_ngram_size`` 0 change nothing. ``min_length`` counts tokens as
+    transformers does, and becomes ``min_new_tokens`` once the prompt is known. ``fewer_beams``: the beams are a
+    default, so the search may use fewer while only smaller buckets are warm. ``biased``: the checkpoint's token
+    rules apply.
     """
 
     max_new_tokens: int | None = None
@@ -42,7 +43,7 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Scores are changed before a token is chosen by them."""
+        """True if a penalty or rule changes the scores before a token is chosen."""
         penalties = self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
         return penalties or self.biased or bool(self.min_new_tokens)
 
@@ -78,7 +79,7 @@ class SlotRequest:
 
 @dataclass(frozen=True)
 class Needs:
-    """Tells which token choices a step runs besides the greedy one: each that any of its rows needs."""
+    """Says which token choices a step runs besides the greedy one: each choice that a row of the step needs."""
 
     sampling: bool = False
     penalties: bool = False

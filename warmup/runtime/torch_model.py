@@ -1,7 +1,7 @@
-"""Loads a checkpoint for torch's tensors, and drives their device. Needs torch's module.
+"""Loads a checkpoint as torch's tensors, and drives their device. Needs torch's module.
 
-Precision and threads of torch are set here, in one place, once, on the thread that will run the regions. A CUDA
-device is driven by copies, events and graphs on the current stream."""
+torch's precision and threads are set only here, once, on the thread that will run the regions. A CUDA device is
+driven by copies, events and graphs on the current stream."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -32,14 +32,14 @@ _logger = logging.getLogger("snapcap.weights")
 
 
 class CudaDevice:
-    """A `Device` that works while the host goes on."""
+    """Implements `Device` for CUDA, which works asynchronously."""
 
     runs_ahead = True
     lanes = None
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graph_pool: Any = None  # made with the first graph; all share it, as only one runs at a time
+        self._graph_pool: Any = None  # made with the first graph; graphs share it, as only one runs at a time
         self.memory = TorchDeviceMemory(device)
         self._probe = self.memory.zeros("uint8", (1,))
 
@@ -56,7 +56,7 @@ class CudaDevice:
         if self._graph_pool is None:
             self._graph_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Thread-local: threads that decode images must not break a capture that they have no part in.
+        # Thread-local mode: calls of other threads, such as those that decode images, must not break the capture.
         with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
             output = run()
         return _Graph(graph, output)
@@ -68,13 +68,13 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
 
     def health(self, error: Exception) -> DeviceHealth:
-        """A kernel's error is known only at its end, so this waits for it."""
+        """Returns the health of the device. Waits for it, because a kernel reports its error only at its end."""
         try:
             self.wait()
-            self._probe.tolist()  # a copy to the host, which needs no memory of the device
+            self._probe.tolist()  # a copy to the host needs no memory of the device
         except Exception:
             return "lost"
-        # The driver's own refusal has no class of its own.
+        # The driver's own lack of memory is a plain RuntimeError.
         memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
         return "out_of_memory" if memory else "failed"
 
@@ -93,7 +93,7 @@ class _Graph:
 
 
 class _Staging:
-    """Copies from pinned memory on a stream of its own, so that the work before a batch goes on meanwhile:
+    """Copies images from pinned memory on a separate stream, while the compute stream still does earlier work:
 
     copies    [ batch 2 → arrival ]           [ batch 3 → arrival ]
     compute   [ encode 1, steps ][ take ][ encode 2, steps ][ take ]…
@@ -125,7 +125,7 @@ class _Staging:
 
 
 class _Readback:
-    """Two copies may be under way: while the host reads one step's tokens, the device works on the next."""
+    """Implements `Readback` with two places: the host reads one step's tokens while the next step runs."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens
@@ -137,7 +137,7 @@ class _Readback:
 
 
 class _Place:
-    """Pinned memory for one step's results."""
+    """Holds pinned memory for one step's results."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = torch.empty_like(tokens, device="cpu", pin_memory=True)
@@ -158,7 +158,7 @@ class _Place:
 
 
 class _Timer:
-    """By events in the stream, as the host is far ahead of the device."""
+    """Implements `Timer` with events in the stream, because the host runs ahead of the device."""
 
     def __init__(self) -> None:
         self._start, self._end = event(timing=True), event(timing=True)
@@ -174,7 +174,7 @@ class _Timer:
 
 
 def event(timing: bool = False) -> torch.cuda.Event:
-    """A place in the stream that the host can wait for."""
+    """Returns a new CUDA event, for which the host can wait. ``timing``: the event records its time."""
     return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
 
 
@@ -182,13 +182,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
-    """The plan's device and dtype, with grad mode, threads and precision set for the calling thread.
+    """Returns the plan's device and dtype, and sets grad mode, threads and precision for the calling thread.
 
-    Each of these is part of what a compiled graph was made for: nothing else may set them later. Matrix products
-    stay in full fp32 ("highest"), so that tokens equal transformers'.
+    Compiled graphs depend on these settings, so no other code may change them. Matrix products stay in full fp32
+    ("highest"), so that tokens equal transformers'.
 
     Raises:
-        StartError: torch cannot use the device that the driver shows.
+        StartError: torch cannot use the device.
     """
     device = torch.device(plan.device)
     torch.set_grad_enabled(False)
@@ -244,8 +244,8 @@ def load_model(
     """Read the weights of a checkpoint folder and allocate the buffers of the plan.
 
     Args:
-        prepared: the same weights as they are wanted, if they have been prepared; then no checkpoint is read,
-            unless they are not what the configuration implies.
+        prepared: prepared weights of the checkpoint, if any. Then the checkpoint's weights are not read, unless the
+            prepared weights do not match the configuration.
 
     Raises:
         WeightsError: the weights cannot be read or do not fit the configuration.
@@ -259,7 +259,7 @@ def load_model(
 
 
 def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> Weights[Tensor] | None:
-    """Returns the prepared weights on the device; None if they cannot be used, as the checkpoint has them too."""
+    """Returns the prepared weights on the device; None if they cannot be used, so that the checkpoint is read."""
     try:
         check_weights(mapped, regions)
         for region in regions:

@@ -1,14 +1,14 @@
-"""Makes the client of S3, with bounded waits and replies, and says in one line what an error of S3 means.
+"""Makes the client of S3, with bounded waits and replies, and explains an error of S3 in one line.
 
 S3Error
 └── ObjectChangedError
 
-botocore is imported by the functions that need it, so that a server with a local checkpoint never pays for it; not
-boto3 over it, which takes 0.05 s more of a start from S3, for nothing that is used here.
+Functions import botocore when they need it, so that a server with a local checkpoint never imports it. boto3 is not
+used: its import takes 0.05 s more, and nothing here needs it.
 
-botocore adds a CRC32 to each upload, which S3 asks for under Object Lock, over TLS in a trailer of the body.
-Stores of other makers may not know that: some refuse the request, each with an error of its own, and some keep the
-trailer as part of the object. botocore waits for each read of a reply, but not for its end.
+botocore adds a CRC32 to each upload, because S3 requires it under Object Lock; over TLS it is in a trailer of the
+body. Other stores may not support this: some refuse the request, each with a different error, and some store the
+trailer as part of the object. botocore's timeout bounds each read of a reply, but not the whole reply.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _BY_CODE = {
     "SlowDown": "S3 asks for fewer requests; try again later",
 }
 _DENIED = ("AccessDenied", "403")
-# By operation, of which boto3's names are; without s3:ListBucket S3 denies objects that are missing.
+# Permissions by operation, in botocore's names. Without s3:ListBucket, S3 denies access to missing objects.
 _PERMISSIONS = {
     "ListObjectsV2": "s3:ListBucket",
     "PutObject": "s3:PutObject",
@@ -59,12 +59,12 @@ _PERMISSIONS = {
     "DeleteObject": "s3:DeleteObject",
 }
 _READING = "s3:ListBucket and s3:GetObject"
-# Services that give botocore credentials: for a role, as on Kubernetes of AWS, and for a single sign-on or login.
+# Services from which botocore gets credentials: for a role, as on EKS, and for a single sign-on or a login.
 _OF_CREDENTIALS = ("sts", "sso", "sso-oidc", "signin")
 _EMPTY = ("", "Access Denied", "Access Denied.", "AccessDenied", "Forbidden")  # texts that add nothing to the code
 _CHANGED = ("PreconditionFailed", "InvalidRange", "412", "416")
 
-# By class name, as botocore is not imported for a server that reads no S3.
+# Advice by class name, because a server without S3 does not import botocore.
 _BY_CLASS = {
     "NoCredentialsError": f"there are no credentials; {_CREDENTIALS}",
     "PartialCredentialsError": f"the credentials are incomplete; {_CREDENTIALS}",
@@ -89,7 +89,7 @@ _TRANSIENT = (
 
 
 class S3Error(RuntimeError):
-    """A request to S3 that failed; one line that says what to do."""
+    """Says in one line why a request to S3 failed, and what to do."""
 
     def __init__(self, message: str, where: str = "") -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class S3Error(RuntimeError):
 
     @property
     def code(self) -> str:
-        """S3's name for the refusal, such as ``NoSuchKey``, or that of the error below; empty without either."""
+        """S3's error code, such as ``NoSuchKey``, or the name of the causing error; empty without either."""
         response = getattr(self.__cause__, "response", None)
         if isinstance(response, dict):
             return str(response.get("Error", {}).get("Code", ""))
@@ -105,7 +105,7 @@ class S3Error(RuntimeError):
 
 
 class ObjectChangedError(S3Error):
-    """An object is not the one that was listed."""
+    """Says that an object was replaced after it was listed."""
 
     def __init__(self, where: str) -> None:
         super().__init__(f"{where}: the object was replaced during the download; start again", where)
@@ -113,8 +113,8 @@ class ObjectChangedError(S3Error):
 
 @contextlib.contextmanager
 def translated(where: str, local: Path | None = None) -> Iterator[None]:
-    """Turn every error of boto3, the network and the disk into an ``S3Error`` about ``where``. ``local``: the
-    file that it becomes, where it is the disk that fails."""
+    """Turn every error of botocore, the network and the disk into an ``S3Error`` about ``where``. ``local``: the
+    destination file, which an error of the disk names."""
     try:
         yield
     except _expected() as error:
@@ -129,7 +129,7 @@ def is_transient(error: S3Error) -> bool:
 def _expected() -> tuple[type[Exception], ...]:
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
-    # The last two: an endpoint that is no URL; a reply without what every reply has.
+    # ValueError: the endpoint is no URL. KeyError: a reply lacks a member that every reply has.
     return BotoCoreError, ClientError, OSError, ValueError, KeyError
 
 
@@ -150,7 +150,7 @@ def _s3_error(error: Exception, where: str, local: Path | None) -> S3Error:
 
 
 def name_missing_credentials(parsed: Any, **_: object) -> None:
-    """A handler of botocore's for a client that has no credentials: a refusal gets the code ``NoCredentials``."""
+    """Handles botocore's events for a client without credentials: gives a refusal the code ``NoCredentials``."""
     if parsed.get("Error", {}).get("Code") in _DENIED:
         parsed["Error"]["Code"] = "NoCredentials"
 
@@ -169,7 +169,7 @@ def _refusal(code: str, response: Mapping[str, Any], operation: str) -> str:
 
 
 def _line(text: object) -> str:
-    """The beginning of a text that somebody else wrote, on one line."""
+    """Returns the beginning of an untrusted text, on one line."""
     return "".join(each if each.isprintable() else " " for each in " ".join(str(text).split())[:300])
 
 
@@ -185,7 +185,7 @@ _URI = re.compile(rf"s3://(?P<bucket>[A-Za-z0-9._-]{{1,255}}|{_ARN})(?:/(?P<pref
 ALWAYS: Final = "when_supported"
 ON_DEMAND: Final = "when_required"
 _STATUSES = (400, 411, 415, 417, 422, 501)  # statuses of a server that does not understand a request
-_SIGNATURE = "SignatureDoesNotMatch"  # error code of a server that signs other headers
+_SIGNATURE = "SignatureDoesNotMatch"  # error code of a server that signs other headers than botocore
 _logger = logging.getLogger("snapcap.store")
 T = TypeVar("T")
 
@@ -195,15 +195,14 @@ def split_uri(uri: str) -> tuple[str, str]:
     Raises S3Error if the URI names no bucket."""
     found = _URI.fullmatch(uri) if uri.isprintable() else None
     if found is None:
-        shown = re.sub("//[^/]*@", "//…@", uri)[:200]  # somebody may have written a secret there
+        shown = re.sub("//[^/]*@", "//…@", uri)[:200]  # the URI may contain a password
         raise S3Error(f"{shown!r} is not an S3 address; write s3://bucket/prefix, or s3://ARN/prefix")
     return found["bucket"], (found["prefix"] or "").strip("/")
 
 
 def client(options: S3Options) -> "S3Client":
-    """A thread-safe client with bounded waits and replies. Without credentials it does not sign its requests, as a
-    public bucket does not ask for that. Raises S3Error if the options name a profile or an endpoint that cannot be.
-    """
+    """Returns a thread-safe client with bounded waits and replies. Without credentials it sends unsigned requests,
+    which a public bucket accepts. Raises S3Error if the profile or the endpoint of the options is invalid."""
     from botocore import UNSIGNED  # noqa: PLC0415
     from botocore.config import Config  # noqa: PLC0415
     from botocore.loaders import create_loader  # noqa: PLC0415
@@ -216,11 +215,11 @@ def client(options: S3Options) -> "S3Client":
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=2 * WORKERS,
         request_checksum_calculation=ALWAYS,
-        response_checksum_validation=ON_DEMAND,  # a ranged read has none to check
+        response_checksum_validation=ON_DEMAND,  # ranged reads have no checksum
     )
     with translated("S3"):
         session = Session(profile=options.profile)
-        # botocore would list the services by a walk through a thousand folders of descriptions.
+        # Otherwise botocore would search a thousand folders to list the services.
         loader: Any = create_loader(session.get_config_variable("data_path"))
         loader.list_available_services = lambda type_name: ["s3", *_OF_CREDENTIALS]
         session.register_component("data_loader", loader)
@@ -243,15 +242,15 @@ def client(options: S3Options) -> "S3Client":
 
 
 def upload_checked(s3: "S3Client", send: Callable[[], T], is_whole: Callable[[], bool] | None = None) -> T:
-    """Send an upload, and once more without checksums where they may be what the store refuses. If they are, all
-    later uploads of this client go without.
+    """Send an upload. If the store may have refused it because of checksums, send it again without them; if that
+    succeeds, all later uploads of this client have no checksums.
 
     Args:
-        send: makes the request, from the beginning.
-        is_whole: asks whether the store has the object as it was sent.
+        send: sends the whole request.
+        is_whole: asks the store whether the object has the size that was sent.
 
     Raises:
-        ClientError: the store refuses it with and without checksums; it is what was said of the first.
+        ClientError: the store refuses the upload with and without checksums; the error is that of the first try.
     """
     from botocore.exceptions import ClientError  # noqa: PLC0415
 
@@ -277,17 +276,17 @@ def upload_checked(s3: "S3Client", send: Callable[[], T], is_whole: Callable[[],
         config.request_checksum_calculation = ALWAYS
         raise (refusal or error) from None
     reason = str(refusal) if refusal else "it keeps them in the object"
-    _logger.info("the store takes no checksums", extra={"fields": {"reason": reason}})
+    _logger.info("the store does not support checksums", extra={"fields": {"reason": reason}})
     return sent
 
 
-MAX_REPLY_BYTES = 8 * 1024 * 1024  # a page of a listing: 1,000 keys of up to 1,024 bytes, thrice that when quoted
+MAX_REPLY_BYTES = 8 * 1024 * 1024  # a listing's page has 1,000 keys of up to 1,024 bytes, three times that quoted
 _CHUNK_BYTES = 64 * 1024
 
 
 def bound_replies(s3: "S3Client", seconds: float) -> None:
-    """Bound each listing, receipt and error of this client to 8 MiB and ``seconds``. The body of an object is
-    streamed: its reader bounds it."""
+    """Bound each listing, upload receipt and error of this client to 8 MiB and ``seconds``. An object's body is
+    streamed, and its reader bounds it."""
     session: Any = s3._endpoint.http_session  # type: ignore[attr-defined]
 
     def send(request: "AWSPreparedRequest", **_: object) -> "AWSResponse":
@@ -308,8 +307,8 @@ def bound_replies(s3: "S3Client", seconds: float) -> None:
 
 
 class Ending:
-    """Ends reads on all threads: those under way, whose connections it hangs up on, and those to come. Without it a
-    read takes as long as a server likes that sends one byte at a time."""
+    """Ends present and later reads on all threads, by shutting their connections down. Otherwise a server that
+    sends one byte at a time could prolong a read for ever."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -318,7 +317,7 @@ class Ending:
 
     @contextlib.contextmanager
     def reading(self, body: Any) -> Iterator[None]:
-        """Read a ``StreamingBody``, which is closed afterwards."""
+        """Allow reads of a ``StreamingBody`` inside the block, and close it afterwards."""
         with body as raw:
             with self._lock:
                 self._open.add(raw)
@@ -353,7 +352,7 @@ def _read(raw: Any, url: str, until: float) -> bytes:
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
     from urllib3.exceptions import ReadTimeoutError as TimeoutInReadError  # noqa: PLC0415
 
-    read = raw.read1  # returns what has come by now, where `read` waits for all
+    read = raw.read1  # returns the bytes that have arrived; `read` would wait for all
     content = bytearray()
     try:
         while chunk := read(_CHUNK_BYTES):
@@ -368,7 +367,7 @@ def _read(raw: Any, url: str, until: float) -> bytes:
 
 
 def _hang_up(raw: Any) -> None:
-    # Closing would leave a read that is under way waiting. A reply that was read to its end has no connection.
+    # Closing would not end a running read. A reply that was read to its end has no connection.
     with (
         contextlib.suppress(OSError, ValueError, AttributeError),
         socket.socket(fileno=os.dup(raw.fileno())) as connection,

@@ -33,9 +33,9 @@ _PIECE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class S3Object:
-    """Describes an object of a listing; ``size`` in bytes, ``etag`` as S3 writes it, with its quotes.
+    """Describes an object of a listing. ``size``: bytes. ``etag``: as S3 writes it, with its quotes.
 
-    An empty ``etag`` accepts any version: for objects that are named by their digest, which the caller checks.
+    An empty ``etag`` accepts any version, for objects whose name is a digest that the caller verifies.
     """
 
     key: str
@@ -45,7 +45,7 @@ class S3Object:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Reads ranges of an object. ``deadline``: the moment of ``time.monotonic()`` after which nothing is read.
+    """Reads ranges of an object. ``deadline``: the moment of ``time.monotonic()`` after which reads fail.
     ``ending``: ends a read that hangs."""
 
     s3: "S3Client"
@@ -59,11 +59,11 @@ class Ranges:
         return f"s3://{self.bucket}/{self.source.key}"
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """Bytes [start, end) in pieces; where a read breaks off the next one goes on.
+        """Yields bytes [start, end) in pieces. If a connection breaks, a new request continues the read.
 
         Raises:
-            ObjectChangedError: the object is not the one that was listed, or not of its size.
-            S3Error: anything else that S3 or the network refuses, or it is too late.
+            ObjectChangedError: the object was replaced after it was listed, or has another size.
+            S3Error: any other error of S3 or the network, or the deadline has passed.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -89,7 +89,7 @@ class Ranges:
         if source.etag:
             request["IfMatch"] = source.etag
         reply = self.s3.get_object(**request)
-        # A server without If-Match or Range would answer with other bytes, and say so.
+        # A server that ignores If-Match or Range sends other bytes, as its headers show.
         expected = f"bytes {start}-{end - 1}/{source.size}"
         if (
             reply.get("ETag") != (source.etag or reply.get("ETag"))
@@ -110,7 +110,7 @@ class Ranges:
 
 
 def check_deadline(deadline: float, where: str) -> None:
-    """Raises S3Error when it is too late."""
+    """Raises S3Error if the deadline has passed."""
     if time.monotonic() >= deadline:
         raise deadline_error(where)
 
@@ -127,18 +127,18 @@ _PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
 
 @dataclass(frozen=True)
 class Download:
-    """An object and the file it becomes."""
+    """Names an object and its destination file."""
 
     source: S3Object
     dest: Path
 
 
 def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> list[S3Object]:
-    """The objects directly under a prefix, without those in deeper "folders".
+    """Returns the objects directly under a prefix, without those in subfolders.
 
     Args:
         prefix: without a slash at its end; empty for the whole bucket.
-        deadline: the moment of ``time.monotonic()`` to give up at; looked at between pages.
+        deadline: the moment of ``time.monotonic()`` to give up at, checked between pages.
 
     Raises:
         S3Error: the listing failed, took too long, or has over 10,000 objects.
@@ -157,18 +157,18 @@ def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> l
 
 
 def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: float) -> Iterator[Download]:
-    """Download objects in parallel ranges, and yield each one when its file is complete and in place.
+    """Download objects in parallel ranges, and yield each object when its file is complete and in place.
 
-    Every range asks for the ETag of the listing, so a file never mixes two versions of an object. A file appears
-    under its name only when it is whole. The caller verifies the content, and syncs the file if it must outlive a
-    power cut.
+    Every range requests the ETag of the listing, so a file never mixes two versions of an object. A file gets its
+    name only when it is complete. The caller verifies the content, and syncs the file if it must survive a power
+    cut.
 
     Args:
         deadline: the moment of ``time.monotonic()`` to give up at, even inside a read that never returns.
 
     Raises:
-        ObjectChangedError: an object was replaced since it was listed.
-        S3Error: anything else that S3, the network or the disk refuses; files that are complete stay.
+        ObjectChangedError: an object was replaced after it was listed.
+        S3Error: any other error of S3, the network or the disk. Complete files stay.
     """
     pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="s3")
     ending = Ending()
@@ -181,15 +181,15 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
             yield job.item
     finally:
         ending.end()
-        # Without waiting: a request to a dead host ends by its own timeout, after we have reported the failure.
+        # No wait: a request to a dead host ends by its own timeout, after the failure was reported.
         pool.shutdown(wait=False, cancel_futures=True)
         for job in jobs:
             job.discard()
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what downloads to a folder have left behind whose processes were killed; those under way stay. Raises
-    OSError if the folder cannot be read."""
+    """Remove unfinished files of killed downloads from a folder. Files of running downloads stay. Raises OSError if
+    the folder cannot be read."""
     for path in folder.iterdir():
         if _PART.fullmatch(path.name):
             with contextlib.suppress(OSError), locked_alone(path) as alone:
@@ -201,8 +201,8 @@ def remove_parts(folder: Path) -> None:
 class _Job:
     """Downloads an object into a temporary file beside its destination.
 
-    s3transfer is not used, as it has no deadline: its manager waits for its threads until they end, and nothing can
-    close the connection that a thread reads from. Nor does it check the free space on the disk.
+    s3transfer is not used, because it has no deadline: its manager waits until its threads end, and nothing can
+    close the connection that a thread reads from. Its manager does not check the disk's free space either.
     """
 
     item: Download
@@ -212,7 +212,7 @@ class _Job:
     def __post_init__(self) -> None:
         self.temporary = self.item.dest.with_name(f".{self.item.dest.name}.{uuid4().hex}.part")
         self.where = self.ranges.where
-        self._held: int | None = None  # the lock that tells a file on its way from one that was left behind
+        self._held: int | None = None  # the locked descriptor: an unlocked temporary file counts as abandoned
 
     def start(self, pool: ThreadPoolExecutor) -> None:
         size = self.item.source.size
@@ -235,7 +235,7 @@ class _Job:
             raise deadline_error(self.where)
         with translated(self.where, local=self.item.dest):
             if self.temporary.stat().st_size != self.item.source.size:
-                raise OSError(errno.EIO, "the file was changed by somebody else")
+                raise OSError(errno.EIO, "another process has changed the file")
             os.replace(self.temporary, self.item.dest)
 
     def discard(self) -> None:
@@ -246,7 +246,7 @@ class _Job:
             self._held = None
 
     def _part(self, start: int, end: int) -> None:
-        """Bytes [start, end)."""
+        """Download bytes [start, end) of the object."""
         with translated(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
             for chunk in self.ranges.read(start, end):
                 write_all(file.fileno(), chunk, start)

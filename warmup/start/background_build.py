@@ -1,14 +1,14 @@
-"""Builds behind a server that started without artifacts: once per fleet, and swapped in while it serves.
+"""Builds artifacts in the background of a server that started without them, and swaps the compiled buckets in.
 
-store out of reach   ask again, with pauses that grow ─▶ swap, or as below
-lease held by us     build ─▶ each bucket is swapped in as it is ready ─▶ publish
-lease held by others wait for their artifacts ─▶ swap; a lease that expires is taken over
+store unreachable         ask again after growing pauses ─▶ swap, or as below
+this server has the lease build ─▶ swap each bucket when it is ready ─▶ publish
+another has the lease     wait for its artifacts ─▶ swap; take an expired lease over
 
-Processes with one cache folder, such as the engine processes of several models, build in turn: each build takes all
-CPUs but one.
+So a fleet builds once. Processes that share a cache folder, such as the engine processes of several models, build
+in turn, because each build takes all CPUs but one.
 
-A bucket is swapped on the device thread between two steps, on buffers of its own, so running rows notice nothing:
-its packages are opened, compared with eager on the running weights, and only then serve.
+A bucket is swapped on the device thread between two steps: its packages are opened, and compared with eager on the
+serving weights, in separate buffers, so running rows are not affected. Only then do the packages serve.
 """
 
 import contextlib
@@ -52,25 +52,25 @@ from snapcap.warmup.start.start import StartedModel
 
 OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 
-LEASE_SECONDS = 60.0  # for so long a builder that was killed holds the others up
-POLL_SECONDS = 5.0  # between looks for what the holder of the lease publishes, or for the end of another build
+LEASE_SECONDS = 60.0  # a killed builder blocks other builders this long
+POLL_SECONDS = 5.0  # between lookups of artifacts of the lease's holder, and between tries to begin a build in turn
 TURN = ".building"  # the file in the cache folder that is locked by the process that builds
 LONGEST_PAUSE_S = 300.0  # between two attempts to read a store that could not be read
 LOWEST_PRIORITY = 19
-ENDING_S = 3.0  # seconds for ending; the HTTP process gives this process ten
+ENDING_S = 3.0  # seconds for the build to end; the HTTP process waits ten for this process
 
 _logger = logging.getLogger("snapcap.build")
 
 
 class BackgroundBuild:
-    """Builds artifacts beside the server, on a thread that only directs: compilers are child processes of the
+    """Builds artifacts while the server runs. A thread controls the build; the compilers are child processes of the
     lowest priority."""
 
     def __init__(
         self, loaded: StartedModel, options: StartOptions, status: StartupStatus, on_device: OnDevice
     ) -> None:
-        """``on_device`` runs a function on the device thread between two steps. Raises ValueError if the start has
-        not looked for artifacts, so that there is no key to build for."""
+        """``on_device`` runs a function on the device thread between two steps. Raises ValueError if the start uses
+        no artifacts, so that there is no key to build for."""
         if loaded.artifacts is None:
             raise ValueError("nothing to build: this start uses no artifacts")
         self._artifacts = loaded.artifacts
@@ -91,8 +91,8 @@ class BackgroundBuild:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the build's processes; what is compiled stays for the next start. Waits a moment for its lease to be
-        given back: else the next builder would have to wait until it expires."""
+        """End the build's processes. Finished packages stay for the next start. Waits a moment for the release of
+        the lease, because otherwise the next builder would wait until it expires."""
         self._stopped.set()
         if self._builder is not None:
             self._builder.stop()
@@ -111,8 +111,8 @@ class BackgroundBuild:
             _logger.exception("build failed unexpectedly; eager goes on serving")
 
     def _store_answers(self) -> bool:
-        """Waits for a store that the start could not read. Swaps in what it has then, and returns False; returns
-        True if there is something to build. A build for this server alone does not wait."""
+        """Waits for a store that the start could not read. If the store then has artifacts, swaps them in and
+        returns False; returns True if they must be built. Does not wait for a build that stays on this machine."""
         store, pause = self._options.store, POLL_SECONDS
         if store.remote is None or store.build == "local":
             return True
@@ -149,7 +149,7 @@ class BackgroundBuild:
             self._build_or_wait(FolderStore.open(options.store_folder), key, publishing=False)
 
     def _decline(self, reason: str) -> None:
-        """Publishing is impossible, and a build for this server alone was not asked for."""
+        """Logs that this server does not build, because it cannot publish and --build is not local."""
         model, store = self._options.model.source, self._options.store.remote
         command = f"snapcap build --model {model} --store {store} --sign-key FILE"
         self._status.building(state="declined", reason=reason, command=command)
@@ -160,12 +160,12 @@ class BackgroundBuild:
         )
 
     def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:
-        """Build in turn and under the lease, or take what the holder of the lease publishes."""
+        """Builds in turn and under the lease, or swaps in the artifacts that the lease's holder publishes."""
         folder = self._options.model.cache_dir
         while not self._stopped.is_set():
             with contextlib.ExitStack() as turn:
                 ours: bool | None = None
-                with contextlib.suppress(OSError):  # a cache folder that cannot be written: builds take no turns
+                with contextlib.suppress(OSError):  # without a writable cache folder, builds take no turns
                     make_folder(folder)
                     ours = turn.enter_context(locked_alone(folder / TURN))
                 elsewhere = Held("another process with this cache folder", POLL_SECONDS)
@@ -182,11 +182,11 @@ class BackgroundBuild:
             self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
 
     def _look(self) -> Artifacts:
-        """Returns what the store has now."""
+        """Returns the result of a new lookup of artifacts."""
         return find_artifacts(self._options, self._artifacts.factors)
 
     def _take(self, artifacts: Artifacts) -> bool:
-        """Swaps in what was published since this server started. Returns False if nothing was."""
+        """Swaps in artifacts that were published since this server started. Returns False if there are none."""
         loaded = self._loaded
         if not artifacts.hit:
             return False
@@ -212,7 +212,7 @@ class BackgroundBuild:
             device_memory=self._memory_beside(),
         )
         self._builder = builder
-        if self._stopped.is_set():  # before there was a builder to stop
+        if self._stopped.is_set():  # `stop` came before there was a builder
             return
         self._status.building(state="building", done=0, of=len(builder.tasks))
         _logger.info("building", extra={"fields": {"packages": len(builder.tasks), "key": key[:12]}})
@@ -227,8 +227,8 @@ class BackgroundBuild:
         self._publish(built, publishing)
 
     def _memory_beside(self) -> int | None:
-        """Bytes of the GPU that a build may take, less what this server may still need. Raises BuildError if too
-        little is left for one compiler and one checker."""
+        """Returns the bytes of the GPU that a build may take: the free bytes less this server's further need; None
+        for a CPU. Raises BuildError if they are too few for one compiler and one checker."""
         loaded = self._loaded
         free = free_here(loaded.plan)
         if free is None:
@@ -242,7 +242,7 @@ class BackgroundBuild:
         return free - reserved
 
     def _on_event(self, event: Event, builder: Builder) -> None:
-        """Called by the builder's threads. Swaps a bucket of a component when its last package is there."""
+        """Handles an event on a builder's thread. Swaps a component's bucket when its last package is built."""
         if event.kind == "failed":
             fields = {"package": event.task.entry, "error": event.error}
             _logger.error("package failed", extra={"fields": fields})
@@ -256,10 +256,10 @@ class BackgroundBuild:
             self._swap(component, size, torch_backend(files, specs, self._model))
 
     def _swap(self, component: ComponentName, size: int, backend: Backend) -> None:
-        """Switch one bucket on the device thread, once; a mismatch keeps eager and says so."""
+        """Switches a bucket to compiled code on the device thread, once. A mismatch leaves the bucket eager."""
         if not self._loaded.plan.runs_on_libtorch:
             return  # the next start runs the packages
-        with self._lock:  # two packages may end at once, and both find that none is missing any more
+        with self._lock:  # two threads may notice at the same time that the bucket is complete
             if (component, size) in self._swapped or self._stopped.is_set():
                 return
             self._swapped.add((component, size))
@@ -282,7 +282,7 @@ class BackgroundBuild:
         _logger.info("bucket swapped in", extra={"fields": fields})
 
     def _publish(self, built: Built, publishing: bool) -> None:
-        """In the local folder, and from there to the remote store by a process that can be ended."""
+        """Publishes to the local folder, and from there to the remote store, in a process that can be ended."""
         artifacts, options = self._artifacts, self._options
         local = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched).local
         report(local, self._status)
@@ -293,18 +293,18 @@ class BackgroundBuild:
 
 
 CHECKED_STEPS = 3
-# A whole component adds the rounding of all its layers to that of one region.
+# Tolerance of a whole component: it adds the rounding of all its layers.
 _LAYERS_FACTOR = 4.0
 
 
 def swap_bucket(
     runner: Runner[Tensor], dtype: torch.dtype, component: Component, bucket: Bucket, backend: Backend
 ) -> None:
-    """Serve a bucket of one component with this backend from now on.
+    """Switch a component's bucket to this backend.
 
     Raises:
-        PackageError, InputSpecError: its packages cannot be opened.
-        CheckError: its results are not the eager ones; the bucket stays as it is.
+        PackageError, InputSpecError: the packages cannot be opened.
+        CheckError: the results differ from eager's; the bucket stays unchanged.
     """
     compiled = open_callables(runner.regions, component, bucket, backend)
     eager = open_callables(runner.regions, component, bucket, EagerBackend())
@@ -318,8 +318,8 @@ def swap_bucket(
 def check_encoder(
     runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
 ) -> None:
-    """Encode random images, and texts where they are read, with both; compare the output and the caches written.
-    Raises CheckError if they differ by more than the dtype explains."""
+    """Encode random images, and texts if the encode reads them, with both runners, and compare outputs and written
+    caches. Raises CheckError if they differ by more than rounding in the dtype."""
     texts = _random_texts(runner, bucket)
     ours, theirs = runner.twin(), runner.twin()
     ours.bind("encoder", bucket, compiled)
@@ -335,12 +335,12 @@ def check_encoder(
 def check_decoder(
     runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
 ) -> None:
-    """Some steps over the same random prompts with both; compare the logits and the caches they leave. Raises
-    CheckError if they differ by more than the dtype explains."""
+    """Run some steps over the same random prompts with both runners, and compare logits and caches. Raises
+    CheckError if they differ by more than rounding in the dtype."""
     ours, theirs = runner.twin(), runner.twin()
     ours.bind("decoder", bucket, compiled)
     theirs.bind("decoder", bucket, eager)
-    # Drawn on the device, where they are needed: rows wait meanwhile, and a host would take seconds for large ones.
+    # Random numbers are drawn on the device: rows wait meanwhile, and a host would take seconds for large caches.
     generator = torch.Generator(runner.state.key.device).manual_seed(bucket.size)
     for name in ("cross_key", "cross_value"):
         drawn = _rows(ours, name, bucket).normal_(generator=generator)
@@ -351,8 +351,8 @@ def check_decoder(
     start_id = runner.config.generation.start_id
     texts = [row.read(start_id) for row in _random_texts(runner, bucket)]
     for twin in (ours, theirs):
-        twin.state.write_texts(range(len(texts)), texts)  # a step may read where each ends
-        twin.state.write_grids(range(bucket.size), [(1 + row % 3, 5) for row in range(bucket.size)])  # likewise
+        twin.state.write_texts(range(len(texts)), texts)  # a step may read where each text ends, and the grids
+        twin.state.write_grids(range(bucket.size), [(1 + row % 3, 5) for row in range(bucket.size)])
         twin.admit(0, [SlotRequest(prompt) for prompt in prompts])
     for _ in range(steps):
         _require_close("logits", ours.decode_step(bucket), theirs.decode_step(bucket), dtype)
@@ -363,14 +363,14 @@ def check_decoder(
 
 
 def _rows(runner: Runner[Tensor], cache: str, bucket: Bucket) -> Tensor:
-    """A cache's rows of a bucket, in every layer."""
+    """Returns a bucket's rows of a cache, in every layer."""
     rows: Tensor = getattr(runner.state, cache)[:, : bucket.size]
     return rows
 
 
 def _random_images(runner: Runner[Tensor], bucket: Bucket) -> list[list[Pixels]]:
-    """Returns a batch of images; for packed pictures a batch for each number of tokens, of which the first picture
-    has all and the others have fewer."""
+    """Returns a batch of random images; for packed pictures a batch for each number of tokens, in which the first
+    picture fills all tokens and the others fewer."""
     generator, vision = np.random.default_rng(bucket.size), runner.config.vision
     shape = (bucket.size, *vision.image_size, 3)
     batches = [[*generator.integers(0, 256, shape, dtype=np.uint8)] for _ in vision.token_buckets or (0,)]
@@ -381,8 +381,8 @@ def _random_images(runner: Runner[Tensor], bucket: Bucket) -> list[list[Pixels]]
 
 
 def _random_texts(runner: Runner[Tensor], bucket: Bucket) -> list[SlotRequest]:
-    """Texts of several lengths for an encode to read; none for a model whose encode reads none. Half of an
-    instruction stands before the image, for a model that reads such messages."""
+    """Returns texts of several lengths for the encode; empty for a model whose encode reads no texts. If the model
+    reads texts before an image, half of each instruction is there."""
     decoder = runner.config.decoder
     longest = min(decoder.text_tokens, runner.state.cache_length - 2)
     if longest < 1:

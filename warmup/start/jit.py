@@ -2,16 +2,16 @@
 
     import torch ─ import compiler ─ … ─ restore ─ warm: trace, look up or compile ─ no more compiling ─ publish
 
-Where every lookup hits, nothing is compiled and nothing is published. The cache folder ends with the start. The
-files of a `jit` artifact set are what torch.compile keeps of its work:
+If every lookup hits, nothing is compiled and nothing is published. The cache folder is removed after the start. A
+`jit` artifact set has two files:
 
     jit/cache.bin        torch's own cache artifacts: graphs by key. A pickle, so loading it runs code
-    jit/libraries.zip    the shared libraries compiled for them, which torch leaves out; without them a CPU start
-                         would call the C++ compiler for every kernel again
+    jit/libraries.zip    the shared libraries compiled for the graphs, which torch leaves out; without them a CPU
+                         start would call the C++ compiler for every kernel again
 
-Both are used only as the bytes whose digest the manifest names.
+Both files are used only after their digests in the manifest were verified.
 
-After the warm-up nothing is compiled any more: a call that no compiled graph fits runs the region's own function.
+After the warm-up nothing is compiled: a call that no compiled graph fits runs the region's own function.
 """
 
 import contextlib
@@ -59,9 +59,9 @@ _logger = logging.getLogger("snapcap.jit")
 
 @contextlib.contextmanager
 def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Iterator["Jit | None"]:
-    """Yields the imported compiler, which has a cache of its own until the block ends; None if this machine has no
-    compiler. Raises StartError if there is no compiler and the start is strict, or if the remote cache cannot be
-    used as configured."""
+    """Imports the compiler and yields it, with a private cache until the block ends; yields None if this machine
+    has no compiler. Raises StartError if there is no compiler and the start is strict, or if the remote cache
+    cannot be used as configured."""
     try:
         require_compiler()
     except BuildError as error:
@@ -94,8 +94,7 @@ class Jit:
         self._fallbacks: Counter[tuple[str, int]] = Counter()
 
     def backend(self, plan: Plan, artifacts: Artifacts) -> "JitBackend":
-        """Returns the backend that compiles the regions. On a hit its compile cache is filled from the artifacts
-        first."""
+        """Returns the backend that compiles the regions. After a hit, first restores the compile cache."""
         self._artifacts = artifacts
         if artifacts.hit:
             try:
@@ -111,7 +110,7 @@ class Jit:
         return JitBackend(plan, self._fell_back)
 
     def settle(self) -> None:
-        """Every bucket has run: from now on a call that would have to be compiled runs eager, and is counted."""
+        """End compiling after every bucket has run: a later call that no graph fits runs eager, and is counted."""
         from torch._inductor.async_compile import shutdown_compile_workers  # noqa: PLC0415
 
         torch.compiler.set_stance("eager_on_recompile")
@@ -119,8 +118,8 @@ class Jit:
         _logger.info("compiled", extra={"fields": cache_counts()._asdict()})
 
     def publish(self) -> "Future[list[Published]]":
-        """Publish what the next start needs, if this one has missed anything: to the local folder now, and to S3,
-        where that may be written, on a thread. The result has what came of each, and is empty without a miss."""
+        """Publish the compiled graphs if this start compiled any: to the local folder now, and to S3, if it is
+        writable, on a thread. The future has the result of each; it is empty if nothing was compiled."""
         outcome: Future[list[Published]] = Future()
         artifacts = self._artifacts
         missed = cache_counts().misses > 0 or not self._restored
@@ -162,13 +161,13 @@ class Jit:
 
 
 class RestoreError(RuntimeError):
-    """A set that was verified when it was fetched, and cannot be used now; one line that says why."""
+    """Says in one line why a verified set cannot be restored."""
 
 
 @dataclass
 class CompileCache:
-    """The cache folder of one start. Nothing is in it but what the start puts there: neither an earlier start nor
-    another program makes this one look warm."""
+    """Owns the cache folder of one start. The folder is new, so that no earlier start and no other program makes
+    this start look warm."""
 
     folder: Path
     _restored: set[tuple[str, str]] = field(default_factory=set)
@@ -176,9 +175,9 @@ class CompileCache:
     @classmethod
     @contextlib.contextmanager
     def private(cls, more: Mapping[str, str]) -> Iterator["CompileCache"]:
-        """A new folder for Inductor and Triton, until the block ends. To be entered before torch compiles.
+        """Makes a new cache folder for Inductor and Triton until the block ends. Enter it before torch compiles.
 
-        Libraries that are loaded by then stay loaded. ``more``: other variables of the compiler, for as long.
+        Loaded libraries stay loaded. ``more``: other variables of the compiler, set inside the block.
         """
         with scratch_folder("snapcap-jit-") as folder:
             variables = {
@@ -198,8 +197,8 @@ class CompileCache:
                         os.environ[variable] = value
 
     def restore(self, artifacts: Artifacts) -> int:
-        """Give torch what a set holds; returns the number of cached graphs and parts of graphs. Raises RestoreError
-        if a file is missing or has changed since it was fetched, or torch cannot read it."""
+        """Load a set into torch's caches, and return the number of cached graphs and parts of graphs. Raises
+        RestoreError if a file is missing or has changed since it was fetched, or torch cannot read it."""
         payload, libraries = (_verified(artifacts, name) for name in (PAYLOAD, LIBRARIES))
         with zipfile.ZipFile(io.BytesIO(libraries)) as archive:
             archive.extractall(self.folder)
@@ -210,10 +209,10 @@ class CompileCache:
         return len(self._restored)
 
     def save(self) -> dict[str, Path]:
-        """Write what this start's graphs need to files of the cache folder, by entry name.
+        """Write this start's graphs and libraries to files in the cache folder; return the files by entry name.
 
-        Empty where torch has cached nothing that was not restored. Graphs that were restored and not compiled in
-        this process are left out, so every bucket must have run.
+        The result is empty if torch has cached nothing new. Every bucket must have run, because restored graphs
+        that no bucket has used are left out.
         """
         saved = torch.compiler.save_cache_artifacts()
         if saved is None or _names(saved[1]) <= self._restored:
@@ -235,7 +234,7 @@ def _names(info: CacheInfo) -> set[tuple[str, str]]:
 
 
 def _verified(artifacts: Artifacts, name: str) -> bytes:
-    """The bytes of an entry, hashed after they were read: a file could have changed since it was fetched."""
+    """Returns the bytes of an entry, verified again because the file could have changed since it was fetched."""
     file = artifacts.fetched.entries.get(name)
     if file is None:
         raise RestoreError(f"the artifact set has no {name}")
@@ -245,15 +244,15 @@ def _verified(artifacts: Artifacts, name: str) -> bytes:
         raise RestoreError(f"{name} cannot be read: {error.strerror or error}") from error
 
 
-# Precompiled headers make a CPU's first start faster where there are few CPUs. But torch makes them in a start that
-# compiles nothing too, which takes longer than all else of it, and in a folder that all programs share.
+# Precompiled headers are off. They speed up a first start on few CPUs, but torch also makes them in a start that
+# compiles nothing, which takes longer than the rest of that start, and in a folder that all programs share.
 ALONE: Mapping[str, InductorOption] = {"cpp_cache_precompile_headers": False}
 
 
 @dataclass(frozen=True)
 class JitBackend:
-    """Compiles a callable when it is first called. ``on_fallback`` is told the region and bucket of each call that
-    ran eager because none of its graphs fitted."""
+    """Compiles a callable at its first call. ``on_fallback`` gets the region and bucket of each call that ran eager
+    because no graph fitted."""
 
     plan: Plan
     on_fallback: Callable[[str, int], None]
@@ -277,7 +276,7 @@ class JitBackend:
 
 
 def compile_static(function: RegionFunction, options: Mapping[str, InductorOption]) -> RegionFunction:
-    """`torch.compile` as a whole and for fixed shapes, with those Inductor options that are not about packages."""
+    """Applies `torch.compile` with fullgraph and fixed shapes, without the Inductor options for packages."""
     own: dict[str, Any] = {key: value for key, value in options.items() if not key.startswith("aot_inductor.")}
     compiled: RegionFunction = torch.compile(function, fullgraph=True, dynamic=False, options=own)
     return compiled
@@ -286,11 +285,11 @@ def compile_static(function: RegionFunction, options: Mapping[str, InductorOptio
 def own_code(
     eager: RegionFunction, compiled: RegionFunction, name: str, on_eager: Callable[[], None]
 ) -> RegionFunction:
-    """A function to compile, with a name and a code object of its own: ``compiled`` where it is traced, and
-    ``eager``, after a call of ``on_eager``, where it is run instead.
+    """Returns a function to compile, with a unique name and code object. Traced, it calls ``compiled``; run without
+    a graph, it calls ``on_eager`` and then ``eager``.
 
-    Dynamo keeps graphs, and counts recompiles, by code object. Regions that shared one would look each other's
-    guards through at every call, and from the ninth bucket on exceed `recompile_limit`.
+    Dynamo keeps graphs, and counts recompiles, by code object. Regions that shared one would check each other's
+    guards at every call, and exceed `recompile_limit` from the ninth bucket on.
     """
 
     def run(*inputs: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Loads a compiled model without torch's Python module, whose import takes longer than all the rest of a start.
+"""Loads a compiled model without torch's Python module, whose import would take longer than the rest of a start.
 
-Such a start needs the packages of the artifact set and prepared weights.
+Such a start needs the packages of an artifact set, and prepared weights.
 """
 
 import logging
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from snapcap.warmup.runtime.model import Backend, Model
     from snapcap.warmup.start.warmer import Warmer
 
-_OPENERS = 3, 5  # at least and at most: a package is unpacked, mapped and given to the driver without Python's lock
+_OPENERS = 3, 5  # least and most threads that open packages, which mostly works without the interpreter lock
 _logger = logging.getLogger("snapcap.start")
 
 
 class NativeLoader:
-    """The `Loader` over libtorch's handles. Nothing runs eager: a package that fails ends this loader's start."""
+    """Implements `Loader` with libtorch's handles. Nothing runs eager: a package that fails ends the start."""
 
     jit = None
     eager = None
@@ -46,7 +46,7 @@ class NativeLoader:
         self._timeline = timeline
         self._scope = ExitStack()
         self._memory: NativeMemory | NativeCudaMemory
-        self._beside = ExitStack()  # ends with the weights: threads that load beside them
+        self._beside = ExitStack()  # threads that load libraries; closed when the weights are loaded
 
     def __enter__(self) -> None:
         """Loads the libraries that packages run on, and begins to open the packages on threads. Raises AotiError if
@@ -59,7 +59,7 @@ class NativeLoader:
         if library is None:
             raise AotiError("torch's libraries cannot be loaded")
         self._library = library
-        # Mapped on other threads: what is there can run.
+        # Packages are opened on other threads, while opened packages run.
         least, most = _OPENERS
         openers = max(least, min(available_cpus() // 2, most))
         pool = ThreadPoolExecutor(openers, thread_name_prefix="snapcap-packages")
@@ -67,7 +67,7 @@ class NativeLoader:
         self._opening = self._open_packages(pool)
 
     def _cpu_library(self) -> int | None:
-        """The handle of the CPU library, if the set has it and this machine can open it."""
+        """Returns the handle of the CPU library; None if the set lacks it or this machine cannot open it."""
         library = self._entries.get(CPU_LIBRARY)
         if library is None:
             return None
@@ -83,7 +83,8 @@ class NativeLoader:
         self._scope.__exit__(*error)
 
     def _open_packages(self, pool: ThreadPoolExecutor) -> "Mapping[str, Future[Container]]":
-        """By entry, what is being opened for every caption: the smallest buckets first, as they are run."""
+        """Begins to open the packages that every caption needs, the smallest buckets first, and returns their
+        futures by entry."""
         began = self._timeline.now()
         packages, device, standalone = self._entries, self._plan.device, self._standalone
         entries = [entry for entry in packages if entry not in LIBRARIES and region_of(entry)[0] not in ON_DEMAND]
@@ -96,7 +97,7 @@ class NativeLoader:
             with self._timeline.phase("load_artifacts", began):
                 wait(opening.values())
 
-        pool.submit(note)  # taken when all others have been
+        pool.submit(note)  # runs after the last package was taken
         return opening
 
     def open_device(self) -> "Device[NativeTensor]":
@@ -113,7 +114,7 @@ class NativeLoader:
             libtorch = Libtorch(library)
             self._memory = host = NativeMemory(libtorch)
             self._packages = NativePackages(libtorch, "cpu", None, self._opening, standalone, plan.threads)
-            # libtorch has a number of threads for each thread that calls it.
+            # libtorch keeps the number of threads for each calling thread.
             if not standalone or plan.threads >= max(available_cpus(), 2):
                 libtorch.set_num_threads(plan.threads)
                 return CpuDevice(host)

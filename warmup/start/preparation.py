@@ -1,9 +1,9 @@
-"""Does the part of a start that needs no torch: brings the checkpoint, decides the plan, brings the artifacts.
+"""Does the part of a start that needs no torch: fetches the checkpoint, makes the plan, fetches the artifacts.
 
     published ─ planned ─┬─ artifacts ─┐
                          └─ weights ───┴─ checkpoint
 
-Each step is a task of a pool that waits for the steps it needs. ``Preparation`` lists them in their order.
+Each step is a task of a thread pool, and waits for the steps that it needs. ``Preparation`` lists them in order.
 """
 
 import logging
@@ -20,7 +20,7 @@ from snapcap.warmup.artifacts.manifest import CPU_LIBRARY
 from snapcap.warmup.artifacts.worker import find_artifacts
 from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint, brought, config_of, resolved
+from snapcap.warmup.plan.checkpoint import Checkpoint, config_of, downloaded, resolved
 from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -37,7 +37,7 @@ STEPS = 5  # the number of tasks below, each of which may wait on a thread of it
 
 
 class Planned(NamedTuple):
-    """Holds the configuration of the model, the folder it was read from, and the plan that was made of it."""
+    """Holds the model's configuration, its folder, and the plan."""
 
     folder: Path
     config: "ModelConfig"
@@ -46,10 +46,10 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that a start calls on one of its threads, each with what it is named after.
+    """Holds functions that a start calls on one of its threads.
 
-    checkpoint: called once the checkpoint is on local disk, or the part of it that a start needs.
-    artifacts: called once the artifacts were looked for. The argument is None if the backend uses none.
+    checkpoint: called with the checkpoint once the part of it that the start needs is on the local disk.
+    artifacts: called with the result of the lookup of artifacts, or with None if the backend uses none.
     """
 
     checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
@@ -60,14 +60,14 @@ NO_CALLBACKS = Callbacks()
 
 
 class Preparation:
-    """Begins the steps beside the import of torch. Each member below is the result of a step, in the order in which
-    they begin.
+    """Begins the steps, in parallel with an import of torch. Each member is the future result of a step, in the
+    order in which the steps begin.
 
-    published: the model as the store has it, or the reason why the start does not take it from there.
-    planned: known before numpy is imported, which the checkpoint needs and the artifacts do not.
-    artifacts: None if the backend uses none.
-    weights: the prepared weights, and the checkpoint as it is until then, perhaps without weights of its own.
-    checkpoint: the checkpoint with weights of its own, unless there are prepared ones.
+    published: the store's model, or the reason why the start does not use it.
+    planned: the plan, made without numpy, so that the lookup of artifacts need not wait for numpy's import.
+    artifacts: the result of the lookup, or None if the backend uses no artifacts.
+    weights: the prepared weights, and the checkpoint, which may still lack its weights.
+    checkpoint: the checkpoint, with its weights unless there are prepared weights.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Preparation:
         fetcher: "ModelFetcher | None" = None,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
-        """``pool`` has ``STEPS`` threads for this. ``fetcher`` brings the model from the store, if it may be
-        published there."""
+        """``pool`` has ``STEPS`` threads for these steps. ``fetcher`` fetches a published model from the store;
+        None if the store cannot have it."""
         self.options, self.timeline, self.status = options, timeline, status
         self._fetcher, self._callbacks = fetcher, callbacks
         self.published = pool.submit(self._ask_store)
@@ -138,11 +138,11 @@ class Preparation:
             if options.model.prepared_weights:
                 weights = find_weights(checkpoint, plan, options.store_folder)
             if weights.result == "miss" and published.result != "off":
-                weights = published  # they would have spared the checkpoint
+                weights = published  # the result says why the store's weights were not used
         else:
             if self._fetcher is None:
                 raise TypeError("a published model, and no fetcher")
-            bring = partial(brought, options, published.found.weights.identity)
+            bring = partial(downloaded, options, published.found.weights.identity)
             checkpoint = replace(checkpoint, bring=bring)
             self._callbacks.checkpoint(checkpoint)
             with self.timeline.phase("fetch_weights"):

@@ -1,6 +1,6 @@
-"""Begins to fetch a published model before a start can say what of it, and ends that behind the start.
+"""Launches the process that fetches a published model at the beginning of a start, and ends it after the start.
 
-The engine process imports it before all else, and so it imports little.
+The engine process imports this module first, so the module imports little.
 """
 
 import atexit
@@ -25,8 +25,8 @@ _logger = logging.getLogger("snapcap.weights")
 
 
 def may_be_published(options: StartOptions) -> bool:
-    """Returns whether a start should ask its store for the model: the machine has no checkpoint, and the store may
-    have the model. The call itself sends no request."""
+    """Returns whether a start should look the model up in its store: this machine has no checkpoint, and the store
+    may have the model. Sends no request."""
     model = options.model
     try:
         if not model.prepared_weights or not is_publishable(model.source):
@@ -39,13 +39,13 @@ def may_be_published(options: StartOptions) -> bool:
 
 
 def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
-    """Returns the fetcher of a published model, whose process is being started, or None if this machine has the
-    model or the store cannot have it."""
+    """Launches the process of a fetcher of the published model and returns the fetcher. Returns None if this
+    machine has the model or the store cannot have it."""
     try:
         if not may_be_published(options):
             return None
-        # The process imports for longer than a start takes to find out which model it wants, so it is launched
-        # before this process imports what tells it.
+        # Imports of the new process take longer than a start needs to determine its model, so the process is
+        # launched before this process imports the modules that determine it.
         worker = Worker("snapcap.warmup.artifacts.worker", partial(_job, options))
         worker.launch()
         from snapcap.warmup.weights.published import ModelFetcher  # noqa: PLC0415  while the process imports
@@ -65,7 +65,8 @@ def _job(options: StartOptions) -> "FetchJob":
 
 
 def close_behind(fetcher: "ModelFetcher | None", coming: Sequence["Future[Any]"]) -> None:
-    """End it when all has come and is on the disk. A program that ends sooner waits a moment for that."""
+    """End the fetcher on a thread, once all futures are done and the weights are synced to the disk. A program that
+    ends earlier waits a moment for this."""
     if fetcher is None:
         return
 

@@ -1,4 +1,4 @@
-"""Warms a runner: puts every bucket on a backend, and runs each once through the callables that serve."""
+"""Warms a runner: assigns every bucket to a backend, and runs each bucket once with the callables that serve."""
 
 import logging
 import time
@@ -28,9 +28,9 @@ _logger = logging.getLogger("snapcap.start")
 
 @dataclass(frozen=True)
 class Warmer:
-    """Puts buckets on a backend and runs each once through the callables that serve. Device thread only.
+    """Assigns buckets to a backend, and runs each once with the callables that serve. Device thread only.
 
-    ``eager``: what serves a bucket whose compiled code fails; without it that is an error.
+    ``eager``: the backend of buckets whose compiled code fails; None: such a failure is an error.
     """
 
     runner: Runner[Any]
@@ -41,19 +41,19 @@ class Warmer:
     eager: Backend | None = None
 
     def assign(self, backend: Backend, buckets: tuple[Bucket, ...]) -> None:
-        """Put these on the backend; one that cannot be opened stays eager, or ends a strict start. jit opens all of
-        them, as it compiles when they are run.
+        """Assign buckets to the backend. A bucket whose packages cannot be opened stays eager, or ends a strict
+        start. With jit every bucket can be opened, because jit compiles at the first run.
 
         Raises:
             StartError: a bucket cannot be opened, and the start is strict.
-            PackageError, InputSpecError: likewise, and there is nothing eager.
+            PackageError, InputSpecError: a bucket cannot be opened, and there is no eager backend.
         """
         for bucket in buckets:
             for component in COMPONENTS:
                 self._assign_one(component, bucket, backend)
 
     def _assign_first(self, component: ComponentName, bucket: Bucket, backend: Backend | None) -> None:
-        """Put a bucket on the backend, unless it is on one already."""
+        """Assign a bucket to the backend, unless the bucket has a backend already."""
         if backend is not None and not self.runner.is_bound(component, bucket):
             self._assign_one(component, bucket, backend)
 
@@ -79,17 +79,16 @@ class Warmer:
         self.status.update(component, bucket.size, "failed", self.eager.name)
 
     def warm(self, buckets: tuple[Bucket, ...], backend: Backend | None = None) -> None:
-        """Run these once, smallest first: a lone request is the rule. No row may be running.
+        """Run each bucket once, the smallest first, because the first request usually comes alone. No row may be
+        running.
 
-        On a CPU, a bucket is loaded and not run if its run would take longer than `LONGEST_RUN_S`, by the time that
-        the bucket before it took.
+        On a CPU, a bucket is only loaded if its run would take longer than `LONGEST_RUN_S`, extrapolated from the
+        bucket before it.
 
-        ``backend``: put each bucket that is on none yet on this one just before it runs; meanwhile other threads
-        open what comes after. The other buckets are put on it before launches are recorded, so that nothing is
-        being opened then.
-
-        Raises:
-            What ``assign`` does.
+        ``backend``: assign each bucket without a backend to this one just before the bucket runs, while other
+            threads
+        open the packages of later buckets. Before launches are recorded, all other buckets are assigned too, so
+        that no package is opened during the recording. Raises the errors of ``assign``.
         """
         for component in COMPONENTS:
             with self.timeline.phase(f"warm_{component}"):
@@ -99,7 +98,7 @@ class Warmer:
                     if seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket):
                         self._note(component, bucket, "loaded")
                     else:
-                        began = time.thread_time()  # how busy other processes keep the CPUs is not counted
+                        began = time.thread_time()  # does not count time in which other processes have the CPU
                         self._run_once(component, bucket, self.runner)
                         seconds_a_row = (time.thread_time() - began) / bucket.size
         for bucket in self.table.buckets:
@@ -116,7 +115,7 @@ class Warmer:
         return not self.runner.device.runs_ahead and backend in ("aot", "eager")
 
     def warm_aside(self, bucket: Bucket) -> None:
-        """Run a bucket once on buffers of its own, while rows are running."""
+        """Run a bucket once on separate buffers, while rows are running."""
         twin = self.runner.twin()
         for component in COMPONENTS:
             twin.bind(component, bucket, self.runner.bound(component, bucket))
@@ -130,7 +129,7 @@ class Warmer:
             self._note(component, bucket, "captured")
 
     def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
-        """Run a bucket as it is bound; where that fails, which for jit is where it compiles, run it eager."""
+        """Run a bucket with its callables. If that fails, as when jit cannot compile it, run the bucket eager."""
         started = self.timeline.now()
         backend = self.status.bucket(component, bucket.size).backend
         try:
@@ -146,7 +145,7 @@ class Warmer:
     def _call(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
         if self.status.bucket(component, bucket.size).backend == "aot":
             runner.run_first_layers(component, bucket)  # the self-test runs all layers
-        elif component == "encoder":  # jit compiles what a call needs, so it is called for all of them
+        elif component == "encoder":  # called for each number of tokens, because jit compiles for each
             vision = runner.config.vision
             for picture in examples(vision.image_size, vision.token_buckets):
                 runner.encode(bucket, [picture] * bucket.size, 0)
@@ -163,7 +162,7 @@ class Warmer:
         seconds: float | None = None,
         start: float | None = None,
     ) -> None:
-        """Notes what a bucket has reached. A bucket that failed stays so; one that only runs eager is just that."""
+        """Records the state of a bucket. A failed bucket stays failed; a bucket that only runs eager is "eager"."""
         known = self.status.bucket(component, bucket.size)
         if known.state == "failed":
             state = "failed"
@@ -173,18 +172,18 @@ class Warmer:
 
 
 def self_test(runner: Runner[Any], bucket: Bucket) -> tuple[list[int], float]:
-    """Captions a built-in image, from pixels to tokens, as a request would be. Returns up to `SELF_TEST_TOKENS`
-    tokens, or two if the test takes longer than `LONGEST_RUN_S`; and the seconds that this thread computed. Raises
-    StartError if the logits are not finite: the weights or the device are damaged."""
+    """Captions a built-in image, from pixels to tokens, like a request. Returns up to `SELF_TEST_TOKENS` tokens, or
+    two if the test takes longer than `LONGEST_RUN_S`, and this thread's CPU seconds. Raises StartError if the
+    logits are not finite: the weights or the device are damaged."""
     config, row = runner.config, SlotRequest()
     began = time.thread_time()
-    if config.decoder.reads_prompt:  # the start token twice, the first of them by the encode
+    if config.decoder.reads_prompt:  # the start token comes twice; the encode reads the first
         row = SlotRequest((config.generation.start_id,), prefilled=1)
     runner.encode(bucket, [built_in_image(config.vision)], 0, [row])
     runner.admit(0, [row])
     tokens, seconds = list[int](), 0.0
     while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
-        # On the host: a GPU would load four kernels for this.
+        # Computed on the host, because a GPU would load four kernels for it.
         if not np.isfinite(runner.device.read(runner.decode_step(bucket))[0]).all():
             raise StartError("the self-test's logits are not finite: the weights or the device are damaged")
         tokens += runner.tokens(1)
@@ -195,7 +194,7 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> tuple[list[int], float]:
 
 
 def built_in_image(vision: VisionConfig) -> Pixels:
-    """Pixels [height, width, 3] of a bright disc on a gradient. In a packed picture, each token has the disc."""
+    """Returns pixels [height, width, 3] uint8: a bright disc on a gradient; in a packed picture, one a token."""
     if vision.token_buckets:
         tokens = vision.token_buckets[0]
         (picture,) = examples(vision.image_size, (tokens,))

@@ -1,4 +1,4 @@
-"""Loads a model with torch's module, which this module imports: for all starts that need more than packages."""
+"""Loads a model with torch's module, for all starts that need more than packages. This module imports torch."""
 
 import logging
 from contextlib import ExitStack
@@ -33,7 +33,7 @@ _logger = logging.getLogger("snapcap.start")
 
 
 class TorchLoader:
-    """The `Loader` over torch's tensors. A bucket whose compiled code fails runs eager."""
+    """Implements `Loader` with torch's tensors. A bucket whose compiled code fails runs eager."""
 
     def __init__(self, plan: Plan, options: StartOptions, timeline: Timeline, status: StartupStatus) -> None:
         self.jit: Jit | None = None
@@ -66,7 +66,7 @@ class TorchLoader:
         except WeightsError:
             if checkpoint.bring is None:
                 raise
-            checkpoint = checkpoint.whole()  # published weights could not be used: the log says why
+            checkpoint = checkpoint.whole()  # the log says why published weights could not be used
             return checkpoint, load_model(checkpoint.folder, *described)
 
     def open_packages(self, warmer: Warmer, model: Model[Tensor], artifacts: Artifacts | None) -> Backend:
@@ -103,7 +103,7 @@ class TorchLoader:
 
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
-    """Say what the start does without artifacts; `aot` that was asked for by name is an error, others a note.
+    """Log what the start does without artifacts: as an error if the backend `aot` was requested, else as a note.
     Raises StartError if the start is strict."""
     fetched = artifacts.fetched
     if options.compute.strict and options.compute.backend == "aot":

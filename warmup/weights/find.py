@@ -1,9 +1,9 @@
 """Names the prepared weights of a checkpoint, and finds them, mostly without reading the checkpoint. No torch.
 
-Nothing in the names enters the artifact key: checkpoints of the same shapes share one set of packages.
+Nothing in the names is part of the artifact key: checkpoints of the same shapes share one set of packages.
 
-Reading a checkpoint takes seconds. So its digest is taken once and recorded, and found again by what the system
-says of the files: a change of content, of a name or of a time gives another identity.
+Reading a checkpoint takes seconds. So its digest is computed once and recorded with the files' identity, which is
+their names, sizes, inodes and times. A change of a file changes its identity.
 """
 
 import contextlib
@@ -39,15 +39,14 @@ _SOURCES = ("weights/*.py", "layers/*.py", "families/**/*.py", "names.py", "text
 
 
 def prepared_name(digest: str, checkpoint: Checkpoint, plan: Plan) -> str:
-    """``<checkpoint>.<device>.<dtype>.<layout>.safetensors``; ``digest``: ``content_digest`` of the checkpoint."""
+    """Returns ``<checkpoint>.<device>.<dtype>.<layout>.safetensors``. ``digest``: of ``content_digest``."""
     layout = layout_digest(checkpoint.config, checkpoint.transform)
     return f"{digest}.{plan.device_type}.{plan.dtype}.{layout}.safetensors"
 
 
 def model_factors(options: StartOptions) -> Factors:
-    """The factors of the manifest under which the prepared weights of these options' model are published and looked
-    for; all of them are known without its files. Raises OSError, MachineError as ``layout_digest`` does, and
-    StartError as ``device_and_dtype`` does."""
+    """Returns the factors of the manifest of a model's published weights. All factors are known without the model's
+    files. Raises the errors of ``layout_digest`` and ``device_and_dtype``."""
     device, dtype = device_and_dtype(options.compute)
     return {
         "kind": "model",
@@ -61,9 +60,10 @@ def model_factors(options: StartOptions) -> Factors:
 
 
 def layout_digest(config: ModelConfig, transform: "ImageTransform") -> str:
-    """SHA-256, in hex, of what makes a checkpoint's tensors the regions' ones: our sources, torch, whose arithmetic
-    it is, and of the configuration the dimensions, the tokens before an image and the normalisation of images.
-    Raises OSError if the sources cannot be read, MachineError if what is installed cannot be told."""
+    """Returns the SHA-256, in hex, of everything that decides how a checkpoint's tensors become the regions'
+    weights: snapcap's sources, torch's version, and the configuration's dimensions, tokens before an image and
+    normalisation of images. Raises OSError if the sources cannot be read, MachineError if torch's version is
+    unknown."""
     described = {
         "sources": _source_digest(),
         "torch": torch_version().version,
@@ -84,14 +84,14 @@ def _source_digest() -> str:
     return source_digest(models, files)
 
 
-# A file may be written twice at what a clock says is one moment, of up to two seconds on some file systems.
+# The resolution of files' times is up to two seconds on some file systems: two writes may get the same time.
 CLOCK_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """``name`` in the checkpoint's folder; ``path``: the file that it leads to; times in nanoseconds. No device,
-    whose number may be another after each mount."""
+    """Identifies a file without its content. ``name``: in the checkpoint's folder. ``path``: the target of a link.
+    Times in nanoseconds. The device number is left out, because it may change with each mount."""
 
     name: str
     path: str
@@ -105,11 +105,11 @@ Identity = tuple[FileIdentity, ...]
 
 
 def identify(folder: Path) -> Identity:
-    """The files of a checkpoint folder that hold its weights, and the index that names them.
+    """Returns the identities of a checkpoint's files of weights, and of their index.
 
     Raises:
-        WeightsError: there are none.
-        OSError: one cannot be looked at.
+        WeightsError: the folder has no weights.
+        OSError: the status of a file cannot be read.
     """
     files = []
     for name in weight_names(folder):
@@ -121,15 +121,15 @@ def identify(folder: Path) -> Identity:
 
 
 def is_at_rest(files: Identity, moment: int) -> bool:
-    """Returns whether any change of the files after ``moment`` (nanoseconds of the clock) gives them another
-    identity: no time of theirs is so near that the next change could have the same. The system sets the time of
-    change; nobody else can. Times in the future are of a clock that was wrong, or of an archive's time zone."""
+    """Returns whether every change of the files after ``moment`` (nanoseconds since the epoch) changes their
+    identity: their times are old enough that a later change gets another time. Only the system sets the time of
+    change. A time in the future comes from a wrong clock, or from an archive of another time zone."""
     return all(abs(moment - each) >= CLOCK_NS for file in files for each in (file.changed, file.modified))
 
 
 def content_digest(folder: Path) -> str:
-    """SHA-256, in hex, of the names and contents of the weights' files, and of the index that names them. Raises
-    WeightsError, OSError if they cannot be read."""
+    """Returns the SHA-256, in hex, of the names and contents of the files of weights and of their index. Raises
+    WeightsError or OSError if they cannot be read."""
     digest = hashlib.sha256()
     for name in weight_names(folder):
         with (folder / name).open("rb") as file:
@@ -142,7 +142,7 @@ _MOST_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Record:
-    """``digest`` of the content of ``files``; ``began``: when they were about to be read, in nanoseconds."""
+    """Records the content ``digest`` of ``files``. ``began``: nanoseconds since the epoch before they were read."""
 
     files: Identity
     digest: str
@@ -150,8 +150,8 @@ class Record:
 
 
 def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | None:
-    """The digest of a checkpoint whose files are these, if it was recorded and they cannot have changed since.
-    Raises StoreError if the record cannot be read, or others may write to it."""
+    """Returns the recorded digest of a checkpoint if its files are unchanged; else None. Raises StoreError if the
+    record cannot be read, or other users may write to it."""
     try:
         stored = store.read(record_name(WEIGHTS, folder), _MOST_BYTES)
         record = None if stored is None else from_json(Record, stored.data)
@@ -162,7 +162,7 @@ def recorded_digest(store: FolderStore, folder: Path, files: Identity) -> str | 
 
 
 def write_record(store: FolderStore, folder: Path, record: Record) -> None:
-    """Raises StoreError if it cannot be written."""
+    """Write the record of a checkpoint folder. Raises StoreError if it cannot be written."""
     store.write(record_name(WEIGHTS, folder), to_json(record).encode())
 
 
@@ -171,9 +171,9 @@ WeightsResult = Result | Literal["off"]
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """Holds the result of looking for prepared weights.
+    """Holds the result of the lookup of prepared weights.
 
-    result: only a store gives "untrusted" and "error".
+    result: "untrusted" and "error" come only from a store.
     mapped: the weights, on a hit.
     bytes_fetched: bytes downloaded from a store.
     """
@@ -185,8 +185,8 @@ class FoundWeights:
 
 
 def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> FoundWeights:
-    """Map the prepared weights of a checkpoint for a device and dtype, or say why there are none to be used. Raises
-    nothing: a start can always read the checkpoint."""
+    """Map the prepared weights of a checkpoint for a device and dtype, or return the reason why none can be used.
+    Raises nothing, because a start can always read the checkpoint."""
     try:
         if not store_folder.is_dir():
             return FoundWeights("miss", "there is no artifact folder")
@@ -207,8 +207,8 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
 
 def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
     """Map the prepared weights of a checkpoint without a record, such as another copy or container image, by the
-    digest of its files. The files are read only if the store has weights that may be theirs: reading takes less
-    time than importing torch and converting. The digest is recorded for the next start even without a match.
+    digest of its files. The files are read only if the store has prepared weights that may match: reading takes
+    less time than importing torch and converting. The digest is recorded for the next start even without a match.
     Returns None if there are no such weights, or if the files change meanwhile.
 
     Raises the errors that ``find_weights`` catches.
@@ -221,7 +221,7 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
     mapped = open_prepared(store, record.digest, checkpoint, plan)
     if identify(folder) != files:
         return None
-    # A record of what was here before names weights that the next preparation removes.
+    # Without a match an existing record stays: the next preparation removes the weights that it names.
     if is_at_rest(files, began) and (mapped is not None or not store.path(record_name(WEIGHTS, folder)).exists()):
         with contextlib.suppress(StoreError):  # the folder may be read-only
             write_record(store, folder, record)
@@ -229,11 +229,11 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
 
 
 def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
-    """Map the weights that were prepared of a checkpoint, whose content has this digest; None where there are none.
+    """Map the prepared weights of the checkpoint with this content digest; returns None without such a file.
 
     Raises:
         PreparedError: the file is damaged.
-        StoreError: it cannot be read, or others may write to it.
+        StoreError: the file cannot be read, or other users may write to it.
     """
     name = prepared_name(digest, checkpoint, plan)
     with store.opened(f"{WEIGHTS}/{name}") as file:
@@ -241,8 +241,7 @@ def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan:
 
 
 def map_used(file: BinaryIO, name: str) -> MappedWeights:
-    """Maps an open file of prepared weights, and notes that it was used now, as the newest files are kept. Raises
-    as ``map_weights``."""
+    """Maps an open file of prepared weights, and sets its time of last use. Raises as ``map_weights`` does."""
     mapped = map_weights(file, name)
     with contextlib.suppress(OSError):  # the folder may be read-only
         os.utime(file.fileno())

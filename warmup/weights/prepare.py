@@ -1,8 +1,8 @@
-"""Writes the prepared weights of a checkpoint, whole or not at all, in a process of its own.
+"""Writes the prepared weights of a checkpoint, completely or not at all, in a separate process.
 
-Converting takes seconds of Python and of a CPU, which no step of a server may wait for: so a process of the lowest
-priority reads the checkpoint once more, on the CPU also where the model is on a GPU, whose stream stays the device
-thread's. The file holds the tensors that `load_weights` returns. The process ends when its parent does.
+Converting takes seconds of Python on a CPU, which must not delay a server. So a process of the lowest priority
+reads the checkpoint again and converts it on the CPU, also for a GPU, which only the device thread uses. The
+file has the tensors that `load_weights` returns. The process ends when its parent ends.
 
     job   {"checkpoint": …, "plan": …, "store": …}, then {"thorough": …}
 
@@ -46,23 +46,23 @@ from snapcap.warmup.weights.find import (
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared_tensors import Contents
 
-_FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
+_FLUSHED_BYTES = 64 << 20  # written and flushed at a time, so that other writers never wait for more
 _PROCESS_BYTES = 512 << 20  # memory of this process with torch
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Holds the result of preparing weights. ``written``: the file is new; ``kept``: it was there already;
-    ``busy``: another process is preparing; ``skipped``: no file was written."""
+    """Holds the result of preparing weights. ``written``: a new file; ``kept``: the file existed already; ``busy``:
+    another process is preparing; ``skipped``: no file was written."""
 
     result: Literal["written", "kept", "busy", "skipped"]
     reason: str
 
 
 def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: bool) -> Prepared:
-    """Have prepared weights of a checkpoint folder in the store, for the device and dtype of a plan. ``thorough``:
-    read what is there, and replace it if it is damaged. Raises ConfigError, WeightsError, StoreError, OSError if
-    the checkpoint cannot be read, or the store not be written."""
+    """Prepare the weights of a checkpoint folder for the device and dtype of a plan, unless the store has them.
+    ``thorough``: verify an existing file, and replace it if it is damaged. Raises ConfigError, WeightsError,
+    StoreError or OSError if the checkpoint cannot be read, or the store cannot be written."""
     store = FolderStore.open(store_folder)
     make_folder(store.root / WEIGHTS)
     with locked_alone(store.root / WEIGHTS / ".lock") as alone:
@@ -91,8 +91,8 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
 
 
 def _record(store: FolderStore, folder: Path) -> Record | None:
-    """The digest of a checkpoint: as it is recorded, or else taken, once its files have been at rest for as long as
-    the clock may stand still."""
+    """Returns the record of a checkpoint's digest: an existing one, or a new one, for which the files are read once
+    their times are old enough. Returns None if the files are being changed."""
     files, began = identify(folder), time.time_ns()
     if not is_at_rest(files, began):
         time.sleep(CLOCK_NS / 1e9)
@@ -100,7 +100,7 @@ def _record(store: FolderStore, folder: Path) -> Record | None:
         if not is_at_rest(files, began):
             return None
     digest = None
-    with contextlib.suppress(StoreError):  # a record that is no good is replaced
+    with contextlib.suppress(StoreError):  # an unusable record is replaced
         digest = recorded_digest(store, folder, files)
     digest = digest or content_digest(folder)
     return Record(files, digest, began) if identify(folder) == files else None
@@ -117,8 +117,8 @@ def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Pla
 def _write(
     store: FolderStore, unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, files: Identity
 ) -> Prepared:
-    """Read the checkpoint on the CPU, as a device of the plan's type would have it, and write that."""
-    # A cast to a type of twice the size is the most that may be made of the files' pages.
+    """Read the checkpoint on the CPU, convert it to the layout for the plan's device, and write it."""
+    # The largest conversion is a cast to a dtype of twice the size.
     memory = 2 * sum(file.size for file in files) + _PROCESS_BYTES
     if free_memory() < memory:
         return Prepared("skipped", f"it may take {_mib(memory)} of memory, and less is free")
@@ -136,12 +136,12 @@ def _write(
 
 
 def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
-    import torch  # noqa: PLC0415  seconds, where there may be nothing to do
+    import torch  # noqa: PLC0415  takes seconds, and the file may exist already
 
     from snapcap.models.weights.load import load_weights  # noqa: PLC0415
     from snapcap.models.weights.prepared_tensors import lay_out  # noqa: PLC0415
 
-    torch.set_num_threads(1)  # beside a server
+    torch.set_num_threads(1)  # leaves the other CPUs to the server
     pixels, dtype = checkpoint.transform.normalisation, getattr(torch, plan.dtype)
     with torch.no_grad():
         given = (checkpoint.folder, checkpoint.config, pixels, torch.device("cpu"), dtype, plan.device_type)
@@ -149,7 +149,7 @@ def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
 
 
 def _write_contents(path: Path, contents: "Contents") -> None:
-    """The tensors, and then the header, which has their digests."""
+    """Writes the tensors, and then the header, which has their digests."""
     digests: list[str] = []
     offset = len(contents.header_bytes())
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -175,7 +175,7 @@ _MODULE = "snapcap.warmup.weights.prepare"
 
 @dataclass(frozen=True)
 class PrepareJob:
-    """The checkpoint folder, the plan whose device and dtype the weights are for, and the artifact folder."""
+    """Holds the checkpoint folder, the plan with the device and dtype, and the artifact folder."""
 
     checkpoint: Path
     plan: Plan
@@ -183,13 +183,13 @@ class PrepareJob:
 
 
 def weights_worker(checkpoint: Path, plan: Plan, options: StartOptions, nice: int = 0) -> Worker:
-    """A worker that has not begun; ``nice`` lowers its priority (0 to 19)."""
+    """Returns a worker whose process is not started. ``nice`` lowers its priority (0 to 19)."""
     job = PrepareJob(checkpoint, plan, options.store_folder.absolute())
     return Worker(_MODULE, job, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, nice)
 
 
 def prepare_in_worker(worker: Worker, *, thorough: bool) -> Prepared:
-    """``prepare_weights`` in the worker, which is ended; what goes wrong there is a reason for not having any."""
+    """Runs ``prepare_weights`` in the worker, and ends it. An error of the worker becomes the result's reason."""
     with worker:
         try:
             answer = worker.ask({"thorough": thorough}, TIME_LIMIT_S)

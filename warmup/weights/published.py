@@ -1,8 +1,8 @@
-"""Brings a published model to this machine, for a start: a worker process does it, and is believed little.
+"""Fetches a published model for a start, through a worker process that this process does not trust.
 
-The manifest's signature and the small files' digests are verified here again. The worker has verified the chunks of
-the weights; this process runs the same checks as for local prepared weights: the file's owner, its size, its
-header, and the checkpoint that they were made of. No torch, no botocore.
+This process verifies the manifest's signature and the small files' digests again. The worker has verified the
+chunks of the weights; this process runs the same checks as for local prepared weights: the file's owner, size and
+header, and the checkpoint of which the weights were made. Imports no torch and no botocore.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from snapcap.warmup.artifacts.fetch import (
     NotFetchedError,
     described,
     local_model,
-    weights_at_hand,
+    local_weights,
 )
 from snapcap.warmup.artifacts.folder import FolderStore, check_owner
 from snapcap.warmup.artifacts.key import Factors, artifact_key
@@ -49,15 +49,15 @@ _logger = logging.getLogger("snapcap.weights")
 
 @dataclass(frozen=True)
 class Described:
-    """A model whose small files are in ``folder``, as a checkpoint's are."""
+    """Holds a published model. ``folder`` has its small files, like a checkpoint's folder."""
 
     found: Found
     folder: Path
 
 
 class ModelFetcher(Fetcher):
-    """Fetches a model, and its packages meanwhile. Call ``describe``, then ``packages`` and ``weights`` in this
-    order, then ``close``, which ends the worker. Thread-safe."""
+    """Fetches a model's weights and, in parallel, its packages. Call ``describe``, then ``packages`` and
+    ``weights`` in this order, then ``close``, which ends the worker. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
         """``worker``: from ``fetch_worker``, if its process was launched already."""
@@ -66,10 +66,10 @@ class ModelFetcher(Fetcher):
         self._end = time.monotonic() + options.store.deadline + GRACE  # deadline of all tasks before the weights
 
     def begin(self) -> None:
-        """Have the worker start, which imports for longer than whoever asks has to prepare. Does not wait."""
+        """Start the worker on a thread, because its imports take longer than the caller's preparation."""
 
         def start() -> None:
-            with self._lock, contextlib.suppress(Exception):  # said again when it is asked
+            with self._lock, contextlib.suppress(Exception):  # the first task raises the error again
                 self._worker.start(self._end - time.monotonic())
 
         threading.Thread(target=start, name="snapcap-fetcher", daemon=True).start()
@@ -83,25 +83,25 @@ class ModelFetcher(Fetcher):
         return trust_of(self._options.store)
 
     def describe(self, download: bool = True) -> Described:
-        """The verified description of the model, of the revision that its source has now. ``download``: have the
-        weights begin to come. Raises NotFetchedError if there is none that may be used."""
+        """Returns the verified description of the model, in its source's present revision. ``download``: begin to
+        download the weights. Raises NotFetchedError if there is no usable published model."""
         try:
             local, key = FolderStore.open(self._options.store_folder), artifact_key(self._factors)
-            at_hand = self._pinned(local, key)
-            if at_hand is not None:
-                return at_hand
+            cached = self._pinned(local, key)
+            if cached is not None:
+                return cached
             told = self._bring({"do": "model", "factors": self._factors, "download": download}, self._end)
             if told.unasked:
                 report_unasked(self._options.model.source, told.unasked)
             model = self._described(local, key)
             if model is None:
-                raise NotFetchedError("error", "what the process that fetches has brought is not there")
+                raise NotFetchedError("error", "the files that the worker process fetched are missing")
             return model
         except Exception as error:
             raise NotFetchedError.of(error) from error
 
     def weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
-        """Map the weights, once they have come. Raises nothing."""
+        """Wait until the weights are downloaded, and map them. Raises nothing."""
         try:
             return self._weights(model, checkpoint, plan)
         except PreparedError as error:
@@ -112,7 +112,7 @@ class ModelFetcher(Fetcher):
             return FoundWeights(failed.result, failed.reason)
 
     def _set_aside(self, found: Found) -> None:
-        """Have the next start fetch weights that are damaged, or say that they are to be published again."""
+        """Removes damaged weights, which the next start fetches, or logs that they must be published again."""
         with contextlib.suppress(OSError):
             (self._options.store_folder / WEIGHTS / fetched_name(found.weights.content)).unlink()
         if not found.vouched:
@@ -120,7 +120,7 @@ class ModelFetcher(Fetcher):
         blob = found.weights.file
         with contextlib.suppress(StartError, StoreError):
             local = FolderStore.open(self._options.store_folder)
-            # Only a file that has not the content of its name is removed.
+            # Only a file whose content does not match its name is removed.
             if local.size(blob_name(blob)) is not None and local.verified(blob) is None:
                 _logger.warning(
                     "damaged weights removed; snapcap build --weights publishes them again",
@@ -128,7 +128,7 @@ class ModelFetcher(Fetcher):
                 )
 
     def close(self) -> None:
-        """Wait until the weights are on the disk, and end the worker; a failure is logged."""
+        """Wait until the weights are synced to the disk, and end the worker. A failure is logged."""
         try:
             if self._fetched:
                 self._bring({"do": "finish"}, time.monotonic() + FINISH_S + GRACE)
@@ -148,48 +148,48 @@ class ModelFetcher(Fetcher):
             return None
         with contextlib.suppress(ValueError, StoreError):  # a damaged model is fetched again
             model = self._described(local, key)
-            if model is not None and weights_at_hand(local, model.found) is not None:
+            if model is not None and local_weights(local, model.found) is not None:
                 return model if model.found.weights.identity == {"commit": commit} else None
         return None
 
     def _described(self, local: FolderStore, key: str) -> Described | None:
-        """Returns the model in the folder, or None if its manifest or one of its small files is missing. Raises
-        ManifestError, StoreError."""
+        """Returns the folder's model, or None if its manifest or one of its small files is missing. Raises
+        ManifestError or StoreError."""
         found = local_model(local, key, self._trust)
         folder = None if found is None else described(local, found.manifest)
         return None if found is None or folder is None else Described(found, folder)
 
     def _weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
         local, wanted = FolderStore.open(self._options.store_folder), model.found.weights
-        if weights_at_hand(local, model.found) is None:
+        if local_weights(local, model.found) is None:
             self._fetched = self._bring({"do": "weights"}).bytes_fetched
         name = prepared_name(wanted.checkpoint, checkpoint, plan)
         with self._opened(local, model.found) as file:
             mapped = map_used(file, name)
         if len(mapped.memory) != wanted.size:
-            raise PreparedError("the file of weights has another size than its manifest says")
+            raise PreparedError("the file of weights has not the size in its manifest")
         size = f"{wanted.size / (1 << 20):.1f} MiB"
         return FoundWeights("hit", f"{size} published {model.found.manifest.created}", mapped, self._fetched)
 
     @contextlib.contextmanager
     def _opened(self, local: FolderStore, found: Found) -> Iterator[io.BufferedReader]:
-        """The file, under its name or, until it is on the disk, as it was left."""
+        """Opens the file of weights by its final name, or by its temporary name while it is not yet synced."""
         if self._fetched:
             path = local.root / WEIGHTS / fetching_name(found.weights.content, VERIFIED)
             with open_regular(path) as file:
                 check_owner(path, os.fstat(file.fileno()))
                 yield file
             return
-        name = weights_at_hand(local, found)
+        name = local_weights(local, found)
         if name is None:
-            raise StoreError("the weights that were there are gone")
+            raise StoreError("another process has removed the weights")
         with local.opened(name) as opened:
             if opened is None:
-                raise StoreError(f"{name} is gone")
+                raise StoreError(f"{name} does not exist any more")
             yield opened
 
     def _bring(self, task: Mapping[str, Any], end: float | None = None) -> Fetched:
-        """The worker's answer to a task that it has done. Raises NotFetchedError."""
+        """Returns the worker's answer to a task. Raises NotFetchedError if the task failed."""
         told = self._ask(task, end)
         if told.result != "hit":
             raise NotFetchedError(told.result, told.reason, told.differences)

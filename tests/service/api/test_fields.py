@@ -188,7 +188,7 @@ def test_a_greater_length_than_the_models_is_as_the_docs_say(
     if api in ("openai", "huggingface", "ollama", "responses"):
         assert named(reply) == []
     else:
-        assert (reply.status_code, "what the model holds" in reply.text) == (422, True)
+        assert (reply.status_code, "the model can hold no more" in reply.text) == (422, True)
 
 
 def test_an_option_of_one_api_is_not_passed_over_in_another(client: TestClient, image: Png) -> None:

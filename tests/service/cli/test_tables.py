@@ -28,7 +28,7 @@ def test_the_table_has_a_row_for_every_server_option() -> None:
 def test_the_table_has_a_row_for_every_option_of_a_caption() -> None:
     rows = {line.split("`")[1]: line for line in caption_options().splitlines() if line.startswith("| `")}
     assert list(rows) == list(OPTIONS)
-    assert rows["num_beams"].startswith("| `num_beams` | a whole number from 1 to 8 | 1 | Beam search ")
+    assert rows["num_beams"].startswith("| `num_beams` | a whole number from 1 to 8 | 1 | Number of beams of ")
     assert "| a number from 0 to 2 | 0 |" in rows["temperature"]
     assert "or -1: not given | the model's |" in rows["max_new_tokens"]
     assert "`max_tokens`, `max_completion_tokens`" in rows["max_new_tokens"]

@@ -33,7 +33,7 @@ def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
         assert all(isinstance(each.exception(), NotReady) for each in futures)
         (error,) = world.failures
         assert isinstance(error, UserError)
-        assert str(error).endswith("the process that starts those that decode has ended")
+        assert str(error).endswith("the parent of the decode processes has ended")
         assert len(world.slots) == SLOTS
         world.close()
 

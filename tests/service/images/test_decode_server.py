@@ -147,7 +147,7 @@ def test_without_their_parent_the_server_ends_and_says_so(compiled_options: tupl
         os.kill(server.decode_parent_pid, signal.SIGKILL)
         assert server.process.wait(PATIENCE) in ((4,) if when == "later" else (3, 4))
         (line,) = [line for line in server.log().splitlines() if " error " in line]
-        assert "images cannot be decoded any more: the process that starts those that decode has ended" in line
+        assert "images cannot be decoded any more: the parent of the decode processes has ended" in line
         assert "Traceback" not in server.log()
         wait_until(lambda: all(is_gone(pid) for pid in pids))
 

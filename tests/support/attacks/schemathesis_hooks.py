@@ -27,7 +27,7 @@ def filter_query(_context: schemathesis.HookContext, query: dict[str, object] | 
 # Why a request that fits the document may be refused: the image is none, the model does not hold so much, or one
 # member does not go with another.
 _BEYOND_SCHEMAS = (
-    "what the model holds after the prompt",
+    "the model can hold no more after the prompt",
     "tokens; send at most",
     "not an image",
     "images are not read",

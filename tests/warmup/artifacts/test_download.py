@@ -27,7 +27,7 @@ from snapcap.warmup.artifacts.download import (
     fetching_name,
     finish,
 )
-from snapcap.warmup.artifacts.fetch import Found, weights_at_hand
+from snapcap.warmup.artifacts.fetch import Found, local_weights
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import CHUNK_BYTES
 from snapcap.warmup.artifacts.publish import ModelFiles
@@ -102,11 +102,11 @@ def test_what_came_by_another_manifest_is_nobodys_whatever_digest_that_names(
     described = replace(model.manifest.model_weights, chunks=chunks)
     other = replace(model, manifest=replace(model.manifest, weights=described))
     assert fetch(Source(evil), local, other)
-    assert weights_at_hand(local, Found(other.manifest, vouched=False)) is not None
+    assert local_weights(local, Found(other.manifest, vouched=False)) is not None
     found = Found(model.manifest, vouched=False)
-    assert weights_at_hand(local, found) is None
+    assert local_weights(local, found) is None
     assert fetch(Source(model.weights.read_bytes()), local, model)
-    name = weights_at_hand(local, found)
+    name = local_weights(local, found)
     assert name is not None
     assert (local.root / name).read_bytes() == model.weights.read_bytes()
 
@@ -327,7 +327,7 @@ def test_who_does_not_go_on_is_not_waited_for_until_the_deadline(
 
         thread = threading.Thread(target=go_on)
         thread.start()
-        with pytest.raises(StoreError, match="does not go on"):
+        with pytest.raises(StoreError, match="makes no progress"):
             fetch(source, local, model, seconds=PATIENCE)
         assert moment == 8, "as long as the other one writes, it is waited for"
         thread.join()

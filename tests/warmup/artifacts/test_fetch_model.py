@@ -21,7 +21,7 @@ from snapcap.warmup.artifacts.fetch import (
     fetch,
     fetch_model,
     local_model,
-    weights_at_hand,
+    local_weights,
 )
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import artifact_key
@@ -61,7 +61,7 @@ def test_it_is_brought_with_its_small_files(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: path.read_bytes() for name, path in small.files.items()
     }
-    assert weights_at_hand(local, found) is None
+    assert local_weights(local, found) is None
     assert local_model(local, manifest.key, trust) == found, "verified again, by who starts"
 
 
@@ -149,7 +149,7 @@ def test_a_model_that_is_here_as_a_whole_is_used_where_its_source_does_not_answe
         over.set()
     assert found.weights.identity == IDENTITY
     assert ("access is denied" if kind == "denied" else "no answer within") in found.unasked
-    path = local.path(weights_at_hand(local, found) or "")
+    path = local.path(local_weights(local, found) or "")
     path.unlink()
     with pytest.raises(NotFetchedError, match="access is denied"):
         fetch_model(remote, local, FACTORS, trust, identify, time.monotonic() + 60)
@@ -251,9 +251,9 @@ def test_in_a_folder_the_owners_weights_are_used_where_they_lie(
     manifest = put(local, small)
     found = find(None, local, trust)
     assert found.vouched
-    assert weights_at_hand(local, found) == blob_name(manifest.model_weights.file)
+    assert local_weights(local, found) == blob_name(manifest.model_weights.file)
     os.truncate(local.path(blob_name(manifest.model_weights.file)), 10)
-    assert weights_at_hand(local, found) is None
+    assert local_weights(local, found) is None
 
 
 def test_what_was_copied_into_a_folder_is_signed_but_not_vouched_for(
@@ -266,7 +266,7 @@ def test_what_was_copied_into_a_folder_is_signed_but_not_vouched_for(
             local.write(str(path.relative_to(shop.root)), path.read_bytes())
     found = find(None, local, trust)
     assert (found.manifest, found.vouched) == (manifest, False)
-    assert weights_at_hand(local, found) is None
+    assert local_weights(local, found) is None
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_what_was_copied_into_a_folder_is_signed_but_not_vouched_for(
         ({"key": "0" * 64}, "key is not that"),
         ({"format": 2}, "format 2"),
         ({"format": True}, "format True"),
-        ({"surplus": 1}, "other fields"),
+        ({"surplus": 1}, "unknown or missing fields"),
         ({"created": "yesterday"}, "created"),
     ],
 )

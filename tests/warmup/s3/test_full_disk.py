@@ -90,7 +90,7 @@ def test_a_full_disk_is_named_and_nothing_counts(
 ) -> None:
     upload(size)
     # One file is written while the record of another is: whichever is the first to find no space.
-    place = r"s3://bucket/x(/\w+\.\w+: | cannot be brought to )"
+    place = r"s3://bucket/x(/\w+\.\w+: | cannot be downloaded to )"
     with pytest.raises(CheckpointError, match=place + r".*No space left.*--cache-dir"):
         resolve(small_disk, s3_server)
     assert weights(small_disk) == []

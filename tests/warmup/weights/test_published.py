@@ -246,12 +246,12 @@ def gone(shop: Shop) -> None:
 ATTACKS: dict[str, tuple[Callable[[Shop, Path], None], str, str]] = {
     "a flipped byte in a chunk": (lambda shop, _: flip(shop, -1), "corrupt", "chunk 0"),
     "a flipped byte in the header": (lambda shop, _: flip(shop, 20), "corrupt", "chunk 0"),
-    "a cut object": (lambda shop, _: cut(shop), "corrupt", "missing, or not of the size"),
-    "no object": (lambda shop, _: gone(shop), "corrupt", "missing, or not of the size"),
+    "a cut object": (lambda shop, _: cut(shop), "corrupt", "missing, or has the wrong size"),
+    "no object": (lambda shop, _: gone(shop), "corrupt", "missing, or has the wrong size"),
     "a stranger's signature": (stranger, "untrusted", "no trusted key"),
     "another model's manifest": (lambda shop, _: of_another_model(shop), "corrupt", "is that of key"),
     "another checkpoint's weights": (lambda shop, _: shop.change(checkpoint="0" * 64), "corrupt", "something else"),
-    "a huge size": (lambda shop, _: huge(shop), "corrupt", "missing, or not of the size"),
+    "a huge size": (lambda shop, _: huge(shop), "corrupt", "missing, or has the wrong size"),
 }
 
 

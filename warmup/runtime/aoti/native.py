@@ -1,8 +1,8 @@
-"""Makes tensors of a CPU, and opens packages for tensors of any device, without torch's Python module.
+"""Makes tensors on a CPU, and opens packages for tensors on any device, without torch's Python module.
 
-A tensor of a CPU is numpy's memory behind a handle of libtorch, or of the CPU library in its place. The names of
-functions are those of torch/csrc/inductor/aoti_torch/c/shim.h, which are kept stable, as packages of earlier
-versions of torch have to work; and of ATen/Parallel.h, `at::set_num_threads`, by its name in the library.
+A CPU tensor is numpy's memory with a handle of libtorch, or of the CPU library. The C functions are declared in
+torch/csrc/inductor/aoti_torch/c/shim.h, which torch keeps stable, because packages of earlier versions of torch
+must work; and in ATen/Parallel.h (`at::set_num_threads`, called by its mangled name).
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageEr
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
 _KINDS: dict[str, Any] = {
     "float32": np.float32,
-    "float16": np.uint16,  # the bits of 16-bit floats: nobody here computes with them
+    "float16": np.uint16,  # the bits of 16-bit floats: numpy only stores them here
     "bfloat16": np.uint16,
     "int64": np.int64,
     "uint8": np.uint8,
@@ -52,14 +52,14 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class Libtorch:
-    """Makes and describes tensors by their AtenTensorHandles, each of which belongs to whoever has it.
+    """Makes and describes tensors through AtenTensorHandles. The caller owns each returned handle.
 
-    Every call takes microseconds at most, for which Python's lock is kept, but for that which allocates.
+    Calls take microseconds and keep Python's interpreter lock, except for the call that allocates.
     """
 
     def __init__(self, library: int, cuda: int | None = None) -> None:
-        """``library``: the handle of libtorch, or of the CPU library; ``cuda``: the index of the GPU that tensors
-        are on, if any. Raises AotiError if this version has not all of the functions."""
+        """``library``: the handle of libtorch, or of the CPU library. ``cuda``: the index of the tensors' GPU;
+        None: they are on the CPU. Raises AotiError if this version lacks a function."""
         functions = ctypes.PyDLL(None, handle=library)
         try:
             for name, arguments in _SIGNATURES.items():
@@ -74,18 +74,18 @@ class Libtorch:
             raise AotiError(f"this libtorch is of another version: {error}") from error
         self._functions = functions
         self._names = {code: name for name, code in self._dtypes.items()}
-        # Called for every input of every run.
+        # Prepared once, because this function is called for every input of every run.
         self.duplicate = functions.aoti_torch_new_tensor_handle
         self.delete = functions.aoti_torch_delete_tensor_object
 
     def set_num_threads(self, count: int) -> None:
-        """Sets the number of threads for operations of the calling thread. The CPU library uses no more threads
-        than there are CPUs."""
+        """Sets the number of threads for operations of the calling thread. The CPU library uses at most one thread
+        for each CPU."""
         self._set_num_threads(_Int(count))
 
     def over(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-        """The handle of a tensor over memory of the device, which must outlive it. Strides in elements. Not while
-        launches are being recorded."""
+        """Returns the handle of a tensor over memory of the device, which must outlive the tensor. Strides in
+        elements. Must not be called while launches are recorded."""
         lengths, tensor = ctypes.c_int64 * len(shape), _Pointer()
         self._call(
             "aoti_torch_create_tensor_from_blob",
@@ -95,7 +95,7 @@ class Libtorch:
         return tensor.value or 0
 
     def empty(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-        """The handle of a new tensor, which holds anything. Raises AotiError if there is no memory for it."""
+        """Returns the handle of a new, uninitialised tensor. Raises AotiError if there is no memory for it."""
         lengths, tensor = ctypes.c_int64 * len(shape), _Pointer()
         arguments = (len(shape), lengths(*shape), lengths(*strides), self._dtypes[dtype], *self._device)
         if self._allocate(*arguments, ctypes.byref(tensor)) != 0:
@@ -103,7 +103,7 @@ class Libtorch:
         return tensor.value or 0
 
     def view(self, tensor: int, shape: Sequence[int], strides: Sequence[int], offset: int) -> int:
-        """The handle of a part of a tensor, in the same memory; ``offset`` in elements from its first."""
+        """Returns the handle of a view of a tensor. ``offset``: elements from the tensor's first element."""
         lengths, made = ctypes.c_int64 * len(shape), _Pointer()
         self._call(
             "aoti_torch__reinterpret_tensor",
@@ -122,8 +122,8 @@ class Libtorch:
         return handle.value or 0
 
     def describe(self, tensor: int) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
-        """Address, dtype, shape and strides in elements of a tensor. Raises AotiError if its dtype is none of those
-        that regions return."""
+        """Returns the address, dtype, shape and strides (in elements) of a tensor. Raises AotiError if regions
+        return no such dtype."""
         address, dimensions, code = _Pointer(), ctypes.c_int64(), _Int()
         sizes, strides = _Lengths(), _Lengths()
         for name, result in (
@@ -144,12 +144,12 @@ class Libtorch:
             raise AotiError(f"{name} failed")
 
 
-_ALIGNMENT = 64  # bytes, as torch's own allocator has it
+_ALIGNMENT = 64  # bytes, as in torch's own allocator
 PREPARED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8", "U8": "uint8"}
 
 
 class NativeTensor:
-    """A tensor of libtorch's, which is freed with this object."""
+    """Owns a tensor of libtorch, which is freed with this object."""
 
     __slots__ = ("_array", "_described", "_libtorch", "_owner", "handle")
 
@@ -160,7 +160,8 @@ class NativeTensor:
         array: "np.ndarray[Any, Any] | None" = None,
         owner: object = None,
     ) -> None:
-        """``array``: its memory, if that is not the tensor's own; ``owner``: whose memory it is otherwise."""
+        """``array``: the numpy array with the tensor's memory. ``owner``: else the object that owns the memory.
+        With neither, the tensor owns its memory."""
         self._libtorch = libtorch
         self._array = array
         self._owner = owner
@@ -172,7 +173,7 @@ class NativeTensor:
 
     @property
     def array(self) -> "np.ndarray[Any, Any]":
-        """Its memory, which keeps the tensor."""
+        """The tensor's memory as an array, which keeps the tensor alive."""
         return np.asarray(self) if self._array is None else self._array
 
     @property
@@ -185,7 +186,7 @@ class NativeTensor:
 
     @property
     def described(self) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
-        """Address, dtype, shape and strides, which stay what they are."""
+        """The address, dtype, shape and strides, which never change."""
         if self._described is None:
             self._described = self._libtorch.describe(self.handle)
         return self._described
@@ -196,12 +197,12 @@ class NativeTensor:
 
     @property
     def spec(self) -> Spec:
-        """Dtype, shape and strides."""
+        """The dtype, shape and strides."""
         return self.described[1:]
 
 
 class NativeMemory(HostMemory[NativeTensor]):
-    """Buffers of a CPU for what packages are given."""
+    """Allocates CPU buffers that packages can take as inputs."""
 
     def __init__(self, libtorch: Libtorch) -> None:
         self._libtorch = libtorch
@@ -211,7 +212,7 @@ class NativeMemory(HostMemory[NativeTensor]):
             raise ValueError(f"buffers of a CPU lie row by row, not in strides of {tuple(strides)}")
         kind = np.dtype(_KINDS[dtype])
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        memory = np.zeros(size + _ALIGNMENT, np.uint8)  # pages of zeros, which nobody writes twice
+        memory = np.zeros(size + _ALIGNMENT, np.uint8)  # zero pages of the kernel, which need no second write
         first = -memory.__array_interface__["data"][0] % _ALIGNMENT
         return self._over(memory[first : first + size].view(kind).reshape(tuple(shape)), dtype)
 
@@ -225,7 +226,7 @@ class NativeMemory(HostMemory[NativeTensor]):
         return buffer.array
 
     def weights(self, mapped: MappedWeights) -> Weights[NativeTensor]:
-        """The weights that a file was made of: its own pages."""
+        """Returns the weights of a file. The tensors are the file's mapped pages."""
         tensors = {
             name: self._mapped(mapped.memory, mapped.begin, tensor)
             for name, tensor in mapped.header.tensors.items()
@@ -250,11 +251,11 @@ _HANDLE_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 @dataclass(frozen=True)
 class NativePackages:
-    """The `Packages` of tensors without torch, through the C interface.
+    """Implements `Packages` for tensors without torch, through the C interface.
 
-    ``device``: "cpu", or as "cuda:0". ``stream``: of a GPU, that of the device thread. ``opening``: by entry, what
-    another thread opens meanwhile. ``standalone``: ``libtorch`` is the CPU library in its place. ``threads``: of
-    an eager operation on a CPU.
+    device: "cpu", or such as "cuda:0". stream: the device thread's stream of a GPU. opening: containers that other
+    threads are opening, by entry. standalone: ``libtorch`` is the CPU library. threads: CPU threads of an eager
+    operation.
     """
 
     libtorch: Libtorch
@@ -274,8 +275,8 @@ class NativePackages:
         return self.function(container)
 
     def function(self, container: Container) -> RegionCall:
-        """Wraps a container as a function of its inputs. The inputs stay the caller's, while a container's ``run``
-        takes them over. Raises AotiError if it fails when it is called."""
+        """Wraps a container as a function. The caller keeps the inputs, for which the function passes copies of
+        their handles to the container. The function raises AotiError if it fails."""
         libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
 
         def call(*inputs: NativeTensor) -> NativeTensor:
@@ -290,7 +291,7 @@ class NativePackages:
         return call
 
     def eager(self, region: Region) -> RegionCall:
-        """torch's module is imported for it: late, but nobody's request is lost."""
+        """Returns the region's own function. Imports torch's module: slow, but the request succeeds."""
         import torch  # noqa: PLC0415  no other call needs it
 
         from snapcap.warmup.runtime.aoti.torch_packages import (  # noqa: PLC0415  imports torch

@@ -1,19 +1,18 @@
 """Opens packages that AOTInductor compiled, checks their inputs and runs them, without torch's Python module.
 
-A package is one file for a region and bucket. Its shared library is put into a file in memory, which the dynamic
-linker can load. torch's own loader, which is part of its module, unpacks a package into a folder below the
-temporary one, and leaves it there when its process is killed. Here nothing is made that somebody would have to find
-again to remove it.
+A package is one file for a region and bucket. Its shared library is written to a file in memory, from which the
+dynamic linker loads it. torch's own loader is part of its module, unpacks a package into the temporary folder, and
+leaves the files there if its process is killed. Files in memory need no cleanup.
 
 A package for a CPU calls a few dozen functions of libtorch, whose libraries take longer to map and initialise than
-the rest of a start takes. The CPU library, whose C++ sources are in `cpp` beside this file, has these functions
-under the same names. A build compiles it, checks each package on it as well as on libtorch, and puts it into the
-artifact set where all of them pass. A package is the same file for both. Processes that have torch run packages on
+the rest of a start. The CPU library, whose C++ sources are in `cpp` beside this file, has these functions under the
+same names. A build compiles this library, checks each package on it as well as on libtorch, and puts it into the
+artifact set if all packages pass. A package is the same file for both. Processes with torch run packages on
 libtorch.
 
-The names of functions are those of torch/csrc/inductor/aoti_runtime/interface.h, which a package exports, and of
-torch/csrc/inductor/aoti_torch/c/shim.h, which libtorch exports to packages. Both are kept stable, as packages of
-earlier versions of torch have to work.
+A package exports the functions of torch/csrc/inductor/aoti_runtime/interface.h, and libtorch exports those of
+torch/csrc/inductor/aoti_torch/c/shim.h to packages. torch keeps both stable, because packages of earlier versions
+must work.
 """
 
 import ctypes
@@ -39,25 +38,25 @@ MODEL_NAME = "model"  # the one model inside each package
 
 _ENTRY = re.compile(r"aot/(?P<region>\w+)\.b(?P<size>\d+)\.pt2")
 
-# Per input: [dtype, shape, strides]. Manifests and the records of builds have it under "signature".
+# [dtype, shape, strides] of each input. Manifests and build records call this "signature".
 InputSpecs = list[list[Any]]
 
 
 class PackageError(RuntimeError):
-    """A package that cannot be opened; one line that names it."""
+    """Names in one line a package that cannot be opened."""
 
 
 class InputSpecError(RuntimeError):
-    """A package that was built for other inputs; running it would read past them or give wrong numbers."""
+    """Refuses a package that was built for other inputs: it would read past them or compute wrong numbers."""
 
 
 def entry_name(region: str, size: int) -> str:
-    """``aot/encoder_block.b4.pt2``"""
+    """Returns the entry name of a package, such as ``aot/encoder_block.b4.pt2``."""
     return f"aot/{region}.b{size}.pt2"
 
 
 def region_of(entry: str) -> tuple[str, int]:
-    """Returns the region and bucket size that ``entry_name`` made a name of. Raises ValueError if it is no name of
+    """Returns the region and bucket size of an entry name of ``entry_name``. Raises ValueError if it is no name of
     a package."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
@@ -66,8 +65,8 @@ def region_of(entry: str) -> tuple[str, int]:
 
 
 def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region", Bucket, str]]:
-    """Every package of a set, smallest buckets first: what a lone request needs is ready first, and last what only
-    some requests need."""
+    """Returns every package of a set, in the order of warm-up: the smallest buckets first, because a lone request
+    needs them, and packages that are opened on demand last."""
     return [
         (region, Bucket(size), entry_name(region.name, size))
         for on_demand in (False, True)
@@ -78,8 +77,8 @@ def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region"
 
 
 def check_inputs(entry: str, expected: object, actual: InputSpecs) -> None:
-    """Compare what a package was built for with what it is going to be given; a package checks nothing itself.
-    Raises InputSpecError if they differ; names the first input that does."""
+    """Compare the input specs that a package was built for with the actual ones, because a package checks nothing
+    itself. Raises InputSpecError with the first input that differs."""
     if not isinstance(expected, list) or len(expected) != len(actual):
         count = len(expected) if isinstance(expected, list) else 0
         raise InputSpecError(f"{entry} was built for {count} inputs, the region has {len(actual)}")
@@ -95,10 +94,11 @@ def is_whole(package: Path) -> bool:
 
 
 def slim(package: Path) -> None:
-    """Empty the generated sources of a package and compress it: about a tenth to store and to download.
+    """Empty the generated sources of a package and compress it, to about a tenth of its size.
 
-    The loader reads the shared library and its metadata only, but torch 2.11 finds the metadata by the name of the
-    source, so that has to stay. Members keep their order and get a fixed date: equal contents give equal bytes.
+    The loader reads only the shared library and its metadata, but torch 2.11 finds the metadata by the name of the
+    source file, so this file stays. Members keep their order and get a fixed date, so equal contents give equal
+    bytes.
     """
     slimmed = package.with_suffix(".slim")
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slimmed, "w", zipfile.ZIP_DEFLATED) as target:
@@ -121,15 +121,15 @@ CPU_LIBRARY_SONAME = "snapcap"
 
 
 def package_content(package: Path | IO[bytes], standalone: bool = False) -> bytes:
-    """The shared library of a package.
+    """Returns the shared library of a package.
 
     Args:
-        package: its file, or its content, opened for reading.
-        standalone: with the CPU library in the place of torch's, under a name that is no longer than theirs.
+        package: the file, or its content, opened for reading.
+        standalone: replace the names of torch's libraries by the CPU library's name, which is not longer.
 
     Raises:
-        OSError: it is not one library, or calls operators that only Python's dispatcher has.
-        zipfile.BadZipFile, zlib.error: it is no package, or a damaged one.
+        OSError: the package has no single library, or calls operators that need Python's dispatcher.
+        zipfile.BadZipFile, zlib.error: the file is no package, or is damaged.
     """
     content = _library(package)
     if not standalone:
@@ -147,25 +147,25 @@ def _library(package: Path | IO[bytes]) -> bytes:
         if len(libraries) != 1:
             raise OSError(f"it holds {len(libraries)} libraries, not one")
         if any(name.endswith(".json") and not name.endswith(_METADATA) for name in names):
-            # Operators that have no C function, which only a ProxyExecutor can call.
+            # These operators have no C function; only a ProxyExecutor can call them.
             raise OSError("it calls operators of Python's dispatcher")
         return members.read(libraries[0])
 
 
 class AotiError(RuntimeError):
-    """A package that cannot be opened or run; one line."""
+    """Says in one line why a package cannot be opened or run."""
 
 
 class CaptureError(AotiError):
-    """Recording launches was broken off; the device is of no more use to this process."""
+    """Says that recording launches was aborted; this process cannot use the device any more."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """A loaded package: its library is mapped and its model is made. Both stay until the process ends.
+    """Holds a loaded package: its mapped library and its model, both of which stay until the process ends.
 
-    Only one thread at a time may run a container. Runs of other containers go on in parallel: Python's lock is
-    free.
+    Only one thread at a time may run a container. Other threads may run other containers meanwhile, because a run
+    releases Python's interpreter lock.
     """
 
     library: ctypes.CDLL
@@ -173,19 +173,19 @@ class Container:
 
     @classmethod
     def open(cls, package: VerifiedFile, device: str, standalone: bool = False) -> "Container":
-        """Map the library of a package, and make its model on a device, as ``cuda:0``.
+        """Map the library of a package, and make its model on a device, such as ``cuda:0``.
 
         Args:
-            standalone: on the CPU library, which has been opened, and not on libtorch.
+            standalone: run on the CPU library, which must be open, instead of libtorch.
 
         Raises:
-            AotiError: the file has changed since it was verified, is no package, or needs more than this interface.
+            AotiError: the file has changed since it was verified, is no package, or needs other functions.
         """
         try:
             with library_file(package_content(io.BytesIO(package.read()), standalone)) as name:
                 library = ctypes.CDLL(name, handle=open_library(name))
             create = library.AOTInductorModelContainerCreateWithDevice
-            _ = library.AOTInductorModelContainerRunSingleThreaded  # missed now, not by a run
+            _ = library.AOTInductorModelContainerRunSingleThreaded  # a missing function is noticed now
         except (OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise AotiError(str(error)) from error
         handle = ctypes.c_void_p()
@@ -195,10 +195,10 @@ class Container:
         return cls(library, handle)
 
     def run(self, inputs: Sequence[int], stream: int | None) -> int:
-        """Run the model on a CUDA stream (None: the default one).
+        """Run the model on a CUDA stream (None: the default stream).
 
-        ``inputs``: AtenTensorHandles in the order of the package's inputs, which are gone when this returns.
-        Returns the AtenTensorHandle of its one output, which belongs to the caller.
+        ``inputs``: AtenTensorHandles in the order of the package's inputs. The run takes ownership of them. Returns
+        the AtenTensorHandle of the only output, which the caller owns.
 
         Raises:
             AotiError: an operator failed; its message is on the standard error of the process.
@@ -208,7 +208,7 @@ class Container:
     def run_given(self, given: "ctypes.Array[ctypes.c_void_p]", stream: int | None) -> int:
         """Runs the package as ``run`` does, with the handles in an array, which the caller may reuse."""
         output = ctypes.c_void_p()
-        # Single-threaded: a variant with locks and events of its own breaks the capture of a CUDA graph.
+        # The multi-threaded variant has locks and events, which break the capture of a CUDA graph.
         status = self.library.AOTInductorModelContainerRunSingleThreaded(
             self.handle,
             given,
@@ -227,8 +227,8 @@ SOURCES = Path(__file__).parent / "cpp"
 
 
 def open_cpu_library(library: VerifiedFile) -> int:
-    """The handle of the library, which stays mapped; packages that are opened ``standalone`` find it by its name.
-    Raises AotiError if it cannot be loaded, or has changed since it was verified."""
+    """Loads the CPU library and returns its handle. The library stays mapped, and ``standalone`` packages find it
+    by its name. Raises AotiError if it cannot be loaded, or has changed since it was verified."""
     let_threads_sleep()
     open_libgomp()
     try:

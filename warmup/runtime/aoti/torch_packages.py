@@ -1,10 +1,10 @@
 """Runs packages on torch's tensors through the C interface, and converts torch's tensors to its handles and back.
 
-An AtenTensorHandle has a single owner, and passing the handle on passes the ownership. Handles of libtorch are
-torch's own tensors; on a CPU a tensor can also lie over the memory of another library's tensor.
+An AtenTensorHandle has a single owner, and passing the handle on passes the ownership. A handle of libtorch is one
+of torch's tensors; on a CPU a tensor can also use the memory of another library's tensor.
 
-`torch._inductor.aoti_load_package` imports Dynamo and Inductor, which takes longer than everything else of a start
-together.
+`torch._inductor.aoti_load_package` is not used: it imports Dynamo and Inductor, which takes longer than the rest of
+a start.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from snapcap.warmup.runtime.aoti.native import Libtorch, NativeTensor
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError
 from snapcap.warmup.runtime.model import AotBackend, Model
 
-# torch's Python module hands handles over in capsules without a name.
+# torch's Python module passes handles in capsules without a name.
 _unpack = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -37,25 +37,25 @@ def run_on_tensors(container: Container, inputs: Sequence[Tensor], stream: int |
 
 
 def tensor_of(handle: int) -> Tensor:
-    """The tensor of a handle, which is gone afterwards."""
+    """Returns the tensor of a handle, and takes ownership of the handle."""
     return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_pack(handle, None, None))
 
 
 def handles_of(tensors: Sequence[Tensor]) -> list[int]:
-    """A handle of each tensor, which belongs to the caller."""
+    """Returns a handle of each tensor. The caller owns the handles."""
     capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
     return [_unpack(capsule, None) for capsule in capsules]
 
 
 def tensor_over(tensor: NativeTensor) -> Tensor:
-    """torch's tensor over the memory of one of a CPU, which it keeps."""
+    """Returns a torch tensor over the memory of a native CPU tensor, which it keeps alive."""
     dtype = getattr(torch, tensor.spec[0])
     made = torch.from_numpy(tensor.array)
     return made if made.dtype == dtype else made.view(dtype)
 
 
 def over_tensor(libtorch: Libtorch, tensor: Tensor) -> NativeTensor:
-    """A tensor over the memory of one of torch's on the CPU, which it keeps."""
+    """Returns a native tensor over the memory of a torch CPU tensor, which it keeps alive."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     handle = libtorch.over(tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
     return NativeTensor(libtorch, handle, owner=tensor)
@@ -63,7 +63,7 @@ def over_tensor(libtorch: Libtorch, tensor: Tensor) -> NativeTensor:
 
 @dataclass(frozen=True)
 class TorchPackages:
-    """Opens packages for tensors of a device."""
+    """Implements `Packages` for torch's tensors on a device."""
 
     device: torch.device
 
@@ -77,16 +77,15 @@ class TorchPackages:
 def torch_backend(
     entries: Mapping[str, VerifiedFile], input_specs: Mapping[str, Any], model: Model[Tensor]
 ) -> AotBackend[Tensor]:
-    """The `aot` backend for a model of torch's tensors."""
+    """Returns the `aot` backend for a model of torch's tensors."""
     return AotBackend(entries, input_specs, model, TorchPackages(model.state.tokens.device))
 
 
 def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
-    """The package's function, which takes what the region takes and returns its one tensor.
+    """Returns the package's function, which has the inputs and the output tensor of its region.
 
-    The package is opened from verified bytes, or not at all. Nothing checks the inputs of a call: their shapes,
-    strides and dtypes must be those that the package was compiled for. Raises PackageError if the file cannot be
-    opened."""
+    The package is opened only from verified bytes. Nothing checks the inputs of a call: they must have the shapes,
+    strides and dtypes for which the package was compiled. Raises PackageError if the file cannot be opened."""
     try:
         container = Container.open(package, str(device))
     except AotiError as error:
@@ -94,6 +93,6 @@ def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
     if device.type == "cpu":
         return lambda *inputs: run_on_tensors(container, inputs, None)
     index = device.index or 0
-    # Not `torch.cuda.current_stream`, which makes an object of it.
+    # `torch.cuda.current_stream` would make a Python object at every call.
     stream = torch._C._cuda_getCurrentRawStream
     return lambda *inputs: run_on_tensors(container, inputs, stream(index))
