@@ -60,6 +60,7 @@ Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes | str, Ca
 _logger = logging.getLogger("snapcap.access")
 _IMAGE_PARTS = ("image", "images")
 _IMAGE_PART = re.compile(r"images?(?:\[[0-9]{0,9}\])?")  # PHP and some libraries of browsers send images[]
+_REFUSED_TYPE = re.compile(r";\s*q=0(?:\.0*)?\s*(?:;|$)")  # the weight in Accept of a type that the client refuses
 MODEL = "model"
 # The fields of a query or form.
 FIELDS = (MODEL, *NAMES)
@@ -97,8 +98,9 @@ class CaptionRoutes:
 
         A request whose Accept header names `text/event-stream`, and no JSON, gets the caption while it is written:
         events with a piece of the caption each, then the whole reply as the last event."""
-        accept = request.headers.get("accept", "").lower()
-        if EventStream.media_type in accept and "json" not in accept:
+        given = ",".join(request.headers.getlist("accept")).lower().split(",")
+        accepted = ",".join(each for each in given if not _REFUSED_TYPE.search(each))
+        if EventStream.media_type in accepted and "json" not in accepted:
             return await self._streamed(request)
         result, headers = await caption_of(request, self._captioner, self._limits, self._fetcher, read_image)
         return JsonReply(result.to_dict(), headers)
