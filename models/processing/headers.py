@@ -69,7 +69,7 @@ _JPEG_LS = 0xF7
 # 0xC4, 0xC8 and 0xCC are tables and an extension.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {_JPEG_LS}
 _LOSSLESS = (0xC3, 0xC7, 0xCB, 0xCF)
-# Application segments that tell how pixels are coded, or how the picture is turned. libjpeg passes over shorter ones.
+# Application segments that tell how pixels are coded, or how the picture is turned. libjpeg skips shorter ones.
 _NEEDED_SEGMENTS = {0xE0: (b"JFIF",), 0xE1: (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"), 0xEE: (b"Adobe",)}
 _LEAST_SEGMENT = {0xE0: 16, 0xE1: 8, 0xEE: 14}  # bytes, with the two that have the length
 _HEIGHT_BEHIND = b"\xff\xdc\x00\x04"  # a segment behind the first scan, with the height that a frame lacks

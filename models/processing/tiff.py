@@ -66,7 +66,7 @@ def read_tiff(data: bytes) -> Header:
     pieces = _TiffPieces(directory, size, samples, max(bits))
     pieces.check(compression)
     inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
-    by_pillow = compression == _TIFF_RAW and pieces.planes == 1 and photometric != _YCBCR
+    by_pillow = compression == _TIFF_RAW and pieces.planes == 1 and not pieces.by_groups
     memory = 0 if by_pillow else pieces.memory  # libtiff reads all others
     # libtiff gets a copy of the file.
     unsigned, written, memory = directory.number(_NUMBERS, 1) == 1, directory.written(pieces), memory + len(data)
@@ -164,10 +164,9 @@ class _TiffPieces:
         self._tiled = self.tags == (_TILES, _TILE_BYTES)
         self._rows = down, height
         self._row_bytes = math.ceil(across * bits * (1 if planes > 1 else samples) / 8)
-        # Rows that lie in the file together, as they share colours.
-        self._shared = 1
-        if directory.number(_PHOTOMETRIC, 0) == _YCBCR and planes == 1:
-            columns, self._shared = _subsampling(directory)
+        columns, self._shared = _subsampling(directory)
+        self.by_groups = columns * self._shared > 1
+        if self.by_groups and planes == 1:
             self._row_bytes = math.ceil(across / columns) * (columns * self._shared + 2)
         # The memory of an unpacked piece, and of its conversion to RGBA.
         self.memory = self._pixels * (samples * bits // 8 + 1 + 4)
@@ -206,11 +205,10 @@ class _TiffPieces:
 
 
 def _subsampling(directory: _TiffDirectory) -> tuple[int, int]:
-    """Returns the numbers of columns and rows of YCbCr that share their colours."""
-    columns, rows = (*directory.numbers(_SUBSAMPLING, 2), 2, 2)[:2]
-    if not {columns, rows} <= {1, 2, 4}:
-        raise damaged("tiff")
-    return columns, rows
+    """Returns the numbers of columns and rows of a group of pixels that share their colours. A file that does not
+    name them has, against the standard, mostly no groups."""
+    found = directory.numbers(_SUBSAMPLING, 2) if directory.number(_PHOTOMETRIC, 0) == _YCBCR else ()
+    return (found[0], found[1]) if len(found) == 2 and {*found} <= {1, 2, 4} else (1, 1)
 
 
 # Kinds of greys of a TIFF that Pillow reads in one byte order only, or whose 0 is white, with the image's mode and
@@ -238,15 +236,15 @@ def mend_tiles(image: Any, plugin: Any) -> None:
     """Corrects how Pillow unpacks the numbers of a TIFF.
 
     libtiff returns numbers in the machine's byte order. Pillow knows this only for unsigned numbers of 16 bits.
-    libtiff also reads two things that Pillow's own decoder cannot read: YCbCr, and separate planes of 16 bits or of
-    colours that are multiplied with the alpha.
+    libtiff also reads two things that Pillow's own decoder cannot read: YCbCr in groups of pixels, and separate
+    planes of 16 bits or of colours that are multiplied with the alpha.
     """
     tags, tile = image.tag_v2, image.tile[0]
     if tile.codec_name == "libtiff":
         stored, *others = tile.args
         if stored.startswith(("I;", "F;")):
             image.tile = [tile._replace(args=(stored.replace("B", "N"), *others))]
-    elif tags.get(_PHOTOMETRIC) == _YCBCR or (
+    elif (tags.get(_PHOTOMETRIC) == _YCBCR and max(tags.get(_SUBSAMPLING, (1,))) > 1) or (
         tags.get(_PLANES, 1) == 2 and (max(tags.get(_BITS, (1,))) == 16 or 1 in tags.get(_EXTRA, ()))
     ):
         with _SETUP:

@@ -49,7 +49,14 @@ from snapcap.service.http.json_text import decode_base64
 from snapcap.service.http.middleware import ProblemHandler, new_caption, request_id
 from snapcap.service.http.multipart import Part
 from snapcap.service.http.problems import as_service_error, forget_frames, problem
-from snapcap.service.http.replies import EventStream, JsonReply, RawHeaders, ignored_header, unless_disconnected
+from snapcap.service.http.replies import (
+    EventStream,
+    JsonReply,
+    RawHeaders,
+    accepted_types,
+    ignored_header,
+    unless_disconnected,
+)
 from snapcap.service.http.routing import Api, RouteGroup
 from snapcap.service.memory import body_account
 from snapcap.service.telemetry.metrics import Metrics
@@ -60,7 +67,6 @@ Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes | str, Ca
 _logger = logging.getLogger("snapcap.access")
 _IMAGE_PARTS = ("image", "images")
 _IMAGE_PART = re.compile(r"images?(?:\[[0-9]{0,9}\])?")  # PHP and some libraries of browsers send images[]
-_REFUSED_TYPE = re.compile(r";\s*q=0(?:\.0*)?\s*(?:;|$)")  # the weight in Accept of a type that the client refuses
 MODEL = "model"
 # The fields of a query or form.
 FIELDS = (MODEL, *NAMES)
@@ -98,8 +104,7 @@ class CaptionRoutes:
 
         A request whose Accept header names `text/event-stream`, and no JSON, gets the caption while it is written:
         events with a piece of the caption each, then the whole reply as the last event."""
-        given = ",".join(request.headers.getlist("accept")).lower().split(",")
-        accepted = ",".join(each for each in given if not _REFUSED_TYPE.search(each))
+        accepted = accepted_types(request)
         if EventStream.media_type in accepted and "json" not in accepted:
             return await self._streamed(request)
         result, headers = await caption_of(request, self._captioner, self._limits, self._fetcher, read_image)

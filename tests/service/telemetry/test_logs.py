@@ -43,7 +43,7 @@ def test_a_warning_of_pillow_about_a_picture_is_no_line_and_no_error() -> None:
     picture = with_segments(encoded(scene(8, 8), "JPEG"), segment(0xE1, block))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="EXIF|larger than file"):
+        with pytest.raises(UserWarning, match=r"EXIF|larger than file"):
             ImageTransform((8, 8)).decode(picture)
         logs.configure("text", "info")
         assert ImageTransform((8, 8)).decode(picture).pixels.shape == (8, 8, 3)
