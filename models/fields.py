@@ -45,9 +45,12 @@ def is_there(path: Path) -> bool:
 
     Some versions of Python return False from ``Path.is_file`` if the folder may not be searched. Raises FileError
     if the system does not allow the look-up, or if the name is a link to a file that does not exist, as in a copy
-    of a folder of the hub's cache."""
+    of a folder of the hub's cache, or a folder, which Docker makes for a mount of a file that does not exist."""
     try:
-        return stat.S_ISREG(path.stat().st_mode)
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise FileError(path, "it is a folder; put the file in its place, or remove it")
+        return stat.S_ISREG(mode)
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
             reason = f"it is a link to {path.readlink()}, which does not exist; copy what it links to"

@@ -51,7 +51,7 @@ _LOGGERS = {
 
 def configure(style: str, level: str) -> None:
     """Sends the logs of snapcap and of its libraries to standard error. `style` is text or json."""
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # of a client's picture, such as its damaged EXIF block
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # Pillow warns of damaged parts of a client's picture
     # No line names its thread or process, and finding them costs more than writing the line (logging's own advice).
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = LineHandler()
