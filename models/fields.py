@@ -13,6 +13,8 @@ ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu
 MOST = 2**31 - 1  # greatest dimension: the most that an index of 32 bits holds
 _MOST_NUMBER = 1e9  # far above any epsilon, scale or base of positions
 MOST_LAYERS = 1024  # layers are listed one by one
+POINTER = b"version https://git-lfs"  # beginning of the pointer that Git LFS leaves in place of a large file
+IS_POINTER = "it is a Git LFS pointer to the file; run git lfs pull"
 _MOST_SHOWN = 200  # characters of a value, which can be as long as its file
 
 
@@ -43,9 +45,12 @@ def is_there(path: Path) -> bool:
 
     Some versions of Python return False from ``Path.is_file`` if the folder may not be searched. Raises FileError
     if the system does not allow the look-up, or if the name is a link to a file that does not exist, as in a copy
-    of a folder of the hub's cache."""
+    of a folder of the hub's cache, or a folder, which Docker makes for a mount of a file that does not exist."""
     try:
-        return stat.S_ISREG(path.stat().st_mode)
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise FileError(path, "it is a folder; put the file in its place, or remove it")
+        return stat.S_ISREG(mode)
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
             reason = f"it is a link to {path.readlink()}, which does not exist; copy what it links to"
@@ -59,16 +64,19 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
     """Returns the content of a file, or its first ``most`` bytes.
 
     Raises:
-        FileError: the file exists and cannot be read.
+        FileError: the file exists and cannot be read, or is a pointer to the file.
         FileNotFoundError: the file does not exist.
     """
     try:
         with path.open("rb") as file:
-            return file.read(most)
+            content = file.read(most)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise FileError(path, error) from error
+    if content.startswith(POINTER):
+        raise FileError(path, IS_POINTER)
+    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -118,14 +126,16 @@ class Fields:
         return Fields(value, f"{self.prefix}{field}.")
 
     def require(self, field: str, expected: object, why: str = "", default: object = None) -> None:
-        value = self.values.get(field, default)
+        """Refuses any other value than ``expected``. A null counts as the default."""
+        value = self.values.get(field)
+        value = default if value is None else value
         if value != expected:
             raise self.error(field, value, why or f"only {expected!r} is supported")
 
     def architecture(self, *served: str) -> None:
         """Refuses a checkpoint that names its classes without one of ``served``."""
         names = self.values.get("architectures")
-        if names is not None and not (isinstance(names, list) and any(name in served for name in names)):
+        if names not in (None, []) and not (isinstance(names, list) and any(name in served for name in names)):
             raise self.error("architectures", names, f"only {' and '.join(served)} can be served")
 
     def whole(self, field: str, default: int | None = None, least: int = 0, most: int = MOST) -> int:

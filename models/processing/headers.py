@@ -69,8 +69,10 @@ _JPEG_LS = 0xF7
 # 0xC4, 0xC8 and 0xCC are tables and an extension.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {_JPEG_LS}
 _LOSSLESS = (0xC3, 0xC7, 0xCB, 0xCF)
-# Application segments that tell how pixels are coded, or how the picture is turned.
+# Application segments that tell how pixels are coded, or how the picture is turned. libjpeg skips shorter ones.
 _NEEDED_SEGMENTS = {0xE0: (b"JFIF",), 0xE1: (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"), 0xEE: (b"Adobe",)}
+_LEAST_SEGMENT = {0xE0: 16, 0xE1: 8, 0xEE: 14}  # bytes, with the two that have the length
+_HEIGHT_BEHIND = b"\xff\xdc\x00\x04"  # a segment behind the first scan, with the height that a frame lacks
 _COMMENT = 0xFE
 
 
@@ -98,7 +100,7 @@ def read_jpeg(data: bytes) -> Header:
             start = next(
                 (each for each in _NEEDED_SEGMENTS.get(marker, ()) if data.startswith(each, found.end() + 2)), b""
             )
-            if start and start not in kept:
+            if start and start not in kept and end - found.end() >= _LEAST_SEGMENT[marker]:
                 kept.add(start)
             else:
                 dropped.append((found.start(), end))
@@ -196,6 +198,8 @@ def _check_jpeg_frame(data: bytes, at: int, marker: int) -> None:
     bits, height, width, components = _JPEG_FRAME.unpack_from(data, at)
     if bits != 8:
         raise unsupported(f"{bits}-bit JPEG images")
+    if height == 0 and _HEIGHT_BEHIND in data:
+        raise unsupported("JPEG images that have their height behind their pixels")
     if 0 in (height, width):
         raise zero_size()
     if components not in (1, 3, 4):

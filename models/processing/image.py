@@ -55,6 +55,7 @@ _HEADERS: dict[str, Callable[[bytes], Header]] = {
     "tiff": read_tiff,
 }
 
+_BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 _MOST_RESIZED = 50_000_000  # pixels; 150 MB in RGB
 
 
@@ -191,7 +192,10 @@ def _read_header(data: bytes) -> Header:
 def _check_size(size: Size, max_pixels: int) -> None:
     width, height = size
     if width * height > max_pixels:
-        raise _too_large(f" of {width}×{height} pixels", max_pixels)
+        raise ImageError(
+            "too_large",
+            f"an image of {width}×{height} pixels is over the limit of {max_pixels} pixels; scale it down first",
+        )
     if max(size) > LONGEST_SIDE:
         raise ImageError(
             "too_large",
@@ -220,8 +224,8 @@ def _open(header: Header, max_pixels: int) -> Image.Image:
     name = header.format
     try:
         image = opened(ended(header.data, _NOISE) if header.lacks_end else header.data, name)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise _too_large("", max_pixels) from None
+    except _BOMB:
+        raise _over_pillows_limit(max_pixels) from None
     except DAMAGED:
         if name in ("bmp", "tiff"):  # the header is whole, so Pillow lacks this variant
             raise unsupported(f"{name.upper()} images {header.variant}") from None
@@ -236,6 +240,8 @@ def _load_rgb(image: Image.Image, header: Header) -> Image.Image:
             _load_as_stored(image)
         image.load()
         return to_rgb(image, header)
+    except _BOMB:
+        raise _over_pillows_limit() from None
     except DAMAGED:
         raise damaged(header.format) from None
 
@@ -262,8 +268,12 @@ def _turned(size: Size, method: Image.Transpose | None) -> Size:
     return size if method in same else (size[1], size[0])
 
 
-def _too_large(what: str, max_pixels: int) -> ImageError:
-    return ImageError("too_large", f"an image{what} is over the limit of {max_pixels} pixels; scale it down first")
+def _over_pillows_limit(max_pixels: int = sys.maxsize) -> ImageError:
+    most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+    limit = (
+        f"the limit of {max_pixels}" if max_pixels <= most else f"Pillow's limit (twice MAX_IMAGE_PIXELS) of {most}"
+    )
+    return ImageError("too_large", f"an image is over {limit} pixels; scale it down first")
 
 
 # Bytes for a pixel of a WEBP, 4 for each of four pictures: two canvases of the decoder of animations, through
@@ -373,8 +383,15 @@ _NOISE = bytes(number * 73 % 251 + 2 for number in range(256))
 _OTHER_NOISE = bytes(255 - number for number in _NOISE)
 
 
+def lift_pillows_limit() -> None:
+    """Leaves the greatest number of pixels to ``max_pixels``. Pillow's own limit holds for all of a process, so
+    only a process of ours may lift it."""
+    Image.MAX_IMAGE_PIXELS = None
+
+
 def load_codecs() -> None:
     """Imports everything that decoding a picture may import, for processes that cannot open files later."""
+    lift_pillows_limit()
     for module in _LATE:
         import_module(module)
     for encoding in ("utf-16", "utf-8-sig"):  # encodings of text files, which are recognised to be refused

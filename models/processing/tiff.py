@@ -30,7 +30,8 @@ _TIFF_RAW, _TIFF_JPEG = 1, 7
 _TIFF_COMPRESSIONS = frozenset({_TIFF_RAW, 2, 3, 4, 5, _TIFF_JPEG, 8, 32773, 32946})
 _NOT_READ = {6: "old JPEG", 34712: "JPEG 2000", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard", 50001: "WEBP"}
 _CAMERA = (32803, 34892)  # samples of a colour filter array, and linear raw data
-_WHITE_IS_ZERO, _LAB = 0, 8
+_WHITE_IS_ZERO, _YCBCR, _LAB = 0, 6, 8
+_SUBSAMPLING = 530
 _MOST_SAMPLES = 6  # Pillow's own limit of samples per pixel
 
 
@@ -65,7 +66,8 @@ def read_tiff(data: bytes) -> Header:
     pieces = _TiffPieces(directory, size, samples, max(bits))
     pieces.check(compression)
     inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
-    memory = 0 if compression == _TIFF_RAW and pieces.planes == 1 else pieces.memory  # libtiff reads all others
+    by_pillow = compression == _TIFF_RAW and pieces.planes == 1 and not pieces.by_groups
+    memory = 0 if by_pillow else pieces.memory  # libtiff reads all others
     # libtiff gets a copy of the file.
     unsigned, written, memory = directory.number(_NUMBERS, 1) == 1, directory.written(pieces), memory + len(data)
     variant = f"with {samples} × {max(bits)} bits a pixel, of this kind,"
@@ -162,6 +164,10 @@ class _TiffPieces:
         self._tiled = self.tags == (_TILES, _TILE_BYTES)
         self._rows = down, height
         self._row_bytes = math.ceil(across * bits * (1 if planes > 1 else samples) / 8)
+        columns, self._shared = _subsampling(directory)
+        self.by_groups = columns * self._shared > 1
+        if self.by_groups and planes == 1:
+            self._row_bytes = math.ceil(across / columns) * (columns * self._shared + 2)
         # The memory of an unpacked piece, and of its conversion to RGBA.
         self.memory = self._pixels * (samples * bits // 8 + 1 + 4)
 
@@ -195,7 +201,14 @@ class _TiffPieces:
         strips = math.ceil(height / down)
         last = down if self._tiled else height - (strips - 1) * down
         rows = [last if number % strips == strips - 1 else down for number in range(self.count)]
-        return [each * self._row_bytes for each in rows]
+        return [math.ceil(each / self._shared) * self._row_bytes for each in rows]
+
+
+def _subsampling(directory: _TiffDirectory) -> tuple[int, int]:
+    """Returns the numbers of columns and rows of a group of pixels that share their colours. A file that does not
+    name them has, against the standard, mostly no groups."""
+    found = directory.numbers(_SUBSAMPLING, 2) if directory.number(_PHOTOMETRIC, 0) == _YCBCR else ()
+    return (found[0], found[1]) if len(found) == 2 and {*found} <= {1, 2, 4} else (1, 1)
 
 
 # Kinds of greys of a TIFF that Pillow reads in one byte order only, or whose 0 is white, with the image's mode and
@@ -223,15 +236,17 @@ def mend_tiles(image: Any, plugin: Any) -> None:
     """Corrects how Pillow unpacks the numbers of a TIFF.
 
     libtiff returns numbers in the machine's byte order. Pillow knows this only for unsigned numbers of 16 bits.
-    libtiff also reads separate planes that Pillow's own decoder cannot read: of 16 bits, and of colours that are
-    multiplied with the alpha.
+    libtiff also reads two things that Pillow's own decoder cannot read: YCbCr in groups of pixels, and separate
+    planes of 16 bits or of colours that are multiplied with the alpha.
     """
     tags, tile = image.tag_v2, image.tile[0]
     if tile.codec_name == "libtiff":
         stored, *others = tile.args
         if stored.startswith(("I;", "F;")):
             image.tile = [tile._replace(args=(stored.replace("B", "N"), *others))]
-    elif tags.get(_PLANES, 1) == 2 and (max(tags.get(_BITS, (1,))) == 16 or 1 in tags.get(_EXTRA, ())):
+    elif (tags.get(_PHOTOMETRIC) == _YCBCR and max(tags.get(_SUBSAMPLING, (1,))) > 1) or (
+        tags.get(_PLANES, 1) == 2 and (max(tags.get(_BITS, (1,))) == 16 or 1 in tags.get(_EXTRA, ()))
+    ):
         with _SETUP:
             plugin.READ_LIBTIFF = True
             try:

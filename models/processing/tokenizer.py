@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from snapcap.models.errors import TokenizerFailed
-from snapcap.models.fields import ConfigError, FileError, is_there, json_or_empty, read_bytes
+from snapcap.models.fields import POINTER, ConfigError, FileError, is_there, json_or_empty, read_bytes
 from snapcap.models.text import ChatIds, Dialogue, PromptIds
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ def _byte_level(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer
     are."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     for file in (vocab, merges):
-        read_bytes(file, 1)  # the library does not say which of the two files cannot be read
+        read_bytes(file, len(POINTER))  # the library does not say which of the two files cannot be read
     model = _read(f"{vocab.name} and {merges.name}", lambda: models.BPE.from_file(str(vocab), str(merges)))
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))

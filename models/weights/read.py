@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from snapcap.models.errors import WeightsError
+from snapcap.models.fields import IS_POINTER, POINTER
 from snapcap.models.weights.listing import weight_files, weight_places
-
-_POINTER = b"version https://git-lfs"  # beginning of the pointer that Git LFS leaves in place of a large file
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -70,9 +69,9 @@ def _first_line(error: Exception) -> str:
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
-        head = file.read(len(_POINTER))
-    if head == _POINTER:
-        raise ValueError("it is a Git LFS pointer to the file; run git lfs pull")
+        head = file.read(len(POINTER))
+    if head == POINTER:
+        raise ValueError(IS_POINTER)
     # A safetensors file has any name: its length field is followed by a JSON header.
     if path.suffix == ".safetensors" or head[8:9] == b"{":
         from safetensors.torch import load_file  # noqa: PLC0415 - only safetensors files need it

@@ -49,7 +49,14 @@ from snapcap.service.http.json_text import decode_base64
 from snapcap.service.http.middleware import ProblemHandler, new_caption, request_id
 from snapcap.service.http.multipart import Part
 from snapcap.service.http.problems import as_service_error, forget_frames, problem
-from snapcap.service.http.replies import EventStream, JsonReply, RawHeaders, ignored_header, unless_disconnected
+from snapcap.service.http.replies import (
+    EventStream,
+    JsonReply,
+    RawHeaders,
+    accepted_types,
+    ignored_header,
+    unless_disconnected,
+)
 from snapcap.service.http.routing import Api, RouteGroup
 from snapcap.service.memory import body_account
 from snapcap.service.telemetry.metrics import Metrics
@@ -97,8 +104,8 @@ class CaptionRoutes:
 
         A request whose Accept header names `text/event-stream`, and no JSON, gets the caption while it is written:
         events with a piece of the caption each, then the whole reply as the last event."""
-        accept = request.headers.get("accept", "").lower()
-        if EventStream.media_type in accept and "json" not in accept:
+        accepted = accepted_types(request)
+        if EventStream.media_type in accepted and "json" not in accepted:
             return await self._streamed(request)
         result, headers = await caption_of(request, self._captioner, self._limits, self._fetcher, read_image)
         return JsonReply(result.to_dict(), headers)

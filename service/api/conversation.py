@@ -83,8 +83,8 @@ ReadMessage: TypeAlias = Callable[[Mapping[str, Any], str], Message]
 
 
 def read_message(message: Mapping[str, Any], where: str) -> Message:
-    """Returns the texts and images of a message of OpenAI's APIs. In a user's, a content is required, and each part
-    must be a text or an image.
+    """Returns the texts and images of a message of OpenAI's APIs. In a user's, each part must be a text or an
+    image; a null counts as an empty text.
 
     Any part that may be an image counts as one. Otherwise an older image would be captioned in its place."""
     images: list[Callable[[], bytes | str]] = []
@@ -93,7 +93,7 @@ def read_message(message: Mapping[str, Any], where: str) -> Message:
     content, strict = message.get("content"), message.get("role") == USER
     if isinstance(content, str):
         texts.append(content)
-    elif strict and not isinstance(content, list):
+    elif strict and content is not None and not isinstance(content, list):
         raise InvalidOption(f"{where}.content", "be text or a list of content parts")
     for index, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, str):
@@ -108,7 +108,8 @@ def read_message(message: Mapping[str, Any], where: str) -> Message:
             text = part.get("text") if isinstance(part, dict) else None
             texts.append(text if isinstance(text, str) else "")
         elif kind in TEXTS and part.get(IMAGES[0]) is None:
-            texts.append(text_of(part.get("text"), f"{place}.text"))
+            text = part.get("text")
+            texts.append("" if text is None else text_of(text, f"{place}.text"))
         else:
             raise InvalidOption(place, _PARTS)
     if message.get("images"):  # some servers put the images of a reply here

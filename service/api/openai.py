@@ -26,7 +26,7 @@ from snapcap.service.api.conversation import TextUse, read_messages
 from snapcap.service.captioning import options
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.stream import CaptionStream
-from snapcap.service.errors import InvalidOption
+from snapcap.service.http.bodies import member_object
 from snapcap.service.http.middleware import request_id
 from snapcap.service.http.problems import OPENAI, openai_error
 from snapcap.service.http.replies import JsonReply, ignored_header
@@ -161,8 +161,5 @@ def read_chat(fields: ChatFields, use: TextUse) -> ChatRequest:
 
 
 def _include_usage(options: Any, stream: bool) -> bool:
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise InvalidOption("stream_options", 'be an object such as {"include_usage": true}')
-    return switch(options, "include_usage", "stream_options.include_usage") and stream
+    given = member_object(options, "stream_options")
+    return switch(given, "include_usage", "stream_options.include_usage") and stream

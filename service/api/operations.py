@@ -17,6 +17,7 @@ from starlette.routing import Route
 from snapcap.service.captioning.captioner import Captioner, Start
 from snapcap.service.errors import InvalidOption
 from snapcap.service.http.middleware import note_state
+from snapcap.service.http.replies import accepted_types
 from snapcap.service.http.routing import RouteGroup
 from snapcap.service.readiness import Readiness
 from snapcap.warmup.progress.status import StartupStatus
@@ -78,7 +79,7 @@ def metrics_routes(registry: CollectorRegistry) -> RouteGroup:
 
     async def metrics(request: Request) -> Response:
         """Returns the metrics in the Prometheus text format, or as OpenMetrics if the Accept header asks for it."""
-        accept = request.headers.get("accept", "")
+        accept = accepted_types(request)
         encode, content_type = choose_encoder(accept if len(accept) <= _LONGEST_ACCEPT else "")
         return Response(await text.render(encode, content_type), headers={"Content-Type": content_type})
 

@@ -212,9 +212,9 @@ def json_object(body: bytes, example: str) -> dict[str, Any]:
 
 
 def member_object(value: Any, where: str) -> Mapping[str, Any]:
-    """Returns an object member, or {} for None. Raises InvalidOption for other values. ``where``: the member's name
-    in the error."""
-    if value is None:
+    """Returns an object member, or {} for None and for an empty list, as which PHP writes an empty object. Raises
+    InvalidOption for other values. ``where``: the member's name in the error."""
+    if value in (None, []):
         return {}
     if not isinstance(value, dict):
         raise InvalidOption(where, "be an object")

@@ -31,6 +31,7 @@ _MAX_PART_HEADERS = 16
 _MAX_PART_HEADER_BYTES = 4096
 # Only these charsets are decoded: some codecs of Python take time that grows with the square of the text.
 _CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii"})
+_LATIN = "iso-8859-1"  # Apache's HttpClient for Java names it for each text
 # Encodings of a part's data as it is. Base64 is decoded.
 _AS_IT_IS = (b"", b"7bit", b"8bit", b"binary")
 _CHARSET_FIELD = "_charset_"  # RFC 7578: the charset of fields that do not name theirs
@@ -158,14 +159,18 @@ class _Parts:
         options = _parameters(self._headers.get(b"content-disposition", b""))
         if b"name" not in options:
             raise _unreadable('a part has no Content-Disposition with a "name"')
-        filename = _filename(options)
+        filename, data = _filename(options), self._decoded()
         if filename is None:
             parameters = _parameters(self._headers.get(b"content-type", b""))
-            _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
+            charset = parameters.get(b"charset", b"").decode("latin-1")
+            if charset.strip().lower() == _LATIN:
+                data = data.decode(_LATIN).encode()
+            else:
+                _check_charset(charset)
         # The name of a file is only repeated in the reply, so a name that is not UTF-8, as of old clients, is
         # accepted.
         shown = None if filename is None else filename.decode("utf-8", "replace")
-        self.found.append(Part(_utf8(options[b"name"], "The name of a part"), shown, self._decoded()))
+        self.found.append(Part(_utf8(options[b"name"], "The name of a part"), shown, data))
 
     def _decoded(self) -> bytes:
         """Returns the data of the part, decoded if the client used a mail encoding (Content-Transfer-Encoding)."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any, TypeAlias, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -14,6 +15,7 @@ from snapcap.service.errors import ClientDisconnected
 
 RawHeaders: TypeAlias = tuple[tuple[bytes, bytes], ...]
 IGNORED = "X-Snapcap-Ignored"  # names the ignored parts of a request
+_REFUSED_TYPE = re.compile(r";\s*q=0(?:\.0*)?\s*(?:;|$)")  # the weight in Accept of a type that the client refuses
 _MOST_NAMES, _LONGEST_NAME = 16, 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _TYPE = (b"content-type", b"application/json")
@@ -34,6 +36,12 @@ def ignored_header(names: Sequence[str]) -> RawHeaders:
     """Returns the header that names the ignored parts of a request, or () if none was ignored."""
     shown = ignored_names(names)
     return ((IGNORED.lower().encode(), shown.encode()),) if shown else ()
+
+
+def accepted_types(request: Request) -> str:
+    """Returns the types of the Accept headers in lower case, without those that the client refuses."""
+    given = ",".join(request.headers.getlist("accept")).lower().split(",")
+    return ",".join(each for each in given if not _REFUSED_TYPE.search(each))
 
 
 class JsonReply(Response):

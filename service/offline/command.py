@@ -15,6 +15,7 @@ from dataclasses import field
 from types import FrameType
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.processing.image import lift_pillows_limit
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.config.settings import Settings
 from snapcap.service.errors import ServiceError
@@ -52,6 +53,7 @@ def caption(settings: Settings, job: Job) -> int:
     Raises SettingsError, and ServiceError if the model does not support an option. In both cases no caption has
     been written."""
     logs.configure(settings.log.format, settings.log.level)
+    lift_pillows_limit()
     found = find_images(job.images, job.recursive, sys.stdin.buffer if sys.stdin else ())
     with closing(Outputs(job, found)) as outputs:
         # A run whose captions all exist loads no model.

@@ -3,6 +3,7 @@
 import glob
 import mimetypes
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import field
 
@@ -111,7 +112,7 @@ class _Finder:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
                         continue
-                    if entry.is_file():
+                    if _is_file(entry):
                         self._add_by_bytes(os.path.join(folder, entry.name))
                     elif self._recursive and entry.is_dir(follow_symlinks=False):
                         folders.append(os.path.join(folder, entry.name))
@@ -151,6 +152,15 @@ class _Finder:
 
     def _fail(self, path: str, reason: str, *, is_image: bool = True) -> None:
         self.found.failures.append(Failure(path, reason, is_image))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Returns whether an entry of a folder is a regular file. A link that leads nowhere counts as one: opening it
+    fails with the reason."""
+    try:
+        return stat.S_ISREG(entry.stat().st_mode) if entry.is_symlink() else entry.is_file()
+    except OSError:
+        return True
 
 
 def _ends(path: str) -> bytes:

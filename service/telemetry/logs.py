@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -50,6 +51,7 @@ _LOGGERS = {
 
 def configure(style: str, level: str) -> None:
     """Sends the logs of snapcap and of its libraries to standard error. `style` is text or json."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # Pillow warns of damaged parts of a client's picture
     # No line names its thread or process, and finding them costs more than writing the line (logging's own advice).
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = LineHandler()

@@ -78,7 +78,7 @@ def test_the_chat_client_that_knows_an_address_alone(url: str, model: str, sampl
         ({"inputs": "aa==", "parameters": {"num_beams": 9}}, 422, "from 1 to 8"),
         ({"inputs": "aa==", "parameters": {"do_sample": 1}}, 422, "true or false"),
         ({"inputs": "aa==", "parameters": {"top_k": 1, "generate_kwargs": {"top_k": 2}}}, 422, "'top_k' must be"),
-        ({"inputs": "aa==", "parameters": []}, 422, "'parameters' must be an object"),
+        ({"inputs": "aa==", "parameters": [5]}, 422, "'parameters' must be an object"),
         ([], 400, "must be a JSON object"),
     ],
 )

@@ -1,6 +1,7 @@
 """config.json and generation_config.json: what is read, and that every refusal names its field and value."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,15 @@ def test_a_file_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> Non
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json cannot be read: not valid JSON .*copy it again"):
         ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_folder_in_the_place_of_a_file_is_named(write: Write, name: str) -> None:
+    folder = write()
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} cannot be read: "):
+        ModelConfig.from_folder(folder)
 
 
 def test_json_that_is_not_an_object_is_refused(write: Write) -> None:

@@ -120,6 +120,11 @@ def test_every_field_is_a_factor(tmp_path: Path) -> None:
     assert all(one != another for index, one in enumerate(every) for another in every[:index])
 
 
+def test_nulls_and_an_empty_list_name_nothing(tmp_path: Path) -> None:
+    nothing = {"architectures": [], "position_embedding_type": None, "num_image_with_embedding": None}
+    assert read(tmp_path, nothing) == read(tmp_path, {})
+
+
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "another class": ({"architectures": ["GitModel"]}, "architectures = ['GitModel']"),
     "a video": ({"num_image_with_embedding": 6}, "num_image_with_embedding = 6"),

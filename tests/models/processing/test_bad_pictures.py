@@ -10,6 +10,7 @@ from PIL import Image
 from support.parity.pictures import encoded, scene, write_config
 
 from snapcap.models.config import ConfigError
+from snapcap.models.processing.image import lift_pillows_limit
 from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
@@ -64,6 +65,18 @@ def test_the_limit_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF", "ignore:Tag data", "ignore:Image size")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
+def test_the_limit_is_ours_and_not_that_of_pillow(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    data = encoded(scene(90, 70), kind)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 90 * 70 // 3)
+    transform = ImageTransform((8, 8), max_pixels=90 * 70)
+    with pytest.raises(ImageError, match=r"over Pillow's limit .* of 4200 pixels"):
+        transform.decode(data)
+    lift_pillows_limit()
+    assert transform.decode(data).pixels.shape == (8, 8, 3)
+
+
 def test_damaged_files_raise_nothing_but_image_errors() -> None:
     rng = random.Random(3)
     exif = Image.Exif()

@@ -83,6 +83,8 @@ JPEGS = {
     "comments": with_segments(JPEG, *(segment(0xFE, b"a" * 65_000) for _ in range(100))),
     "segments of every number": with_segments(JPEG, *(segment(number, b"?") for number in range(0xE1, 0xEE))),
     "Adobe's of one byte": with_segments(JPEG, segment(0xEE, b"A")),
+    "Adobe's that is cut": with_segments(JPEG, segment(0xEE, b"Adobe\0")),
+    "JFIF that is cut": with_segments(JPEG[:2] + JPEG[20:], segment(0xE0, b"JFIF\0")),
 }
 
 

@@ -60,6 +60,10 @@ UNREAD = {
     "hierarchical JPEG": jpeg_frame(0xC5),
     "JPEG-LS": jpeg_frame(0xF7),
     "JPEG images of 2 components": jpeg_frame(0xC0, components=2),
+    "JPEG images that have their height behind their pixels": re.sub(
+        rb"(?<=\xff\xc0\0\x11\x08)..", b"\0\0", JPEG, count=1, flags=re.DOTALL
+    )
+    + b"\xff\xdc\0\4\0\7",
     "JPEG XL": b"\xff\x0a" + bytes(50),
     "JPEG XL ": box(b"JXL ", b"\r\n\x87\n") + box(b"ftyp", b"jxl \0\0\0\0jxl "),
     "JPEG 2000": b"\xff\x4f\xff\x51\0\x2f" + bytes(50),

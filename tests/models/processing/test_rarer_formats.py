@@ -186,6 +186,25 @@ def test_colours_in_separate_planes(kind: str, bits: int, order: str) -> None:
     assert (decoded(strip(planes, bits, colours, *places, *extra, order=order, samples=count)) == wanted).all()
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("shared", [(2, 1), (2, 2), (4, 4)])
+def test_pixels_that_share_colours_without_compression(shared: tuple[int, int], order: str) -> None:
+    """The picture ends within a group of such pixels."""
+    across, down = shared
+    samples = np.asarray(PICTURE.convert("YCbCr"))
+    tops, lefts = range(0, HEIGHT, down), range(0, WIDTH, across)
+    samples = np.pad(samples, ((0, -HEIGHT % down), (0, -WIDTH % across), (0, 0)), "edge")
+    groups = [samples[top : top + down, left : left + across] for top in tops for left in lefts]
+    data = b"".join(each[..., 0].tobytes() + each[0, 0, 1:].tobytes() for each in groups)
+    tags = [(262, 3, [6]), (530, 3, [*shared])]
+    pixels = decoded(strip(data, 8, *tags, order=order, samples=3))
+    light = np.asarray(Image.fromarray(pixels).convert("YCbCr"))[..., 0].astype(int)
+    assert np.abs(light - samples[:HEIGHT, :WIDTH, 0]).mean() < 3
+    assert np.abs(pixels[::down, ::across].astype(int) - np.asarray(PICTURE)[::down, ::across]).mean() < 2
+    with pytest.raises(ImageError, match="incomplete or damaged"):
+        decoded(strip(data, 8, *tags, order=order, samples=3)[: len(data)])
+
+
 @pytest.mark.parametrize("step", [1, 257])
 def test_a_palette_in_8_or_16_bits_a_number(step: int) -> None:
     palette = [step * shade for shade in (*range(256), *range(255, -1, -1), *[0] * 256)]

@@ -144,6 +144,9 @@ def test_a_prompt_is_neither_cut_nor_padded(tmp_path: Path) -> None:
     assert Tokenizer.from_folder(tmp_path).encode(TEXTS[0]) == whole
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n"
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -156,6 +159,8 @@ def test_a_prompt_is_neither_cut_nor_padded(tmp_path: Path) -> None:
         ({"tokenizer.json": '{"version": "1.0"'}, "tokenizer.json'.*cannot be read"),
         ({"vocab.json": "[]", "merges.txt": ""}, "vocab.json and merges.txt'.*cannot be read"),
         ({"tokenizer_config.json": "["}, "tokenizer_config.json.*not valid JSON"),
+        ({"tokenizer.json": POINTER}, "tokenizer.json cannot be read: it is a Git LFS pointer"),
+        ({"vocab.json": "{}", "merges.txt": POINTER}, "merges.txt cannot be read: it is a Git LFS pointer"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )

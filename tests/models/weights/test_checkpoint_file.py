@@ -238,10 +238,10 @@ def test_a_dictionary_without_tensors_by_name_is_refused(folder: Path, tensors: 
         read_tensors(folder)
 
 
-@pytest.mark.parametrize("name", [SAFE, BIN])
+@pytest.mark.parametrize("name", [SAFE, BIN, f"{SAFE}.index.json"])
 def test_a_pointer_of_git_lfs_is_called_so(folder: Path, name: str) -> None:
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n")
-    with pytest.raises(WeightsError, match=rf"{re.escape(name)} .*Git LFS pointer to the file; run git lfs pull"):
+    with pytest.raises(UserError, match=rf"{re.escape(name)} .*Git LFS pointer to the file; run git lfs pull"):
         read_tensors(folder)
 
 

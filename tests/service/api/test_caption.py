@@ -128,7 +128,16 @@ def test_a_caption_is_streamed_to_who_accepts_events(client: TestClient, image: 
     assert last == whole
 
 
-@pytest.mark.parametrize("accept", ["*/*", "application/json", "application/json, text/event-stream"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "application/json",
+        "application/json, text/event-stream",
+        "*/*, text/event-stream;q=0",
+        "text/event-stream; q=0.0",
+    ],
+)
 def test_who_accepts_json_gets_json(client: TestClient, image: Png, accept: str) -> None:
     assert client.post("/v1/caption", content=image(5), headers={"Accept": accept}).json()["caption"] == "5 7"
 

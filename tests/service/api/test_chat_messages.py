@@ -134,8 +134,8 @@ def test_empty_contents(ask, picture) -> None:
     for content in ("", [], None):
         for role in ("system", "developer", "assistant", "tool", "function"):
             assert caption(ask({"role": role, "content": content}, user)) == "9 7"
-    for content in ("", []):
-        assert caption(ask(user, {"role": "user", "content": content})) == "9 7"
+    for message in ({"content": ""}, {"content": []}, {"content": None}, {}, {"content": [{**TEXT, "text": None}]}):
+        assert caption(ask(user, {"role": "user", **message})) == "9 7"
     assert caption(ask(user, {"role": "assistant", "tool_calls": [CALL]})) == "9 7"
     assert caption(ask({"role": "assistant", "content": [{"type": "thinking", "thinking": "…"}, 5]}, user)) == "9 7"
 
@@ -157,6 +157,7 @@ def test_fields_of_a_chat(ask, picture, engine) -> None:
         ({"tools": [tool], "tool_choice": "none", "functions": []}, "tools"),
         ({"user": "x", "metadata": {"a": "b"}, "modalities": ["text"], "response_format": {"type": "text"}}, ""),
         ({"stream_options": {"include_usage": True}}, ""),
+        ({"stream_options": []}, ""),
         ({"stream_options": {"include_usage": None, "include_obfuscation": "x", "chunk_size": 5}}, ""),
         ({"stop": None, "tools": [], "logit_bias": {}, "functions": []}, ""),
         ({"stop": ""}, ""),

@@ -265,7 +265,7 @@ def test_what_is_no_duration_is_refused(client: TestClient, value: Any) -> None:
         ({"images": ["no!", "aGVsbG8="]}, "images[0] must be base64"),
         ({"images": ["https://example.com/a.png"]}, "images[0] must be base64"),
         ({"images": ["a"], "stream": "no"}, "'stream' must be true or false"),
-        ({"images": ["a"], "options": []}, "'options' must be an object"),
+        ({"images": ["a"], "options": [5]}, "'options' must be an object"),
         ({"images": ["a"], "options": {"num_predict": 1.5}}, "'num_predict' must be a whole number"),
         ({"images": ["a"], "options": {"temperature": 3}}, "'temperature' must be a number"),
         ({"images": ["a"], "model": 5}, "'model' must be text"),

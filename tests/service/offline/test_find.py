@@ -1,5 +1,6 @@
 """Which files the operands of `snapcap caption` mean."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -75,6 +76,16 @@ class TestFinds:
         found = find("photos/sub", "photos", recursive=True)
         assert "photos/link.png" in found.images
         assert not [image for image in found.images if "loop" in image]
+
+    def test_a_link_that_leads_nowhere_is_named_and_loses_no_other_picture(self, folder: Path) -> None:
+        (folder / "photos/a.png").symlink_to("a.png")
+        (folder / "photos/b.png").symlink_to("gone.png")
+        found = find("photos")
+        assert found.images == TOP
+        assert [(each.path, each.reason) for each in found.failures] == [
+            ("photos/a.png", os.strerror(errno.ELOOP)),
+            ("photos/b.png", os.strerror(errno.ENOENT)),
+        ]
 
     def test_what_is_missing_is_named(self) -> None:
         Path("empty/inside").mkdir(parents=True)

@@ -4,10 +4,14 @@ import math
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 from starlette.testclient import TestClient
+from support.attacks.attack_pictures import segment, with_segments
+from support.parity.pictures import encoded, scene
 
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.telemetry import logs
 
 
@@ -31,6 +35,18 @@ def test_a_request_is_one_line_of_json(
     assert (first["method"], first["status"], first["request_id"]) == ("POST", 200, "id-1")
     assert first["ms"] >= 0
     assert first["time"].endswith("Z")
+
+
+def test_a_warning_of_pillow_about_a_picture_is_no_line_and_no_error() -> None:
+    """Whatever PYTHONWARNINGS says."""
+    block = b"Exif\0\0II*\0\x08\0\0\0\1\0\x0f\1\2\0\xff\0\0\0\xff\xff\0\0"
+    picture = with_segments(encoded(scene(8, 8), "JPEG"), segment(0xE1, block))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"EXIF|larger than file"):
+            ImageTransform((8, 8)).decode(picture)
+        logs.configure("text", "info")
+        assert ImageTransform((8, 8)).decode(picture).pixels.shape == (8, 8, 3)
 
 
 def test_probes_are_logged_at_debug_level(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
