@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from support.attacks.fuzzing import corpus, fuzzed
 from support.attacks.hostile_images import read, refused
 from support.attacks.mutations import mutated
@@ -114,7 +115,9 @@ class Confined:
 @pytest.fixture(scope="module")
 def confined() -> Iterator[Confined]:
     process = Confined()
-    yield process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # as in the process
+        yield process
     process.close()
 
 
