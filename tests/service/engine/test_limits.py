@@ -13,7 +13,7 @@ def test_limits_keep_prompt_caption_and_start_token_within_the_cache() -> None:
     LIMITS.check(LIMITS.max_prompt_tokens, 1)
     with pytest.raises(InvalidOption, match="at most 19"):
         LIMITS.check(0, 20)
-    with pytest.raises(InvalidOption, match="at most 1,"):
+    with pytest.raises(InvalidOption, match="at most 1:"):
         LIMITS.check(LIMITS.max_prompt_tokens, 2)
     with pytest.raises(PromptTooLong, match="has 19 tokens; send at most 18"):
         LIMITS.check(LIMITS.max_prompt_tokens + 1, None)
