@@ -305,7 +305,7 @@ class StartOptions:
     images: ImageOptions = field(default_factory=ImageOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     s3: S3Options = field(default_factory=S3Options)
-    # The key of the artifacts with which this server has started the model before, without torch's module. No user
+    # Identifies the packages and weights of the model's last start in this server (`StatusState.tested`). No user
     # sets it.
     tested: str = ""
 

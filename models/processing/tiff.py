@@ -6,6 +6,7 @@ Pillow gets a directory with only the tags of the first page that it needs.
 import math
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from snapcap.models.processing.headers import MOST_PARTS, MOST_SCANNED, MOST_SCANS, Header
@@ -164,9 +165,10 @@ class _TiffPieces:
         self._tiled = self.tags == (_TILES, _TILE_BYTES)
         self._rows = down, height
         self._row_bytes = math.ceil(across * bits * (1 if planes > 1 else samples) / 8)
-        columns, self._shared = _subsampling(directory)
+        photometric, groups = directory.number(_PHOTOMETRIC, 0), directory.numbers(_SUBSAMPLING, 2)
+        columns, self._shared = _subsampling(photometric, groups) if planes == 1 else (1, 1)
         self.by_groups = columns * self._shared > 1
-        if self.by_groups and planes == 1:
+        if self.by_groups:
             self._row_bytes = math.ceil(across / columns) * (columns * self._shared + 2)
         # The memory of an unpacked piece, and of its conversion to RGBA.
         self.memory = self._pixels * (samples * bits // 8 + 1 + 4)
@@ -204,11 +206,11 @@ class _TiffPieces:
         return [math.ceil(each / self._shared) * self._row_bytes for each in rows]
 
 
-def _subsampling(directory: _TiffDirectory) -> tuple[int, int]:
-    """Returns the numbers of columns and rows of a group of pixels that share their colours. A file that does not
-    name them has, against the standard, mostly no groups."""
-    found = directory.numbers(_SUBSAMPLING, 2) if directory.number(_PHOTOMETRIC, 0) == _YCBCR else ()
-    return (found[0], found[1]) if len(found) == 2 and {*found} <= {1, 2, 4} else (1, 1)
+def _subsampling(photometric: object, groups: Sequence[int]) -> tuple[int, int]:
+    """Returns the numbers of columns and rows of a group of pixels that share their colours. ``groups``: what the
+    file says. Most files that say nothing have no groups, although the standard's default is 2 and 2."""
+    named = photometric == _YCBCR and len(groups) == 2 and {*groups} <= {1, 2, 4}
+    return (groups[0], groups[1]) if named else (1, 1)
 
 
 # Kinds of greys of a TIFF that Pillow reads in one byte order only, or whose 0 is white, with the image's mode and
@@ -244,8 +246,10 @@ def mend_tiles(image: Any, plugin: Any) -> None:
         stored, *others = tile.args
         if stored.startswith(("I;", "F;")):
             image.tile = [tile._replace(args=(stored.replace("B", "N"), *others))]
-    elif (tags.get(_PHOTOMETRIC) == _YCBCR and max(tags.get(_SUBSAMPLING, (1,))) > 1) or (
-        tags.get(_PLANES, 1) == 2 and (max(tags.get(_BITS, (1,))) == 16 or 1 in tags.get(_EXTRA, ()))
+    elif (
+        max(tags.get(_BITS, (1,))) == 16 or 1 in tags.get(_EXTRA, ())
+        if tags.get(_PLANES, 1) == 2
+        else max(_subsampling(tags.get(_PHOTOMETRIC), tags.get(_SUBSAMPLING, ()))) > 1
     ):
         with _SETUP:
             plugin.READ_LIBTIFF = True

@@ -1,4 +1,4 @@
-"""Parses a multipart/form-data body in memory: a bounded number of parts, in UTF-8 only.
+"""Parses a multipart/form-data body in memory: a bounded number of parts, as a rule in UTF-8.
 
 The body is read in pieces, so that Python's lock is released in between: a search through 20 MiB takes up to
 160 ms.
@@ -32,6 +32,8 @@ _MAX_PART_HEADER_BYTES = 4096
 # Only these charsets are decoded: some codecs of Python take time that grows with the square of the text.
 _CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii"})
 _LATIN = "iso-8859-1"  # Apache's HttpClient for Java names it for each text
+# Bytes of the longest text that is converted: an image would hold Python's lock, and take three times its memory.
+_LONGEST_LATIN = 64 << 10
 # Encodings of a part's data as it is. Base64 is decoded.
 _AS_IT_IS = (b"", b"7bit", b"8bit", b"binary")
 _CHARSET_FIELD = "_charset_"  # RFC 7578: the charset of fields that do not name theirs
@@ -163,10 +165,12 @@ class _Parts:
         if filename is None:
             parameters = _parameters(self._headers.get(b"content-type", b""))
             charset = parameters.get(b"charset", b"").decode("latin-1")
-            if charset.strip().lower() == _LATIN:
-                data = data.decode(_LATIN).encode()
-            else:
+            if charset.strip().lower() != _LATIN:
                 _check_charset(charset)
+            elif not data.isascii():
+                if len(data) > _LONGEST_LATIN:
+                    _check_charset(charset)
+                data = data.decode(_LATIN).encode()
         # The name of a file is only repeated in the reply, so a name that is not UTF-8, as of old clients, is
         # accepted.
         shown = None if filename is None else filename.decode("utf-8", "replace")

@@ -252,10 +252,8 @@ class Resident:
         seconds = time.monotonic() - timeline.origin
         self._owner.wakes.labels(self.name, "ready").inc()
         self._owner.wake_seconds.labels(self.name).observe(seconds)
-        described, fetched = status.to_dict(), status.state.fetch
-        # The next wake without torch's module and with the same packages skips the self-test.
-        tested = "" if fetched is None or status.torch_modules else fetched.key
-        self._settings = replace(self._settings, tested=tested)
+        described = status.to_dict()
+        self._settings = replace(self._settings, tested=status.state.tested)
         fields = {name: described[name] for name in ("tier", "device", "dtype")}
         _logger.info("model ready", extra={"fields": {"model": self.name, "s": seconds, **fields}})
         self._woken.set_result("")
@@ -352,13 +350,13 @@ class Resident:
     def _fail(self, sentence: str, cause: BaseException | None, pause: float | None = None) -> None:
         """Ends the start, or the model that was ready. `pause`: seconds in which requests are refused at once."""
         before = self.state
+        self._settings = replace(self._settings, tested="")  # the next wake has a self-test
         if before not in (ModelState.WAKING, ModelState.READY):
             return
         fields = {"model": self.name, "error": sentence}
         _logger.error("model failed", extra={"fields": fields}, exc_info=cause)
         self.start.status.fail(sentence)
         self.start.readiness.fail(sentence)
-        self._settings = replace(self._settings, tested="")
         if before is ModelState.WAKING:
             pause = pause or min(_PAUSE_S * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE_S)
             self._failures, self._reason, self._may_wake = self._failures + 1, sentence, time.monotonic() + pause

@@ -125,6 +125,7 @@ class StatusState:
     weights: WeightsStatus | None = None
     fetch: FetchStatus | None = None
     build: dict[str, Any] | None = None
+    tested: str = ""  # identifies the packages and weights with which the model has passed its self-test
     buckets: dict[tuple[str, int], BucketStatus] = field(default_factory=dict)
     counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
@@ -206,6 +207,10 @@ class StartupStatus:
     def found_weights(self, result: str, reason: str, bytes_fetched: int = 0) -> None:
         with self._changed():
             self.state.weights = WeightsStatus(result, reason, bytes_fetched)
+
+    def passed(self, tested: str) -> None:
+        with self._changed():
+            self.state.tested = tested
 
     def published(self, result: str) -> None:
         with self._changed():

@@ -14,6 +14,7 @@ Nothing here imports torch before `import_torch`, so a server that has bound its
 """
 
 import contextlib
+import hashlib
 import importlib
 import logging
 import sys
@@ -235,7 +236,10 @@ def _without_torch(preparation: Preparation) -> StartedModel | None:
     try:
         plan, options = preparation.planned.result().plan, preparation.options
         loader = NativeLoader(plan, artifacts, options, preparation.timeline)
-        return _bring_up(loader, preparation, tested=artifacts.key == options.tested)
+        tested = _identity(artifacts, preparation.weights.result()[1].mapped)
+        started = _bring_up(loader, preparation, tested=tested == options.tested)
+        preparation.status.passed(tested)
+        return started
     except StartError:
         raise
     except CaptureError as error:
@@ -246,6 +250,15 @@ def _without_torch(preparation: Preparation) -> StartedModel | None:
         # The frames hold the buffers that the start allocated, and no garbage collector runs in a server.
         traceback.clear_frames(error.__traceback__)
         return None
+
+
+def _identity(artifacts: Artifacts, mapped: "MappedWeights | None") -> str:
+    """Returns a SHA-256, in hex, of the digests of the packages and of the prepared weights."""
+    manifest, header = artifacts.fetched.manifest, None if mapped is None else mapped.header
+    entries = {} if manifest is None else manifest.entries
+    packages = sorted(f"{name} {blob.digest}" for name, blob in entries.items())
+    weights = () if header is None else (header.key, *header.chunks)
+    return hashlib.sha256("\n".join((artifacts.key, *packages, *weights)).encode()).hexdigest()
 
 
 def before_ready(

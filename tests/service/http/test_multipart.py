@@ -81,6 +81,14 @@ def test_a_text_in_latin_1() -> None:
     assert part.text == "à é"
 
 
+def test_a_long_text_in_latin_1_is_not_converted() -> None:
+    typed = b"Content-Type: text/plain; charset=ISO-8859-1\r\n"
+    with pytest.raises(UnsupportedMediaType):
+        parse_multipart(b"B", form(field(b"image", b"\xe9" * (64 << 10) + b"\xe9", typed)))
+    (part,) = parse_multipart(b"B", form(field(b"image", b"/9j/" * (64 << 10), typed)))  # base64 is ASCII
+    assert part.data == b"/9j/" * (64 << 10)
+
+
 @pytest.mark.parametrize(
     "charset", ["punycode", "undefined", "idna", "unicode_escape", "koi8-r", "utf-7", "x" * 999]
 )

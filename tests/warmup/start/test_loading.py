@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.model import EagerBackend, PackageError
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.torch_model import open_device
-from snapcap.warmup.start.start import StartedModel, before_ready, load
+from snapcap.warmup.start.start import StartedModel, _identity, before_ready, load
 from snapcap.warmup.start.warmer import Warmer, self_test
 from snapcap.warmup.start.with_torch import _report_missing
 
@@ -354,3 +355,15 @@ def test_a_start_without_artifacts_says_what_to_do(
     # A server that builds the artifacts itself needs no advice.
     _report_missing(artifacts, replace(off, store=StoreOptions(build="auto")))
     assert "remedy" not in vars(caplog.records[-1])["fields"]
+
+
+def test_other_weights_or_packages_of_the_same_key_are_tested_anew() -> None:
+    def identity(key: str = "k", blob: str = "b", weights: str = "w", chunks: tuple[str, ...] = ("1", "2")) -> str:
+        manifest = SimpleNamespace(entries={"decoder/1": SimpleNamespace(digest=blob)})
+        artifacts: Any = SimpleNamespace(key=key, fetched=SimpleNamespace(manifest=manifest))
+        mapped: Any = SimpleNamespace(header=SimpleNamespace(key=weights, chunks=chunks))
+        return _identity(artifacts, mapped)
+
+    others = [identity(key="l"), identity(blob="c"), identity(weights="v"), identity(chunks=("1", "3"))]
+    assert len({identity(), *others}) == 5
+    assert identity() == identity()
