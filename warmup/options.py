@@ -65,7 +65,8 @@ class ModelOptions:
     max_new_tokens: int = option(
         "max_new_tokens",
         0,
-        "most tokens of a caption if the request does not say; 0: the model's number",
+        "most tokens of a caption if the request does not say, which the KV cache then holds; 0: the model's "
+        "number",
         parse=parse_int(0, 65536),
         metavar="N",
     )

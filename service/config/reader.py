@@ -14,9 +14,8 @@ from snapcap.warmup.option import Option, options_of
 
 # Groups of options that `build` and `explain` take: all that decide about artifacts and their place.
 BUILD_GROUPS = ("model", "compute", "store", "s3", "log")
-# Options of these groups that `build` and `explain` do not take: a build compiles all buckets or fails, and
-# captions nothing.
-BUILD_WITHOUT = ("max_new_tokens", "strict", "build")
+# Options of these groups that `build` and `explain` do not take: a build compiles all buckets or fails.
+BUILD_WITHOUT = ("strict", "build")
 _PREFIX = "SNAPCAP_"
 # Variables that Kubernetes sets in every container of a namespace with a Service whose name begins with "snapcap".
 _SERVICE_LINK = re.compile(

@@ -76,7 +76,7 @@ def test_help_of_serve_shows_what_most_need_and_takes_the_rest(capsys: pytest.Ca
     ("command", "unused", "used"),
     [
         ("serve", ("--weights",), ("--port",)),
-        ("build", ("--strict", "--max-new-tokens", "--port"), ("--weights", "--sign-key")),
+        ("build", ("--strict", "--port"), ("--weights", "--sign-key", "--max-new-tokens")),
         (
             "explain",
             ("--strict", "--weights", "--remote-cache"),
