@@ -204,7 +204,7 @@ def _copy_tokenizer(folder: Path, copy: Path) -> bool:
     Returns whether there were such fields."""
     copy.mkdir()
     for path in folder.iterdir():
-        if path.suffix in _TOKENIZER_ENDINGS and path.is_file():
+        if path.suffix in _TOKENIZER_ENDINGS and not path.is_dir() and is_there(path):
             shutil.copyfile(path, copy / path.name)
     config = read_json(folder / "config.json")
     # transformers knows no tokenizer of a vision-encoder-decoder, so the configuration is the decoder's, of which

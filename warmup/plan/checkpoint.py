@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
-from snapcap.models.fields import read_bytes
+from snapcap.models.fields import is_there, read_bytes
 from snapcap.models.json_object import from_json, to_json
 from snapcap.models.text import ChatIds, ImageMarkup
 from snapcap.warmup.artifacts.folder import FolderStore
@@ -161,6 +161,6 @@ def _digest(folder: Path, markup: ImageMarkup) -> str:
     ours = package_folder("snapcap.models") / "processing"
     files = [ours / name for name in _SOURCES] + [folder / name for name in ("config.json", *TEXT_FILES)]
     for file in files:
-        if file.is_file():  # only regular files: reading a FIFO would never end
+        if not file.is_dir() and is_there(file):  # only regular files: reading a FIFO would never end
             digest.update(f"{file.name} {hashlib.sha256(read_bytes(file)).hexdigest()}\n".encode())
     return digest.hexdigest()

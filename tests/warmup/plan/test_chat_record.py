@@ -9,6 +9,7 @@ import pytest
 from support.checkpoints.chat_files import PREFIX, TEMPLATE, write_chat_files
 from support.servers.server_process import python
 
+from snapcap.models.fields import FileError
 from snapcap.models.processing import chat
 from snapcap.warmup.plan import checkpoint
 from snapcap.warmup.plan.checkpoint import read_config
@@ -67,6 +68,13 @@ def test_what_is_no_file_is_not_read(folder: Path, store: Path) -> None:
     (folder / "vocab.txt").mkdir()
     os.mkfifo(folder / "merges.txt")
     assert read_config(folder, store) == wanted
+
+
+def test_a_link_that_leads_nowhere_is_named_where_the_tokens_are_recorded_too(folder: Path, store: Path) -> None:
+    read_config(folder, store)
+    (folder / "vocab.txt").symlink_to("gone")
+    with pytest.raises(FileError, match=r"vocab\.txt cannot be read: it is a link to gone"):
+        read_config(folder, store)
 
 
 def test_another_version_of_a_library_makes_another_record(
