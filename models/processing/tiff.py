@@ -234,6 +234,12 @@ LAYOUTS = {
 _SETUP = threading.Lock()
 
 
+def _only_libtiff_reads(tags: Any) -> bool:
+    if tags.get(_PLANES, 1) == 2:
+        return max(tags.get(_BITS, (1,))) == 16 or 1 in tags.get(_EXTRA, ())
+    return max(_subsampling(tags.get(_PHOTOMETRIC), tags.get(_SUBSAMPLING, ()))) > 1
+
+
 def mend_tiles(image: Any, plugin: Any) -> None:
     """Corrects how Pillow unpacks the numbers of a TIFF.
 
@@ -246,11 +252,7 @@ def mend_tiles(image: Any, plugin: Any) -> None:
         stored, *others = tile.args
         if stored.startswith(("I;", "F;")):
             image.tile = [tile._replace(args=(stored.replace("B", "N"), *others))]
-    elif (
-        max(tags.get(_BITS, (1,))) == 16 or 1 in tags.get(_EXTRA, ())
-        if tags.get(_PLANES, 1) == 2
-        else max(_subsampling(tags.get(_PHOTOMETRIC), tags.get(_SUBSAMPLING, ()))) > 1
-    ):
+    elif _only_libtiff_reads(tags):
         with _SETUP:
             plugin.READ_LIBTIFF = True
             try:

@@ -164,13 +164,7 @@ class _Parts:
         filename, data = _filename(options), self._decoded()
         if filename is None:
             parameters = _parameters(self._headers.get(b"content-type", b""))
-            charset = parameters.get(b"charset", b"").decode("latin-1")
-            if charset.strip().lower() != _LATIN:
-                _check_charset(charset)
-            elif not data.isascii():
-                if len(data) > _LONGEST_LATIN:
-                    _check_charset(charset)
-                data = data.decode(_LATIN).encode()
+            data = _in_utf_8(data, parameters.get(b"charset", b"").decode("latin-1"))
         # The name of a file is only repeated in the reply, so a name that is not UTF-8, as of old clients, is
         # accepted.
         shown = None if filename is None else filename.decode("utf-8", "replace")
@@ -213,6 +207,18 @@ def _filename(parameters: dict[bytes, bytes]) -> bytes | None:
         return plain.rpartition(b"\\")[2] if plain[1:3] == b":\\" or plain[:2] == b"\\\\" else plain
     pieces = [value for name, value in parameters.items() if name.startswith(b"filename*")]
     return unquote_to_bytes(_CHARSET_OF_VALUE.sub(b"", b"".join(pieces), 1)) if pieces else None
+
+
+def _in_utf_8(data: bytes, charset: str) -> bytes:
+    """Returns the data of a text in UTF-8. Raises UnsupportedMediaType for other charsets, and for a long text in
+    ISO-8859-1."""
+    if charset.strip().lower() == _LATIN:
+        if data.isascii():
+            return data
+        if len(data) <= _LONGEST_LATIN:
+            return data.decode(_LATIN).encode()
+    _check_charset(charset)
+    return data
 
 
 def _check_charset(charset: str) -> None:

@@ -76,21 +76,19 @@ def caption(settings: Settings, job: Job) -> int:
 
 
 def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
-    progress = open_progress(captions_on_terminal=job.prints and sys.stdout.isatty())
     offline = OfflineModel(settings)
-    try:
+    with closing(open_progress(captions_on_terminal=job.prints and sys.stdout.isatty())) as progress:
         try:
             model = offline.start()
         except Exception as error:
             return Tally(error=one_line(error), status=ExitStatus.START_FAILED)
         progress.begin(len(outputs.todo), f"{model.checkpoint.name} on {model.device}, {model.backend}")
         threads = decode_threads(settings.images.decode_threads)
-        tally = caption_images(model, outputs.todo, job.options, outputs, progress, threads)
-    except ServiceError:
-        offline.close()
-        raise
-    finally:
-        progress.close()
+        try:
+            tally = caption_images(model, outputs.todo, job.options, outputs, progress, threads)
+        except ServiceError:
+            offline.close()
+            raise
     if not (tally.signal or tally.error) and tally.captions + len(tally.failures) < len(outputs.todo):
         tally.error = one_line(offline.error or RuntimeError("the engine has ended"))
         tally.status = ExitStatus.ENGINE_LOST

@@ -28,6 +28,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B
 from snapcap.warmup.artifacts.fetch import Artifacts
+from snapcap.warmup.artifacts.key import canonical_json
 from snapcap.warmup.artifacts.store import WEIGHTS
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.machine.installation import has_torch_module
@@ -254,11 +255,10 @@ def _without_torch(preparation: Preparation) -> StartedModel | None:
 
 def _identity(artifacts: Artifacts, mapped: "MappedWeights | None") -> str:
     """Returns a SHA-256, in hex, of the digests of the packages and of the prepared weights."""
-    manifest, header = artifacts.fetched.manifest, None if mapped is None else mapped.header
-    entries = {} if manifest is None else manifest.entries
-    packages = sorted(f"{name} {blob.digest}" for name, blob in entries.items())
-    weights = () if header is None else (header.key, *header.chunks)
-    return hashlib.sha256("\n".join((artifacts.key, *packages, *weights)).encode()).hexdigest()
+    manifest = artifacts.fetched.manifest
+    packages = {} if manifest is None else {name: blob.digest for name, blob in manifest.entries.items()}
+    weights = [] if mapped is None else [mapped.header.key, *mapped.header.chunks]
+    return hashlib.sha256(canonical_json([artifacts.key, packages, weights])).hexdigest()
 
 
 def before_ready(
