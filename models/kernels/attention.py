@@ -14,10 +14,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from snapcap.models.kernels.launch import launch, pointer
+from snapcap.models.kernels.launch import ahead, launch, let_next_begin, pointer, wait_for_last
+from snapcap.models.kernels.linear import FEW_ROWS
 
 _CHUNK = 64  # positions of a row's own cache that a program holds at once
-_CROSS_CHUNK = 256  # encoder tokens that a program holds at once: all 197 of a ViT at 224 px
+# Encoder tokens that a program holds at once: all 197 of a ViT at 224 pixels. Many rows with more tokens are enough
+# programs, which fit better beside each other with half of them.
+_CROSS_CHUNK = 256
+_ROOMY_ROWS = 16
 
 
 @triton_op("snapcap::attend_cached", mutates_args={"key_cache", "value_cache"})
@@ -29,7 +33,8 @@ def attend_cached(
     scale: float,
 ) -> Tensor:  # [b, H * d]
     """Caches each row's new token, and computes self-attention over the row's cache up to this token."""
-    return _attend(_attend_cached, (qkv, positions), key_cache, value_cache, scale, _CHUNK)
+    warps = 4 if qkv.shape[0] <= FEW_ROWS else 1
+    return _attend(_attend_cached_ahead, (qkv, positions), key_cache, value_cache, scale, _CHUNK, warps)
 
 
 @triton_op("snapcap::attend_cross", mutates_args=())
@@ -43,7 +48,9 @@ def attend_cross(
     """Computes cross-attention over the encoder's tokens, without the padding behind a text's end."""
     count = 0 if text is None else text.shape[1]
     inputs, padded = (query, pointer(text, query)), triton.next_power_of_2(max(count, 1))
-    return _attend(_attend_cross, inputs, key, value, scale, _CROSS_CHUNK, TEXT=count, TEXT_PADDED=padded)
+    crowded = query.shape[0] > _ROOMY_ROWS and key.shape[3] > _CROSS_CHUNK
+    chunk = _CROSS_CHUNK // 2 if crowded else _CROSS_CHUNK
+    return _attend(_attend_cross_ahead, inputs, key, value, scale, chunk, 4, TEXT=count, TEXT_PADDED=padded)
 
 
 @triton_op("snapcap::attend_prefixed", mutates_args={"key_cache", "value_cache"})
@@ -63,7 +70,7 @@ def attend_prefixed(
     rows, shared, width, length = key_cache.shape
     heads, prefix = qkv.shape[1] // width - 2 * shared, prefix_key.shape[3]
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
-    launch(_attend_prefixed)[(rows, heads)](
+    launch(_attend_prefixed_ahead)[(rows, heads)](
         qkv,
         positions,
         pointer(frequencies, qkv),
@@ -86,13 +93,21 @@ def attend_prefixed(
         CHUNK=_CHUNK,
         PREFIX=prefix,
         PREFIX_CHUNK=min(_CROSS_CHUNK, triton.next_power_of_2(prefix)),
+        AHEAD=ahead(qkv),
         num_warps=4,
     )
     return out
 
 
 def _attend(
-    kernel: Any, inputs: tuple[Tensor, ...], key: Tensor, value: Tensor, scale: float, chunk: int, **sizes: int
+    kernel: Any,
+    inputs: tuple[Tensor, ...],
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    chunk: int,
+    warps: int,
+    **sizes: int,
 ) -> Tensor:
     """Launches a kernel on keys [b, H, d, L] and values [b, H, L, d]."""
     rows, heads, width, length = key.shape
@@ -110,26 +125,31 @@ def _attend(
         PADDED=triton.next_power_of_2(width),
         LENGTH=length,
         CHUNK=chunk,
+        AHEAD=ahead(key),
         **sizes,
-        num_warps=4,
+        num_warps=warps,
     )
     return out
 
 
 @triton.jit
-def _attend_chunk(query, keys, values, key_length, value_length, j, here, real, top, total, mixed):
-    """Adds the keys and values at positions ``j`` to a running softmax (Milakov and Gimelshein, 2018).
+def _load_chunk(keys, values, key_length, value_length, j, there):
+    """Loads the keys and values at positions ``j`` that are ``there``."""
+    key = tl.load(keys[None, :] + j[:, None] * key_length, mask=there, other=0.0)
+    return key, tl.load(values[None, :] + j[:, None] * value_length, mask=there, other=0.0)
+
+
+@triton.jit
+def _attend_chunk(query, key, value, here, top, total, mixed):
+    """Adds keys and values, where ``here``, to a running softmax (Milakov and Gimelshein, 2018).
 
     The softmax is over more keys than a program holds. ``top`` is its highest score so far, ``total`` its sum and
     ``mixed`` its weighted sum of values. Returns the new values of the three.
     """
-    there = here[:, None] & real[None, :]
-    key = tl.load(keys[None, :] + j[:, None] * key_length, mask=there, other=0.0).to(tl.float32)
-    value = tl.load(values[None, :] + j[:, None] * value_length, mask=there, other=0.0).to(tl.float32)
-    score = tl.where(here, tl.sum(key * query[None, :], 1), float("-inf"))
+    score = tl.where(here, tl.sum(key.to(tl.float32) * query[None, :], 1), float("-inf"))
     higher = tl.maximum(top, tl.max(score, 0))
     shrink, p = tl.exp(top - higher), tl.exp(score - higher)
-    return higher, total * shrink + tl.sum(p, 0), mixed * shrink + tl.sum(p[:, None] * value, 0)
+    return higher, total * shrink + tl.sum(p, 0), mixed * shrink + tl.sum(p[:, None] * value.to(tl.float32), 0)
 
 
 @triton.jit
@@ -185,7 +205,7 @@ def _cache_new(
 
 
 @triton.jit
-def _attend_cached(
+def _attend_cached_ahead(
     qkv,
     positions,
     key_cache,
@@ -205,6 +225,7 @@ def _attend_cached(
     PADDED: tl.constexpr,
     LENGTH: tl.constexpr,
     CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PADDED)
@@ -212,6 +233,9 @@ def _attend_cached(
     position = tl.load(positions + row)
     keys = key_cache + row * key_row + head * key_head + d * key_width
     values = value_cache + row * value_row + head * value_head + d * value_width
+    j = tl.arange(0, CHUNK)
+    key, value = _load_chunk(keys, values, key_length, value_length, j, (j < position)[:, None] & real[None, :])
+    qkv += wait_for_last(AHEAD)
     query, top, total, mixed = _cache_new(
         qkv,
         position,
@@ -231,16 +255,18 @@ def _attend_cached(
         ROTATED=False,
         PREFIX=0,
     )
-    for start in range(0, LENGTH, CHUNK):
+    top, total, mixed = _attend_chunk(query, key, value, j < position, top, total, mixed)
+    for start in range(CHUNK, LENGTH, CHUNK):
         j = start + tl.arange(0, CHUNK)
-        top, total, mixed = _attend_chunk(
-            query, keys, values, key_length, value_length, j, j < position, real, top, total, mixed
-        )
+        there = (j < position)[:, None] & real[None, :]
+        key, value = _load_chunk(keys, values, key_length, value_length, j, there)
+        top, total, mixed = _attend_chunk(query, key, value, j < position, top, total, mixed)
+    out += let_next_begin(AHEAD, total)
     tl.store(out + (row * HEADS + head) * WIDTH + d, (mixed / total).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def _attend_prefixed(
+def _attend_prefixed_ahead(
     qkv,
     positions,
     frequencies,
@@ -275,6 +301,7 @@ def _attend_prefixed(
     CHUNK: tl.constexpr,
     PREFIX: tl.constexpr,
     PREFIX_CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     source = head // (HEADS // SHARED)  # the head of keys and values
@@ -283,6 +310,13 @@ def _attend_prefixed(
     position = tl.load(positions + row).to(tl.int32)
     keys = key_cache + row * key_row + source * key_head + d * key_width
     values = value_cache + row * value_row + source * value_head + d * value_width
+    far = row.to(tl.int64)
+    prefix_keys += far * prefix_key_row + source * prefix_key_head + d * prefix_key_width
+    prefix_values += far * prefix_value_row + source * prefix_value_head + d * prefix_value_width
+    t = tl.arange(0, PREFIX_CHUNK)
+    there = (t < PREFIX)[:, None] & real[None, :]
+    key, value = _load_chunk(prefix_keys, prefix_values, prefix_key_length, prefix_value_length, t, there)
+    qkv += wait_for_last(AHEAD)
     query, top, total, mixed = _cache_new(
         qkv,
         position,
@@ -302,26 +336,25 @@ def _attend_prefixed(
         ROTATED,
         PREFIX,
     )
+    top, total, mixed = _attend_chunk(query, key, value, t < PREFIX, top, total, mixed)
+    for start in range(PREFIX_CHUNK, PREFIX, PREFIX_CHUNK):
+        j = start + t
+        there = (j < PREFIX)[:, None] & real[None, :]
+        key, value = _load_chunk(prefix_keys, prefix_values, prefix_key_length, prefix_value_length, j, there)
+        top, total, mixed = _attend_chunk(query, key, value, j < PREFIX, top, total, mixed)
     # Loads of a loop whose end is known begin earlier, which is worth more than two chunks.
     end = LENGTH if LENGTH <= 2 * CHUNK else position
     for start in range(0, end, CHUNK):
         j = start + tl.arange(0, CHUNK)
-        top, total, mixed = _attend_chunk(
-            query, keys, values, key_length, value_length, j, j < position, real, top, total, mixed
-        )
-    far = row.to(tl.int64)
-    keys = prefix_keys + far * prefix_key_row + source * prefix_key_head + d * prefix_key_width
-    values = prefix_values + far * prefix_value_row + source * prefix_value_head + d * prefix_value_width
-    for start in range(0, PREFIX, PREFIX_CHUNK):
-        j = start + tl.arange(0, PREFIX_CHUNK)
-        top, total, mixed = _attend_chunk(
-            query, keys, values, prefix_key_length, prefix_value_length, j, j < PREFIX, real, top, total, mixed
-        )
+        there = (j < position)[:, None] & real[None, :]
+        key, value = _load_chunk(keys, values, key_length, value_length, j, there)
+        top, total, mixed = _attend_chunk(query, key, value, j < position, top, total, mixed)
+    out += let_next_begin(AHEAD, total)
     tl.store(out + (row * HEADS + head) * WIDTH + d, (mixed / total).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def _attend_cross(
+def _attend_cross_ahead(
     query,
     text,
     keys,
@@ -343,6 +376,7 @@ def _attend_cross(
     CHUNK: tl.constexpr,
     TEXT: tl.constexpr,
     TEXT_PADDED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PADDED)
@@ -355,15 +389,21 @@ def _attend_cross(
     at = (row * HEADS + head) * WIDTH + d
     keys += row.to(tl.int64) * key_row + head * key_head + d * key_width
     values += row.to(tl.int64) * value_row + head * value_head + d * value_width
+    j = tl.arange(0, CHUNK)
+    there = (j < seen)[:, None] & real[None, :]
+    key, value = _load_chunk(keys, values, key_length, value_length, j, there)
+    query += wait_for_last(AHEAD)
     q = tl.load(query + at, mask=real, other=0.0).to(tl.float32) * SCALE
     top = tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 0.0, tl.float32)
     mixed = tl.zeros([PADDED], tl.float32)
-    for start in range(0, LENGTH, CHUNK):
+    top, total, mixed = _attend_chunk(q, key, value, j < seen, top, total, mixed)
+    for start in range(CHUNK, LENGTH, CHUNK):
         j = start + tl.arange(0, CHUNK)
-        top, total, mixed = _attend_chunk(
-            q, keys, values, key_length, value_length, j, j < seen, real, top, total, mixed
-        )
+        there = (j < seen)[:, None] & real[None, :]
+        key, value = _load_chunk(keys, values, key_length, value_length, j, there)
+        top, total, mixed = _attend_chunk(q, key, value, j < seen, top, total, mixed)
+    out += let_next_begin(AHEAD, total)
     tl.store(out + at, (mixed / total).to(out.dtype.element_ty), mask=real)
 
 

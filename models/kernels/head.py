@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from snapcap.models.kernels.launch import launch, normalised, pointer
+from snapcap.models.kernels.launch import ahead, launch, let_next_begin, normalised, pointer, wait_for_last
 from snapcap.models.kernels.linear import FEW_ROWS, launch_norm
 
 _MOST_WIDTH = 2048  # wider rows of the weight do not fit in a program's registers
@@ -44,9 +44,10 @@ def head(
     blocks = triton.cdiv(vocabulary, block)
     best = torch.empty(rows, blocks, dtype=torch.float32, device=hidden.device)
     which = torch.empty(rows, blocks, dtype=torch.int32, device=hidden.device)
-    common = {"WIDTH": width, "VOCABULARY": vocabulary, "BN": block, "BIAS": bias is not None, "EPS": eps}
+    launched_ahead = ahead(hidden)
+    common = {"WIDTH": width, "VOCABULARY": vocabulary, "BN": block, "BIAS": bias is not None}
     if rows <= FEW_ROWS:
-        launch(_few_rows)[(blocks,)](
+        launch(_few_rows_ahead)[(blocks,)](
             hidden,
             weight,
             pointer(bias, weight),
@@ -60,13 +61,15 @@ def head(
             PADDED=triton.next_power_of_2(width),
             NORM=gamma is not None,
             CENTRED=beta is not None,
+            EPS=eps,
+            AHEAD=launched_ahead,
             **common,
             num_warps=4,
         )
     else:
         # The norm is a launch of its own, because otherwise hundreds of programs would each normalise all rows.
         x = hidden if gamma is None else launch_norm(hidden, gamma, beta, eps)
-        launch(_many_rows)[(blocks,)](
+        launch(_many_rows_ahead)[(blocks,)](
             x,
             weight,
             pointer(bias, weight),
@@ -77,11 +80,12 @@ def head(
             blocks,
             BM=max(16, triton.next_power_of_2(rows)),
             BK=64,
+            AHEAD=launched_ahead,
             **common,
             num_warps=4 if rows <= 64 else 8,
             num_stages=4,
         )
-    launch(_choose)[(rows,)](
+    launch(_choose_ahead)[(rows,)](
         best,
         which,
         tokens,
@@ -90,13 +94,14 @@ def head(
         blocks,
         forced.shape[1],
         PADDED=triton.next_power_of_2(blocks),
+        AHEAD=launched_ahead,
         num_warps=4,
     )
     return logits
 
 
 @triton.jit
-def _few_rows(
+def _few_rows_ahead(
     hidden,
     weight,
     bias,
@@ -115,9 +120,10 @@ def _few_rows(
     EPS: tl.constexpr,
     NORM: tl.constexpr,
     CENTRED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     block = tl.program_id(0)
-    n = block * BN + tl.arange(0, BN)
+    n = block * BN + tl.arange(0, BN) + let_next_begin(AHEAD)
     k = tl.arange(0, PADDED)
     live, inside = n < VOCABULARY, k < WIDTH
     tile = tl.load(weight + n[:, None] * WIDTH + k[None, :], mask=live[:, None] & inside[None, :], other=0.0)
@@ -126,6 +132,7 @@ def _few_rows(
         shift = scale
         if CENTRED:
             shift = tl.load(beta + k, mask=inside, other=0.0).to(tl.float32)
+    hidden += wait_for_last(AHEAD)
     for row in tl.static_range(ROWS):
         value = tl.load(hidden + row * WIDTH + k, mask=inside, other=0.0).to(tl.float32)
         if NORM:
@@ -142,7 +149,7 @@ def _few_rows(
 
 
 @triton.jit
-def _many_rows(
+def _many_rows_ahead(
     hidden,
     weight,
     bias,
@@ -157,14 +164,15 @@ def _many_rows(
     BN: tl.constexpr,
     BK: tl.constexpr,
     BIAS: tl.constexpr,
-    EPS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     block = tl.program_id(0)
     m = tl.arange(0, BM)
-    n = block * BN + tl.arange(0, BN)
+    n = block * BN + tl.arange(0, BN) + let_next_begin(AHEAD)
     k = tl.arange(0, BK)
     here, live = m < rows, n < VOCABULARY
     y = tl.zeros([BM, BN], tl.float32)
+    hidden += wait_for_last(AHEAD)
     for start in range(0, WIDTH, BK):
         inside = start + k < WIDTH
         value = tl.load(
@@ -187,9 +195,13 @@ def _many_rows(
 
 
 @triton.jit
-def _choose(best, which, tokens, positions, forced, blocks, length, PADDED: tl.constexpr):
+def _choose_ahead(
+    best, which, tokens, positions, forced, blocks, length, PADDED: tl.constexpr, AHEAD: tl.constexpr
+):
     row = tl.program_id(0)
     block = tl.arange(0, PADDED)
+    last = wait_for_last(AHEAD)
+    best, which, positions = best + last, which + last, positions + last
     tops = tl.load(best + row * blocks + block, mask=block < blocks, other=float("-inf"))
     _, first = tl.max(tops, 0, return_indices=True, return_indices_tie_break_left=True)
     token = tl.load(which + row * blocks + first).to(tl.int64)

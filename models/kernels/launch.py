@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.library import wrap_triton
 
 
@@ -17,6 +19,57 @@ def pointer(tensor: Any, instead: Any) -> Any:
     """Returns ``tensor``, or ``instead`` if it is None. A kernel must be told that the tensor is missing, and then
     never reads ``instead``."""
     return instead if tensor is None else tensor
+
+
+def ahead(x: Tensor) -> bool:
+    """Returns whether kernels on the device of ``x`` may begin before the kernel in front of them has ended: from
+    compute capability 9.0 on. Kernels named ``…_ahead`` take this as ``AHEAD``, and a graph of a decode step
+    launches them so (programmatic dependent launch)."""
+    return x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (9, 0)
+
+
+# Inductor takes a kernel with assembly that has side effects for one that may write to all its inputs, and copies
+# them. So the assembly of the next two functions has no side effects by its words. Each returns an offset of 0, and
+# what must come behind it is addressed with this offset. A compiler knows no more of it than that it is a multiple
+# of 128.
+
+
+@triton.jit
+def let_next_begin(AHEAD: tl.constexpr, after=None):
+    """Lets the kernel behind this one begin, once ``after`` (fp32, a scalar) is computed. Programs of that kernel
+    wait in turn, but take place beside the programs of this one. Returns 0."""
+    zero = 0
+    if AHEAD:
+        if after is None:
+            zero = tl.inline_asm_elementwise(
+                "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=True, pack=1
+            )
+        else:
+            zero = tl.inline_asm_elementwise(
+                "griddepcontrol.launch_dependents; mov.u32 $0, 0; // $1",
+                "=r,f",
+                [after],
+                dtype=tl.int32,
+                is_pure=True,
+                pack=1,
+            )
+    return zero * 128
+
+
+@triton.jit
+def wait_for_last(AHEAD: tl.constexpr):
+    """Waits until the kernel in front has ended and its results can be read. Returns 0, which every address of its
+    results is computed with.
+
+    Other loads may only read what no kernel of the same graph writes, such as weights. Every program must wait, so
+    that the end of a kernel implies the end of all kernels before it.
+    """
+    zero = 0
+    if AHEAD:
+        zero = tl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=True, pack=1
+        )
+    return zero * 128
 
 
 @triton.jit

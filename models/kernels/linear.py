@@ -11,15 +11,24 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from snapcap.models.kernels.launch import activate, launch, normalised, pointer
+from snapcap.models.kernels.launch import (
+    activate,
+    ahead,
+    launch,
+    let_next_begin,
+    normalised,
+    pointer,
+    wait_for_last,
+)
 
 # With up to this many rows, a row is a vector and a program holds whole rows of the weight. Tensor cores pay off
 # with more rows.
 FEW_ROWS = 2
-# From this many rows on, a separate launch of the norm is cheaper: otherwise many programs would normalise the
-# same rows.
-_SEPARATE_NORM = 32
 _MOST_INPUTS = 4096  # the weights of more do not fit in a program's registers
+# With more inputs than this, and with up to so many rows, few programs would multiply many inputs one after the
+# other.
+_UNDIVIDED, _FEW_TILES = 1024, 128
+_SUMMED = 512  # outputs of a program that adds the parts of sums
 
 
 def fits_inputs(inputs: int) -> bool:
@@ -42,41 +51,56 @@ def linear(
     """Returns act(norm(x) weight + bias) + residual. Sums are in fp32.
 
     Gated as in SwiGLU (Shazeer, 2020), it returns act(norm(x) gate) * (norm(x) value), without a bias. With up to
-    ``FEW_ROWS`` rows, the result is rounded only once. With more rows, norm(x) is rounded too.
+    ``FEW_ROWS`` rows, the result is rounded only once. With more rows, norm(x) is rounded too, by a launch of its
+    own, because otherwise many programs would normalise the same rows.
     """
     rows, inputs = x.shape
-    parts = 2 if gated else 1
-    outputs = weight.shape[1] // parts
-    if rows >= _SEPARATE_NORM and gamma is not None:
-        x, gamma = launch_norm(x, gamma, beta, eps), None
+    outputs = weight.shape[1] // (2 if gated else 1)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    operands = (x, weight, pointer(bias, x), pointer(gamma, x), pointer(beta, x), pointer(residual, x), out)
-    strides = weight.stride()
-    flags = {
-        "BIAS": bias is not None,
-        "NORM": gamma is not None,
-        "CENTRED": beta is not None,
-        "RESIDUAL": residual is not None,
-        "GATED": gated,
-        "ACT": act,
-        "EPS": eps,
-    }
+    strides, sizes = weight.stride(), {"IN": inputs, "OUT": outputs, "GATED": gated}
+    after = {"BIAS": bias is not None, "RESIDUAL": residual is not None, "ACT": act, "AHEAD": ahead(x)}
+    bias, residual = pointer(bias, x), pointer(residual, x)
     if rows <= FEW_ROWS:
         padded = triton.next_power_of_2(inputs)
-        block = 2 if padded > 2048 else (4 if parts * outputs < 2048 else 8) // parts
-        launch(_few_rows)[(triton.cdiv(outputs, block),)](
-            *operands, *strides, ROWS=rows, IN=inputs, OUT=outputs, PADDED=padded, BN=block, **flags, num_warps=8
+        block = 2 if padded > 2048 else (4 if weight.shape[1] < 2048 else 8) // (2 if gated else 1)
+        norm = {"NORM": gamma is not None, "CENTRED": beta is not None, "EPS": eps}
+        gamma, beta = pointer(gamma, x), pointer(beta, x)
+        launch(_few_rows_ahead)[(triton.cdiv(outputs, block),)](
+            *(x, weight, bias, gamma, beta, residual, out, *strides),
+            ROWS=rows,
+            PADDED=padded,
+            BN=block,
+            num_warps=8,
+            **sizes,
+            **norm,
+            **after,
         )
         return out
-    if gated:
-        tile = {"BN": 32, "BK": 64, "num_warps": 4, "num_stages": 4}
-    elif rows < _SEPARATE_NORM:
-        tile = {"BN": 16 if outputs < 2048 else 32, "BK": 256, "num_warps": 4, "num_stages": 3}
-    else:
-        tile = {"BN": 32 if outputs < 2048 else 64, "BK": 128, "num_warps": 8, "num_stages": 4}
-    grid = (triton.cdiv(outputs, tile["BN"]), triton.cdiv(rows, 16))
-    launch(_many_rows)[grid](*operands, rows, *strides, IN=inputs, OUT=outputs, **tile, **flags)
+    if gamma is not None:
+        x = launch_norm(x, gamma, beta, eps)
+    tile = _tile(rows, gated)
+    parts = 4 if inputs > _UNDIVIDED and rows <= _FEW_TILES and not gated else 1
+    grid = triton.cdiv(outputs, tile["BN"]), triton.cdiv(rows, tile["BM"]), parts
+    sums = out if parts == 1 else torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
+    launch(_many_rows_ahead)[grid](
+        x, weight, bias, residual, sums, rows, *strides, PARTS=parts, **sizes, **tile, **after
+    )
+    if parts > 1:
+        count = rows * outputs
+        launch(_sum_ahead)[(triton.cdiv(count, _SUMMED),)](
+            sums, bias, residual, out, count, OUT=outputs, PARTS=parts, BLOCK=_SUMMED, num_warps=4, **after
+        )
     return out
+
+
+def _tile(rows: int, gated: bool) -> dict[str, int]:
+    """Returns how many rows, outputs and inputs a program of `_many_rows_ahead` multiplies at once, its warps, and
+    how many loads of inputs are under way (benchmarks/NOTES.md has the times)."""
+    if gated:
+        return {"BM": 16 if rows < 32 else 64, "BN": 32, "BK": 64, "num_warps": 4, "num_stages": 4}
+    if rows < 32:
+        return {"BM": 16, "BN": 16, "BK": 128, "num_warps": 2, "num_stages": 4}
+    return {"BM": 64, "BN": 32, "BK": 128, "num_warps": 4, "num_stages": 4 if rows <= _FEW_TILES else 3}
 
 
 @triton_op("snapcap::norm", mutates_args=())
@@ -95,26 +119,36 @@ def launch_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Te
     rows, width = x.shape
     out = torch.empty_like(x)
     sizes = {"WIDTH": width, "PADDED": triton.next_power_of_2(width), "CENTRED": beta is not None}
-    launch(_norm)[(rows,)](x, gamma, pointer(beta, x), out, EPS=eps, **sizes, num_warps=4)
+    launch(_norm_ahead)[(rows,)](x, gamma, pointer(beta, x), out, EPS=eps, AHEAD=ahead(x), **sizes, num_warps=4)
     return out
 
 
 @triton.jit
-def _norm(x, gamma, beta, out, EPS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, CENTRED: tl.constexpr):
-    k = tl.arange(0, PADDED)
+def _norm_ahead(
+    x,
+    gamma,
+    beta,
+    out,
+    EPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    CENTRED: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    k = tl.arange(0, PADDED) + let_next_begin(AHEAD)
     inside = k < WIDTH
     at = tl.program_id(0) * WIDTH + k
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(gamma + k, mask=inside, other=0.0).to(tl.float32)
     shift = scale
     if CENTRED:
         shift = tl.load(beta + k, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + wait_for_last(AHEAD) + at, mask=inside, other=0.0).to(tl.float32)
     y = normalised(value, inside, scale, shift, EPS, WIDTH, CENTRED)
     tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _few_rows(
+def _few_rows_ahead(
     x,
     weight,
     bias,
@@ -136,9 +170,10 @@ def _few_rows(
     GATED: tl.constexpr,
     ACT: tl.constexpr,
     EPS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Computes BN outputs of every row. The weights are loaded first: their loads depend on nothing else."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tl.program_id(0) * BN + tl.arange(0, BN) + let_next_begin(AHEAD)
     k = tl.arange(0, PADDED)
     live, inside = n < OUT, k < IN
     weights, both = weight + n[:, None] * stride_out + k[None, :] * stride_in, live[:, None] & inside[None, :]
@@ -152,6 +187,8 @@ def _few_rows(
         norm_shift = norm_scale
         if CENTRED:
             norm_shift = tl.load(beta + k, mask=inside, other=0.0).to(tl.float32)
+    last = wait_for_last(AHEAD)
+    x, residual = x + last, residual + last
     for row in tl.static_range(ROWS):
         value = tl.load(x + row * IN + k, mask=inside, other=0.0).to(tl.float32)
         if NORM:
@@ -168,12 +205,10 @@ def _few_rows(
 
 
 @triton.jit
-def _many_rows(
+def _many_rows_ahead(
     x,
     weight,
     bias,
-    gamma,
-    beta,
     residual,
     out,
     rows,
@@ -181,55 +216,80 @@ def _many_rows(
     stride_out,
     IN: tl.constexpr,
     OUT: tl.constexpr,
+    PARTS: tl.constexpr,
+    BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
-    CENTRED: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     ACT: tl.constexpr,
-    EPS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    """Computes BN outputs of 16 rows, the fewest that tensor cores take. More rows are more programs."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    m = tl.program_id(1) * 16 + tl.arange(0, 16)
+    """Computes BN outputs of BM rows, at least 16, the fewest that tensor cores take. With PARTS above 1, a program
+    multiplies a part of the inputs, and ``out`` is [PARTS, b, out] fp32: sums, which `_sum_ahead` adds."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN) + let_next_begin(AHEAD)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     live, here = n < OUT, m < rows
     values = x + m[:, None] * IN + k[None, :]
-    if NORM:
-        total = tl.zeros([16], tl.float32)
-        squares = tl.zeros([16], tl.float32)
-        for start in range(0, IN, BK):
-            value = tl.load(values + start, mask=here[:, None] & (start + k < IN)[None, :], other=0.0)
-            total += tl.sum(value.to(tl.float32), 1)
-            squares += tl.sum(value.to(tl.float32) * value.to(tl.float32), 1)
-        mean = total / IN if CENTRED else tl.zeros([16], tl.float32)
-        deviation = tl.rsqrt(squares / IN - mean * mean + EPS)
-    y = tl.zeros([16, BN], tl.float32)
-    if GATED:
-        other = tl.zeros([16, BN], tl.float32)
     weights = weight + k[:, None] * stride_in + n[None, :] * stride_out
-    for start in range(0, IN, BK):
+    y = tl.zeros([BM, BN], tl.float32)
+    if GATED:
+        other = tl.zeros([BM, BN], tl.float32)
+    part: tl.constexpr = (IN + PARTS * BK - 1) // (PARTS * BK) * BK  # inputs
+    first = tl.program_id(2) * part
+    last = wait_for_last(AHEAD)
+    values, residual = values + last, residual + last
+    for step in range(0, part, BK):
+        start = first + step
         inside = start + k < IN
         value = tl.load(values + start, mask=here[:, None] & inside[None, :], other=0.0)
-        if NORM:
-            scale = tl.load(gamma + start + k, mask=inside, other=0.0).to(tl.float32)
-            value = (value.to(tl.float32) - mean[:, None]) * deviation[:, None] * scale[None, :]
-            if CENTRED:
-                value += tl.load(beta + start + k, mask=inside, other=0.0).to(tl.float32)[None, :]
-            value = value.to(weight.dtype.element_ty)
         both = inside[:, None] & live[None, :]
         y = tl.dot(value, tl.load(weights + start * stride_in, mask=both, other=0.0), y)
         if GATED:
             second = tl.load(weights + OUT * stride_out + start * stride_in, mask=both, other=0.0)
             other = tl.dot(value, second, other)
-    if BIAS:
-        y += tl.load(bias + n, mask=live, other=0.0).to(tl.float32)[None, :]
-    y = activate(y, ACT)
-    if GATED:
-        y *= other
     at, there = m[:, None] * OUT + n[None, :], here[:, None] & live[None, :]
+    if PARTS > 1:
+        tl.store(out + tl.program_id(2) * rows * OUT + at, y, mask=there)
+    else:
+        if BIAS:
+            y += tl.load(bias + n, mask=live, other=0.0).to(tl.float32)[None, :]
+        y = activate(y, ACT)
+        if GATED:
+            y *= other
+        if RESIDUAL:
+            y += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(out + at, y.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _sum_ahead(
+    sums,
+    bias,
+    residual,
+    out,
+    count,
+    OUT: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Adds the parts of sums in their order, and what follows the product."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) + let_next_begin(AHEAD)
+    there = at < count
+    y = tl.zeros([BLOCK], tl.float32)
+    if BIAS:
+        y += tl.load(bias + at % OUT, mask=there, other=0.0).to(tl.float32)
+    last = wait_for_last(AHEAD)
+    sums, residual = sums + last, residual + last
+    for part in tl.static_range(PARTS):
+        y += tl.load(sums + part * count + at, mask=there, other=0.0)
+    y = activate(y, ACT)
     if RESIDUAL:
         y += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
     tl.store(out + at, y.to(out.dtype.element_ty), mask=there)

@@ -25,6 +25,7 @@ from snapcap.models.weights.prepared_tensors import prepared_weights
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.cuda_driver import NO_GPU
 from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.runtime.aoti.launch_ahead import GraphEdges
 from snapcap.warmup.runtime.devices import Captured, CpuDevice, Device, DeviceHealth, PendingTokens, Pixels
 from snapcap.warmup.runtime.model import Model, check_weights
 
@@ -40,6 +41,7 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graph_pool: Any = None  # made with the first graph; graphs share it, as only one runs at a time
+        self._edges: GraphEdges | None = None  # made with the pool
         self.memory = TorchDeviceMemory(device)
         self._probe = self.memory.zeros("uint8", (1,))
 
@@ -55,10 +57,14 @@ class CudaDevice:
     def record(self, run: Callable[[], Tensor]) -> Captured[Tensor]:
         if self._graph_pool is None:
             self._graph_pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+            self._edges = GraphEdges.of_device(torch.cuda.get_device_capability(self._device)[0])
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         # Thread-local mode: calls of other threads, such as those that decode images, must not break the capture.
         with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
             output = run()
+        if self._edges is not None:
+            self._edges.launch_ahead(graph.raw_cuda_graph())
+        graph.instantiate()
         return _Graph(graph, output)
 
     def timer(self) -> "_Timer":

@@ -1,5 +1,6 @@
 """The Triton kernels against the plain regions, in the interpreter: no GPU is needed to see that they agree."""
 
+import ast
 import json
 import os
 import subprocess
@@ -35,7 +36,7 @@ def test_every_fused_region_gives_what_the_plain_one_does() -> None:
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     differences: dict[str, float] = json.loads(ran.stdout)
-    assert len(differences) == 72
+    assert len(differences) == 74
     assert {name: d for name, d in differences.items() if not d < 2e-5} == {}
 
 
@@ -85,3 +86,21 @@ def test_the_encoder_block_with_the_activation_as_epilogue_is_the_plain_one_with
 def test_an_activation_that_the_kernels_do_not_have_keeps_the_plain_function() -> None:
     block = partial(gpt2.block, eps=1e-5, scale=0.125, act=activation("quick_gelu"))
     assert compiled_function(block, torch.device("cuda"), torch.bfloat16) is block
+
+
+def test_a_kernel_is_called_ahead_if_and_only_if_it_waits_for_the_one_in_front() -> None:
+    """A graph lets kernels begin early by this name. Every program must wait: at the kernel's top level, and not in
+    a branch or a loop."""
+    kernels = 0
+    for path in sorted((ROOT / "models" / "kernels").glob("*.py")):
+        for function in ast.parse(path.read_text()).body:
+            if not isinstance(function, ast.FunctionDef) or function.name == "wait_for_last":
+                continue
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            waits = [call for call in calls if getattr(call.func, "id", "") == "wait_for_last"]
+            assert len(waits) == function.name.endswith("_ahead"), f"{path.name}: {function.name}"
+            for call in waits:
+                kernels += 1
+                (statement,) = [each for each in function.body if call in ast.walk(each)]
+                assert isinstance(statement, ast.Assign | ast.AugAssign), f"{path.name}: {function.name}"
+    assert kernels == 10

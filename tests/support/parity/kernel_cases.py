@@ -34,9 +34,11 @@ PIXELS_CASES = ((2, (21, 30), 48, 7, 4), (1, (16, 16), 32, 3, 2))
 # Batch, tokens, heads, width of a head: fewer tokens than a program holds, and more.
 BART_CASES = ((3, 21, 2, 16), (2, 150, 3, 32), (1, 33, 2, 24))
 LARGE_TOKENS = 577  # tokens of a ViT-B/16 at 384 pixels: more than cross-attention holds at once
-# Rows of more than two tiles of a product, whose norms are a kernel of their own then. Attention has a program for
-# each row and head, whatever their number, and so has an activation: these cases need one row and a few.
+# Rows of the large tile of a product. Attention has a program for each row and head, whatever their number, and so
+# has an activation: these cases need one row and a few.
 MANY_ROWS = 33
+# Rows and inputs of a product: several tiles of rows, with and without inputs that are divided among programs.
+LINEAR_CASES = ((65, 2100), (129, 70))
 FEW_ROWS = (1, 3)
 FEW_ROWS_ONLY = (
     "gpt2_block_relu",
@@ -124,6 +126,17 @@ def step_cases(rows: int) -> Iterator[tuple[str, Any, list[Tensor]]]:
     transform = weights(square, (WIDTH,), *norm)
     full = partial(bert.head, eps=EPS, act=activation("gelu"))
     yield "bert_head", full, [hidden, *tokens, head, *weights((VOCABULARY,)), *transform]
+
+
+def linear_case(rows: int, inputs: int) -> float:
+    """Compares a linear layer with everything that may follow its product."""
+    from snapcap.models.kernels.linear import linear
+
+    outputs = 40
+    x, residual = torch.randn(rows, inputs), torch.randn(rows, outputs)
+    weight, bias = weights((inputs, outputs), (outputs,))
+    ours = linear(x, weight, bias, None, None, residual, EPS, "relu")
+    return float((ours - (torch.relu(x @ weight + bias) + residual)).abs().max())
 
 
 def cross_kv_case(batch: int) -> tuple[Any, list[Tensor]]:
@@ -229,11 +242,13 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     found = {
-        f"{name}_b{rows}": difference(function, inputs)
+        f"{name}_b{rows}": difference(function, tensors)
         for rows in (1, 2, 3, MANY_ROWS)
-        for name, function, inputs in step_cases(rows)
+        for name, function, tensors in step_cases(rows)
         if rows in FEW_ROWS or name not in FEW_ROWS_ONLY
     }
+    for rows, inputs in LINEAR_CASES:
+        found[f"linear_b{rows}_of_{inputs}"] = linear_case(rows, inputs)
     for batch in (1, 5):
         function, inputs = cross_kv_case(batch)
         found[f"cross_kv_b{batch}"] = difference(function, inputs)

@@ -29,6 +29,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import ITEM_BYTES, CopySlots, Spec, row_major
 from snapcap.models.regions.table import Weights
 from snapcap.models.weights.prepared import MappedWeights
+from snapcap.warmup.runtime.aoti.launch_ahead import GraphEdges
 from snapcap.warmup.runtime.aoti.native import PREPARED_DTYPES, Libtorch, NativeTensor
 from snapcap.warmup.runtime.aoti.packages import AotiError, CaptureError
 from snapcap.warmup.runtime.devices import Captured, DeviceHealth, NoRoomError, PendingTokens, Pixels
@@ -41,6 +42,7 @@ _NO_TIMING = 2  # cudaEventDisableTiming
 _DEFAULT = 4  # cudaMemcpyDefault: the pointers say where they point to
 _LEAST_BYTES = 32 << 20  # for the executable of a graph
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_MAJOR = 75  # cudaDevAttrComputeCapabilityMajor
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_size_t
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaStreamDestroy": (_Pointer,),
@@ -55,6 +57,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaMemcpy2DAsync": (_Pointer, _Size, _Pointer, _Size, _Size, _Size, ctypes.c_int, _Pointer),
     "cudaMemsetAsync": (_Pointer, ctypes.c_int, _Size, _Pointer),
     "cudaMemGetInfo": (_Pointer, _Pointer),
+    "cudaDeviceGetAttribute": (_Pointer, ctypes.c_int, ctypes.c_int),
 }
 # These wait, or take milliseconds, so that other threads run Python meanwhile.
 _WAITING: dict[str, tuple[Any, ...]] = {
@@ -66,11 +69,13 @@ _WAITING: dict[str, tuple[Any, ...]] = {
     "cudaFreeHost": (_Pointer,),
 }
 _GRAPH = "_ZN2at4cuda9CUDAGraph"
-_MAKE, _DESTROY, _BEGIN, _END, _EXECUTABLE = (
+_MAKE, _DESTROY, _BEGIN, _END, _RECORDED, _INSTANTIATE, _EXECUTABLE = (
     f"{_GRAPH}C1Eb",
     f"{_GRAPH}D1Ev",
     f"{_GRAPH}13capture_beginESt4pairIyyE21cudaStreamCaptureMode",
     f"{_GRAPH}11capture_endEv",
+    f"{_GRAPH}14raw_cuda_graphEv",
+    f"{_GRAPH}11instantiateEv",
     f"{_GRAPH}19raw_cuda_graph_execEv",
 )
 _CONTEXT, _ALLOW_TF32 = "_ZN2at13globalContextEv", "_ZN2at7Context18setAllowTF32CuBLASEb"
@@ -93,7 +98,7 @@ class CudaGraph:
     def __init__(self, functions: ctypes.PyDLL) -> None:
         self.memory = ctypes.create_string_buffer(_SPARE_BYTES)
         self.executable = 0
-        getattr(functions, _MAKE)(self.memory, False)
+        getattr(functions, _MAKE)(self.memory, True)  # keeps the recorded graph until it is instantiated
         self._destroy = getattr(functions, _DESTROY)
 
     def __del__(self) -> None:
@@ -126,8 +131,9 @@ class CudaRuntime:
             context.restype = _Pointer
             self._begin = self._function(_BEGIN, _Pointer, _Pool, ctypes.c_int)
             self._end = self._function(_END, _Pointer)
-            self._executable = self._function(_EXECUTABLE, _Pointer)
-            self._executable.restype = _Pointer
+            self._instantiate = self._function(_INSTANTIATE, _Pointer)
+            self._recorded, self._executable = (self._function(name, _Pointer) for name in (_RECORDED, _EXECUTABLE))
+            self._recorded.restype = self._executable.restype = _Pointer
             make_pool = self._functions[_POOL]
             make_pool.restype = _Pool
             self._guard = waiting["aoti_torch_create_cuda_stream_guard"]
@@ -137,6 +143,10 @@ class CudaRuntime:
         self.index = index
         getattr(self._functions, _ALLOW_TF32)(context(), False)  # "highest", see `devices.torch_settings`
         self.call("cudaSetDevice", index)
+        major = ctypes.c_int()
+        self.call("cudaDeviceGetAttribute", ctypes.byref(major), _MAJOR, index)
+        self._edges = GraphEdges.of_device(major.value)
+        self.launched_ahead = 0  # kernels of recorded graphs
         self.stream = self.new_stream()
         self._make_current()  # for good: it is the thread's stream until that ends
         self._pool: _Pool = make_pool()
@@ -230,6 +240,7 @@ class CudaRuntime:
             CudaError: work before has failed.
             NoRoomError: there is too little memory.
             CaptureError: the capture was broken off.
+            OSError: the driver does not let the graph be changed.
         """
         self.wait()
         if self.free_bytes()[0] < _LEAST_BYTES:
@@ -245,6 +256,9 @@ class CudaRuntime:
                 self.broken = graph  # the allocator still knows it
                 raise CaptureError("a capture was broken off")
             self._end(graph.memory)
+        if self._edges is not None:
+            self.launched_ahead += self._edges.launch_ahead(int(self._recorded(graph.memory)))
+        self._instantiate(graph.memory)
         graph.executable = int(self._executable(graph.memory))
         return graph
 
