@@ -31,7 +31,7 @@ def test_nothing_waits_nothing_is_admitted(scheduler: Scheduler) -> None:
 def test_a_table_that_grows_gives_more_slots(scheduler: Scheduler) -> None:
     submit(scheduler, *(request(name) for name in "abcdef"))
     scheduler.admit()
-    scheduler.table = BucketTable.of((1, 4, 6))
+    scheduler.warmed(6)
     submitted = scheduler.admit() + scheduler.admit()
     assert [row.request.id for row in submitted] == ["e", "f"]
 
