@@ -9,7 +9,6 @@ from support.fakes.scheduling import EOS, TABLE, Clock, names, request, submit
 from snapcap.service.engine.request import Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
-from snapcap.warmup.plan.plan import BucketTable
 
 
 def test_first_come_is_first_served_into_the_next_free_slots(scheduler: Scheduler) -> None:

@@ -100,9 +100,7 @@ def test_explicit_sizes_count_on_every_device_and_are_a_factor_of_the_key(
         ((8, 8), r"^step_buckets: .*distinct positive numbers, not \[8, 8\]"),
     ],
 )
-def test_wrong_sizes_stop_the_start(
-    sizes: tuple[int, ...], says: str, config: ModelConfig, tmp_path: Path
-) -> None:
+def test_wrong_sizes_stop_the_start(sizes: tuple[int, ...], says: str, config: ModelConfig, tmp_path: Path) -> None:
     with pytest.raises(StartError, match=says):
         plan(config, tmp_path, buckets=(2, 4), step_buckets=sizes)
 
@@ -154,9 +152,7 @@ def test_images_need_buffers_for_encodes_alone(config: ModelConfig) -> None:
     assert buffer_bytes(config, replace(more, step_buckets=(128,))) > buffer_bytes(config, more)
 
 
-def test_where_memory_is_short_step_buckets_go_first(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_memory_is_short_step_buckets_go_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     name = "florence2-base"
     folder = write_described(name, tmp_path / name)
     config, weights = ModelConfig.from_folder(folder), checkpoint_bytes(folder, "bfloat16")
@@ -186,4 +182,6 @@ def test_a_servers_budget_counts_them(tmp_path: Path) -> None:
     compute = ComputeOptions("cuda:0", threads=1)
     options = StartOptions(ModelOptions(str(folder), tmp_path), compute)
     few = replace(options, compute=replace(compute, step_buckets=()))
-    assert all(more > less for more, less in zip(device_need(options, folder), device_need(few, folder), strict=True))
+    assert all(
+        more > less for more, less in zip(device_need(options, folder), device_need(few, folder), strict=True)
+    )

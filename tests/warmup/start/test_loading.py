@@ -284,7 +284,7 @@ def test_a_strict_start_ends_where_a_bucket_cannot_run(make_warmer: Any, on_devi
 
 @pytest.mark.parametrize("backend", [Recording(failing=(5,)), Recording(broken=(5,))], ids=["fails", "broken"])
 def test_a_bucket_aside_that_cannot_run_is_an_error(backend: Recording, make_warmer: Any, on_device: Any) -> None:
-    with pytest.raises((RuntimeError, PackageError), match="no kernel for|the artifact set has no"):
+    with pytest.raises((RuntimeError, PackageError), match=r"no kernel for|the artifact set has no"):
         on_device(make_warmer().warm_aside, Bucket(5), backend)
 
 
