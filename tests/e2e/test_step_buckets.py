@@ -1,6 +1,7 @@
 """A bucket of decode steps alone: READY does not wait for it, its packages are opened beside the device thread, and
 then it serves."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from snapcap.warmup.artifacts.manifest import LIBRARIES, VerifiedFile
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, region_of
 from snapcap.warmup.runtime.torch_model import LoadedModel
+from snapcap.warmup.start.background_build import BackgroundBuild
 
 SIZES, STEPS = (1, 4), (8,)
 
@@ -134,6 +136,26 @@ def test_one_that_cannot_be_opened_is_given_up_and_no_request_notices(
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         "bucket cannot be made ready"
     ]
+
+
+def test_a_background_build_swaps_it_in(
+    stepped_cache: Path, tmp_path: Path, packages: Opened, samples: dict[Path, str]
+) -> None:
+    """Before the eager start has made it ready, too."""
+    compute = ComputeOptions("cpu", buckets=SIZES, step_buckets=STEPS)
+    options = StartOptions(ModelOptions(cache_dir=tmp_path, prepared_weights=False), compute)
+    with opened(options) as demo:
+        assert state(demo) == ("pending", "eager")
+        shutil.copytree(stepped_cache / "store", tmp_path / "store", dirs_exist_ok=True)
+        build = BackgroundBuild(demo.loaded, options, demo.status, demo.engine.call)
+        build.start()
+        wait_until(lambda: (demo.status.state.build or {}).get("state") == "fetched")
+        build.stop()
+        assert demo.status.counts("bucket_swaps") == {("swapped",): 5}
+        assert state(demo) == ("warm", "aot")
+        assert crowd(demo, samples) == 4
+        packages.go_on()
+        wait_until(lambda: crowd(demo, samples) == 8)
 
 
 def test_a_build_names_them(stepped_cache: Path) -> None:

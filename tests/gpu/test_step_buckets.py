@@ -36,7 +36,7 @@ def test_a_start_makes_them_ready_after_ready_and_captions_in_them_are_those_of_
     state = "captured" if device.type == "cuda" else "warm"
     assert (found["at_ready"], found["states"], found["torch"]) == (["pending"] * 2, [state] * 2, False)
     rows, captions = zip(found["before"], found["after"], strict=True)
-    assert rows == (64, 96)
+    assert rows[0] <= 64 < rows[1] == 96
     assert captions[0] == captions[1]
     assert len({*captions[0]}) > 1
 

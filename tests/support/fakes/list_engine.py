@@ -173,7 +173,7 @@ class Served:
         encodes_beside: bool = False,
         steps_alone: tuple[int, ...] = (),
     ) -> None:
-        """Of the buckets 1, 4, 8, ``cold`` are not ready yet, and ``steps_alone`` encode nothing."""
+        """The buckets are 1, 4 and 8. ``cold`` are not ready yet, and ``steps_alone`` encode nothing."""
         sizes = (1, 4, 8)
         self.runner = ListRunner(max(sizes), runs_ahead, encodes_beside)
         self.observer = Observer()
