@@ -70,14 +70,16 @@ def start_script(command: Sequence[str], extra: Mapping[str, str], last: str) ->
 
 
 def require_backend(startup: Mapping[str, Any], backend: str, *, later: bool = False) -> None:
-    """Checks that a start serves ``backend`` in every bucket. With ``later``, buckets may be warmed after READY.
+    """Checks that a start serves ``backend`` in every bucket. With ``later``, buckets may be warmed after READY, as
+    buckets of decode steps alone always are.
 
     Raises:
         RuntimeError: it serves something else.
     """
     expected = {"loaded", "warm", "eager", "captured"} | ({"pending"} if later else set())
+    encodes = {bucket["size"] for bucket in startup["buckets"] if bucket["component"] == "encoder"}
     backends = {bucket["backend"] for bucket in startup["buckets"]}
-    states = {bucket["state"] for bucket in startup["buckets"]}
+    states = {bucket["state"] for bucket in startup["buckets"] if bucket["size"] in encodes}
     if startup["tier"] != backend or backends != {backend} or not states <= expected:
         raise RuntimeError(f"expected {backend} in every bucket: {startup['buckets']}")
 

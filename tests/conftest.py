@@ -100,11 +100,20 @@ def samples(demo_folder: Path) -> dict[Path, str]:
 def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder whose store has the demo model's artifacts for buckets 1 and 4; built once for a key, one to
     two minutes, by one worker for all. Copy it to change it."""
+    return _built(tmp_path_factory, "built", "--buckets", "1,4")
+
+
+@pytest.fixture(scope="session")
+def stepped_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a folder for a further bucket of 8, of decode steps alone."""
+    return _built(tmp_path_factory, "stepped", "--buckets", "1,4", "--step-buckets", "8")
+
+
+def _built(tmp_path_factory: pytest.TempPathFactory, name: str, *buckets: str) -> Path:
     base = tmp_path_factory.getbasetemp()
     shared = base if "PYTEST_XDIST_WORKER" not in os.environ else base.parent
-    buckets = ("--buckets", "1,4")
-    built = shared / "built"
-    with (shared / "built.lock").open("w") as lock:
+    built = shared / name
+    with built.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
             explained = snapcap("explain", *buckets, "--cache-dir", str(tmp_path_factory.mktemp("empty")))

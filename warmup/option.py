@@ -182,6 +182,16 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     raise ValueError("be batch sizes in increasing order, such as 1,4,16, or auto")
 
 
+def parse_step_buckets(text: str) -> tuple[int, ...] | None:
+    """Parses as `parse_buckets` does, but "auto" to None, and "none" to ()."""
+    if text in ("auto", "none"):
+        return None if text == "auto" else ()
+    try:
+        return parse_buckets(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or none") from None
+
+
 def parse_path(text: str) -> Path:
     """Parses a path. "~" and "~user" are home folders."""
     try:

@@ -19,6 +19,7 @@ from snapcap.warmup.option import (
     parse_path,
     parse_paths,
     parse_seconds,
+    parse_step_buckets,
     parse_switch,
 )
 
@@ -123,6 +124,15 @@ class ComputeOptions:
         (),
         "batch sizes to make ready; auto: 1,4,16,64 on cuda, 1,4,8 on cpu",
         parse=parse_buckets,
+        metavar="N,N,…",
+        default_text="auto",
+    )
+    step_buckets: tuple[int, ...] | None = option(
+        "step_buckets",
+        None,
+        "further batch sizes, of decode steps alone, made ready after READY; auto: on cuda, with --buckets auto, "
+        "those of 24,32,48,96,128,256 whose buffers take at most an eighth of the GPU's memory; else none",
+        parse=parse_step_buckets,
         metavar="N,N,…",
         default_text="auto",
     )

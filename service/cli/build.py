@@ -48,11 +48,14 @@ def _build(options: StartOptions) -> int:
     checkpoint = read_checkpoint(options)
     _ = checkpoint.tokenizer  # raises if the tokenizer cannot be read, as no server could use the artifacts
     plan = plan_of_server(checkpoint, options)
-    options = replace(options, compute=replace(options.compute, buckets=plan.buckets))
+    options = plan.pinned(options)
     artifacts = find_artifacts(options, plan.factors(checkpoint.config, options.kind))
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())  # a log has each sentence on one line
     console.print(f"key {artifacts.key}", highlight=False)
-    console.print(f"{plan.device} {plan.dtype}, buckets {','.join(map(str, plan.buckets))}", highlight=False)
+    sizes = f"buckets {','.join(map(str, plan.buckets))}"
+    if plan.step_buckets:
+        sizes += f", step buckets {','.join(map(str, plan.step_buckets))}"
+    console.print(f"{plan.device} {plan.dtype}, {sizes}", highlight=False)
     _prepare_weights(checkpoint, plan, options, console)
     status = _make(checkpoint, plan, artifacts, options, console)
     return max(status, _publish_weights(checkpoint, plan, options, console) if options.store.weights else 0)

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,10 @@ from snapcap.service.engine.request import Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import after_ready
 from snapcap.warmup.errors import first_line
+from snapcap.warmup.machine.worker import begin
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import Bucket
-from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
+from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.preparation import NO_CALLBACKS, Callbacks
 from snapcap.warmup.start.start import StartedModel, load
@@ -78,18 +79,21 @@ class DeviceThread:
             if self._rehearse is not None:
                 with self._timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self._rehearse)
-            cold = [bucket.size for bucket in loaded.cold]
-            scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), cold=cold)
+            scheduler = self._scheduler(loaded, cold=[bucket.size for bucket in loaded.cold])
             engine = Engine(scheduler, self._observer, self._turn_ended)
             self._on_ready(loaded, engine)
-            if loaded.cold:  # on this thread, between two steps
-                after_ready(partial(self._warm_cold, engine, loaded, scheduler))
+            if loaded.cold:
+                after_ready(partial(self._warm_next, engine, loaded, scheduler, loaded.cold))
             engine.run(loaded.runner, self._status.decoder_backend)
         except Exception as error:
             self._on_failure(error)
 
+    def _scheduler(self, loaded: StartedModel, cold: Iterable[int] = ()) -> Scheduler:
+        bounds = limits(loaded, self._options)
+        return Scheduler(loaded.warm_table, bounds, cold=cold, steps_alone=loaded.plan.step_buckets)
+
     def _run_rehearsal(self, loaded: StartedModel, rehearse: Callable[[Engine, StartedModel], None]) -> None:
-        scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options))
+        scheduler = self._scheduler(loaded)
         engine = Engine(scheduler, NoObserver(), self._turn_ended)
 
         def beside() -> None:
@@ -103,16 +107,24 @@ class DeviceThread:
         threading.Thread(target=beside, name="rehearsal", daemon=True).start()
         engine.run(loaded.runner, self._status.decoder_backend)
 
-    def _warm_cold(self, engine: Engine, loaded: StartedModel, scheduler: Scheduler) -> None:
-        for bucket in loaded.cold:
-            engine.call(partial(self._warm, loaded, scheduler, bucket), f"make bucket {bucket.size} ready")
+    def _warm_next(
+        self, engine: Engine, loaded: StartedModel, scheduler: Scheduler, cold: Sequence[Bucket]
+    ) -> None:
+        """Makes the first of the cold buckets ready, and begins the next one after it. Running rows wait only while
+        the bucket runs, on the device thread between two steps. Its packages are opened on the calling thread."""
+        bucket, *others = cold
+        loaded.warmer.prepare(bucket, loaded.backend)
+        warmed = engine.call(partial(self._warm, loaded, scheduler, bucket), f"make bucket {bucket.size} ready")
+        if others:
+            following = partial(self._warm_next, engine, loaded, scheduler, others)
+            warmed.add_done_callback(lambda _: begin(following, "warm-up"))
 
     def _warm(self, loaded: StartedModel, scheduler: Scheduler, bucket: Bucket) -> None:
         """Makes one more bucket ready, for batches that it fits better. If that fails, other buckets run them."""
         try:
-            loaded.warmer.warm_aside(bucket)
+            loaded.warmer.warm_aside(bucket, loaded.backend)
         except Exception as error:
-            for component in COMPONENTS:
+            for component in loaded.warmer.components(bucket):
                 self._status.update(
                     component, bucket.size, "failed", self._status.bucket(component, bucket.size).backend
                 )
@@ -133,7 +145,7 @@ def limits(loaded: StartedModel, options: StartOptions) -> Limits:
         # transformers' max_length counts the start token
         default_new_tokens=options.model.max_new_tokens or max(generation.max_length - 1, 1),
         eos_ids=frozenset(generation.eos_ids),
-        max_beams=min(MAX_BEAMS, loaded.plan.table.largest.size),
+        max_beams=min(MAX_BEAMS, loaded.plan.slots),
         forced_end=generation.forced_eos_id in generation.eos_ids,
         default_counts_prompt=generation.counts_prompt and not options.model.max_new_tokens,
         prompt_read=decoder.text_tokens if decoder.reads_prompt else 0,

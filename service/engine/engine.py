@@ -329,7 +329,7 @@ class Engine:
         self, runner: "Runner[Any]", admitted: list[RunningRequest], beside: "Future[Timer] | None"
     ) -> _Encoded:
         scheduler = self._scheduler
-        bucket = scheduler.table.fit(len(admitted))
+        bucket = scheduler.encodes.fit(len(admitted))
         first = scheduler.running.index(admitted[0])
         rows = [self._row(row) for row in admitted]
         timer = beside.result() if beside is not None else self._encode_images(runner, admitted, first)
@@ -346,12 +346,12 @@ class Engine:
         """Encodes images into the slots from ``first`` on; on the thread for encodes if that is beside steps."""
         timer = runner.device.timer()
         rows = [self._row(row) for row in admitted]
-        runner.encode(self._scheduler.table.fit(len(rows)), [row.request.array for row in admitted], first, rows)
+        runner.encode(self._scheduler.encodes.fit(len(rows)), [row.request.array for row in admitted], first, rows)
         return timer.stop()
 
     def _launch(self, runner: "Runner[Any]", encoded: list[_Encoded]) -> _Step:
         rows = self._scheduler.launched()
-        bucket = self._scheduler.table.fit(len(rows))
+        bucket = self._scheduler.steps.fit(len(rows))
         timer = runner.device.timer()
         needs = Needs(  # lists, because `any` over a generator takes three times as long
             sampling=True in [row.samples for row in rows],

@@ -1,7 +1,8 @@
 """Schedules requests: which wait, which run in which slot, and when they leave. Pure Python, imports no torch.
 
 Waiting requests take free slots between two decode steps (continuous batching). Running rows always fill the slots
-from 0 without a gap, so each step runs the smallest bucket that holds all rows.
+from 0 without a gap, so each step runs the smallest bucket that holds all rows. Some buckets are of steps alone:
+images are encoded in the other ones, so more rows may run than are encoded at once.
 """
 
 import logging
@@ -9,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import field
@@ -207,11 +208,15 @@ class Scheduler:
         limits: Limits,
         clock: Clock = time.monotonic,
         cold: Iterable[int] = (),
+        steps_alone: Collection[int] = (),
     ) -> None:
         """``table`` has the buckets that are ready. ``cold`` has the sizes of buckets that are not ready yet:
-        ``warmed`` or ``give_up`` is called with each of them later."""
-        self.table = table
+        ``warmed`` or ``give_up`` is called with each of them later. ``steps_alone`` has the sizes, of either, in
+        which nothing is encoded."""
+        self.steps = table
+        self.encodes = BucketTable.of(size for size in table.sizes if size not in steps_alone)
         self.limits = limits
+        self._steps_alone = frozenset(steps_alone)
         self.running: list[RunningRequest] = []  # by slot: a beam search stands in several slots
         self._clock = clock
         self._waiting = Line(table.largest.size, cold)
@@ -243,7 +248,7 @@ class Scheduler:
         with self._changed:
             if self._closed:
                 raise NotReady("draining")
-            request = request.within(self.table.largest.size)
+            request = request.within(self.steps.largest.size)
             if request.params.num_beams > self._waiting.most:
                 raise BeamsNotReady(request.params.num_beams, self._waiting.most)
             self._waiting.append(Waiting(request, self._clock()))
@@ -262,6 +267,7 @@ class Scheduler:
             self._woken = False
             if self._waiting.servable and not self.running:
                 images, until = self.gathering.begin()
+                images = min(images, self.encodes.largest.size)
                 left = min(until, self._look_at) - self._clock()
                 if left > 0:
                     self._changed.wait_for(lambda: self._closed or self._waiting.servable >= images, left)
@@ -275,7 +281,9 @@ class Scheduler:
     def warmed(self, size: int) -> None:
         """Adds a bucket that has become ready: batches may have ``size`` rows from the next step on."""
         with self._changed:
-            self.table = BucketTable.of((*self.table.sizes, size))
+            self.steps = BucketTable.of((*self.steps.sizes, size))
+            if size not in self._steps_alone:
+                self.encodes = BucketTable.of((*self.encodes.sizes, size))
             self._waiting.warmed(size)
 
     def give_up(self, size: int) -> None:
@@ -315,12 +323,12 @@ class Scheduler:
         request gets one of the next slots, in order; the further slots of beam searches follow behind all of these.
 
         If more requests wait than there are slots, a free slot may stay empty for a few steps: an image costs less
-        to encode in a batch than alone.
+        to encode in a batch than alone. At most as many requests are admitted as one encode holds.
         """
         with self._changed:
-            free = self.table.largest.size - len(self.running)
+            free = self.steps.largest.size - len(self.running)
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
-            entries = self._waiting.take(self.table.admit(fitting) if fitting else 0)
+            entries = self._waiting.take(self.encodes.admit(fitting) if fitting else 0)
         now = self._clock()
         admitted = [row for entry in entries if (row := self._admitted(entry, now)) is not None]
         self._place(admitted)
@@ -376,13 +384,13 @@ class Scheduler:
             return None
 
     def _holds_back(self, free: int) -> bool:
-        """Returns whether to leave free slots empty until as many are free as the largest bucket of at most half
-        the slots has rows.
+        """Returns whether to leave free slots empty until as many are free as the largest bucket of encodes with at
+        most half as many rows as there are slots.
 
         Slots are never kept empty for fewer waiting requests than that bucket has rows, so also not while the
         server has no more requests than slots."""
-        largest = self.table.largest.size
-        batch = max((size for size in self.table.sizes if 2 * size <= largest), default=1)
+        slots = self.steps.largest.size
+        batch = max((size for size in self.encodes.sizes if 2 * size <= slots), default=1)
         if not 0 < free < batch <= self._waiting.servable:
             self._held = 0
             return False

@@ -104,9 +104,7 @@ class OfflineModel:
         library = None if artifacts is None else artifacts.image_library()
         checkpoint = replace(checkpoint, transform=with_library(checkpoint.transform, library))
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
-        self._model = Model(
-            checkpoint, engine, plan.table.largest.size, plan.device, self._status.state.tier or "", defaults
-        )
+        self._model = Model(checkpoint, engine, plan.slots, plan.device, self._status.state.tier or "", defaults)
         self._changed.set()
 
     def _failed(self, error: Exception) -> None:

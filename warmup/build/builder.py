@@ -176,7 +176,7 @@ def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
             region.on_demand,
             memory.package(region, bucket.size, weights),
         )
-        for region, bucket, entry in entry_names(memory.regions, plan.buckets)
+        for region, bucket, entry in entry_names(memory.regions, plan)
     ]
 
 
@@ -271,6 +271,7 @@ class Builder:
         self._tasks = tasks_of(checkpoint, plan)
         self._folder = BuildFolder(folder)
         self._device_memory = device_memory
+        self._buckets = plan.buckets
         self._weights = checkpoint_bytes(checkpoint.folder, plan.dtype)
         self._most = workers or available_cpus()
         self._retries: list[Task] = []
@@ -516,8 +517,10 @@ class Builder:
 
     def _lacking(self, task: Task) -> str:
         """Returns advice for a package that does not fit into device memory, even alone."""
-        fitting = [str(size) for size in sorted({each.size for each in self._tasks if each.size < task.size})]
+        fitting = [str(size) for size in self._buckets if size < task.size]
         advice = f"build with --buckets {','.join(fitting)}" if fitting else "a larger GPU is needed"
+        if task.size not in self._buckets:
+            advice = "build with --step-buckets none"
         free = "" if self._device_memory is None else f", and {gib(self._device_memory)} were free"
         return f"it ran alone and needs up to {gib(task.need + PROCESS_BYTES)}{free}: {advice}"
 

@@ -28,7 +28,7 @@ from snapcap.warmup.build.compile_worker import Workbench, empty, job_weights, s
 from snapcap.warmup.machine.capacity import whole_cpus
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.aoti.native import Libtorch, NativePackages
-from snapcap.warmup.runtime.aoti.packages import Container, open_cpu_library
+from snapcap.warmup.runtime.aoti.packages import Containers, open_cpu_library
 from snapcap.warmup.runtime.aoti.torch_packages import open_package, over_tensor, tensor_over
 from snapcap.warmup.runtime.compare import CheckError, compare_call
 from snapcap.warmup.runtime.model import Model
@@ -202,7 +202,7 @@ class _Checker:
             self._library = Libtorch(open_cpu_library(VerifiedFile.of(library)))
             self._library.set_num_threads(whole_cpus())
         libtorch = self._library
-        call = NativePackages(libtorch, standalone=True).function(Container.open(package, "cpu", standalone=True))
+        call = NativePackages(libtorch, Containers("cpu", standalone=True)).open(package.path.name, package)
 
         def run(*inputs: Tensor) -> Tensor:
             return tensor_over(call(*(over_tensor(libtorch, tensor) for tensor in inputs)))

@@ -92,6 +92,15 @@ def open_context(index: int) -> ctypes.c_void_p:
     return context
 
 
+def total_device_memory(index: int) -> int:
+    """Returns all bytes of ``cuda:index``, without a context. Raises CudaDriverError as ``cuda_device`` does."""
+    driver = _Driver()
+    device, total = ctypes.c_int(), ctypes.c_size_t()
+    driver.call("cuDeviceGet", ctypes.byref(device), index)
+    driver.call("cuDeviceTotalMem_v2", ctypes.byref(total), device)
+    return total.value
+
+
 def free_device_memory(index: int) -> int:
     """Bytes of ``cuda:index`` that no process has taken, once this one has its context there, which it makes.
     Raises CudaDriverError as ``open_context`` does."""

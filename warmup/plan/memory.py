@@ -17,13 +17,13 @@ from pathlib import Path
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import ShapeMemory, Spec, spec_bytes
-from snapcap.models.regions.state import BeamState, DecodeState
+from snapcap.models.regions.state import DecodeState
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, free_device_memory
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint, config_of
-from snapcap.warmup.plan.plan import Plan, make_plan
+from snapcap.warmup.plan.plan import Plan, buffer_bytes, make_plan
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -52,16 +52,13 @@ class MemoryPlan:
     @cached_property
     def state(self) -> DecodeState[Spec]:
         """The shapes and dtypes of the plan's buffers."""
-        return self._state(self._memory())
+        plan, memory = self.plan, ShapeMemory("cuda" if self.plan.device_type == "cuda" else "cpu")
+        return DecodeState.allocate(self.config, plan.slots, plan.cache_length, memory, plan.activations)
 
     @cached_property
     def buffers(self) -> int:
         """Bytes of all buffers of the slots, including beam searches and images."""
-        memory, rows = self._memory(), self.plan.table.largest.size
-        self._state(memory)
-        BeamState.allocate(rows, self.plan.cache_length, memory)
-        memory.zeros("uint8", (rows, *self.config.vision.image_size, 3))
-        return memory.allocated
+        return buffer_bytes(self.config, self.plan)
 
     def work(self, region: Region, rows: int) -> int:
         """Returns the most bytes that a region takes at a bucket of ``rows``: its result and working memory,
@@ -101,18 +98,11 @@ class MemoryPlan:
 
     @property
     def _largest_work(self) -> int:
-        return max(self.work(region, self.plan.table.largest.size) for region in self.regions)
+        return max(self.work(region, self.plan.sizes(region.component)[-1]) for region in self.regions)
 
     @property
     def _item(self) -> int:
         return spec_bytes((self.plan.activations, (1,), (1,)))
-
-    def _memory(self) -> ShapeMemory:
-        return ShapeMemory("cuda" if self.plan.device_type == "cuda" else "cpu")
-
-    def _state(self, memory: ShapeMemory) -> DecodeState[Spec]:
-        slots = self.plan.table.largest.size
-        return DecodeState.allocate(self.config, slots, self.plan.cache_length, memory, self.plan.activations)
 
     def _inputs(self, region: Region, rows: int) -> list[int]:
         """Returns the bytes of each activation and cache that is an input of a region."""
@@ -130,12 +120,15 @@ def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
     return weights + memory.buffers, memory.serving(weights)
 
 
-def buckets_that_fit(config: ModelConfig, plan: Plan, weights: int, free: int) -> tuple[int, ...]:
-    """Returns the plan's bucket sizes that fit into ``free`` bytes, and always the smallest one."""
-    sizes = plan.buckets
-    while len(sizes) > 1 and MemoryPlan(config, replace(plan, buckets=sizes)).serving(weights) > free:
-        sizes = sizes[:-1]
-    return sizes
+def plan_that_fits(config: ModelConfig, plan: Plan, weights: int, free: int) -> Plan:
+    """Returns the plan with the buckets that fit into ``free`` bytes, and always the smallest one. The largest go
+    first, and those of decode steps alone before all others."""
+    while len(plan.steps.sizes) > 1 and MemoryPlan(config, plan).serving(weights) > free:
+        if plan.step_buckets:
+            plan = replace(plan, step_buckets=plan.step_buckets[:-1])
+        else:
+            plan = replace(plan, buckets=plan.buckets[:-1])
+    return plan
 
 
 def checkpoint_bytes(folder: Path, dtype: str) -> int:
@@ -166,18 +159,13 @@ def gib(size: float) -> str:
 _CHILD_S = 30.0
 
 
-def device_index(plan: Plan) -> int:
-    """Returns the index of the plan's GPU."""
-    return int(plan.device.partition(":")[2] or 0)
-
-
 def free_here(plan: Plan) -> int | None:
     """Returns the free bytes of the plan's GPU for this process, whose context is created first; None for a CPU, or
     if the driver does not answer."""
     if plan.device_type != "cuda":
         return None
     with contextlib.suppress(CudaDriverError, AttributeError):
-        return free_device_memory(device_index(plan))
+        return free_device_memory(plan.device_index)
     return None
 
 
@@ -186,7 +174,7 @@ def free_for_another(plan: Plan) -> int | None:
     so that this process takes no device memory. Returns None as ``free_here`` does."""
     if plan.device_type != "cuda":
         return None
-    command = [*python_module(__name__), str(device_index(plan))]
+    command = [*python_module(__name__), str(plan.device_index)]
     with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
         asked = subprocess.run(  # noqa: S603  this interpreter and a module of ours
             command, capture_output=True, text=True, check=False, timeout=_CHILD_S, env=child_environment()
@@ -211,15 +199,16 @@ def fitted(checkpoint: Checkpoint, plan: Plan, free: int | None, weights: int = 
     if free is None:
         return plan
     config, weights = checkpoint.config, weights or checkpoint_bytes(checkpoint.folder, plan.dtype)
-    kept = buckets_that_fit(config, plan, weights, free)
-    if kept != plan.buckets:
-        dropped, used = ", ".join(str(size) for size in plan.buckets if size not in kept), ",".join(map(str, kept))
+    kept = plan_that_fits(config, plan, weights, free)
+    if kept != plan:
+        sizes = kept.steps.sizes
+        dropped, used = ", ".join(str(s) for s in plan.steps.sizes if s not in sizes), ",".join(map(str, sizes))
         needed = MemoryPlan(config, plan).serving(weights)
         _logger.warning(
-            f"{plan.device} has {gib(free)} free and the buckets up to {plan.buckets[-1]} need {gib(needed)}: "
+            f"{plan.device} has {gib(free)} free and the buckets up to {plan.slots} need {gib(needed)}: "
             f"bucket {dropped} is left out, {used} are used"
         )
-    return replace(plan, buckets=kept)
+    return kept
 
 
 if __name__ == "__main__":

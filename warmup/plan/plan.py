@@ -4,6 +4,7 @@ The artifact key is computed from the plan, so it is known before torch is impor
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from snapcap.models.config import IMAGE_TOKENS, ModelConfig
@@ -12,10 +13,18 @@ from snapcap.models.text import Task
 from snapcap.warmup.artifacts.key import Factors, build_factors, machine_factors
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.capacity import all_but_one, multiplies_bfloat16, whole_cpus
+from snapcap.warmup.machine.cuda_driver import CudaDriverError, total_device_memory
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
+# Sizes of decode steps alone. On a GPU a step of 256 rows takes little longer than a step of 64 rows, but an encode
+# of 256 images takes as long as four encodes of 64. Sizes between 16 and 64 spare padding.
+STEP_BUCKETS = (24, 32, 48, 96, 128, 256)
+# A step bucket is left out if with it all buffers take more than this part of the GPU's whole memory. The free
+# memory must not decide: the artifact key depends on the sizes, so that a build and a server on the same card need
+# the same sizes.
+BUFFER_PART = 1 / 8
 DEFAULT_CACHE_LENGTH = 64
 AUTO = "auto"
 LONG_ENCODE = 2 * 10**9  # multiplications for an image; some 40 ms on one CPU
@@ -33,7 +42,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketTable:
-    """Lists the buckets in ascending order, for the encoder and the decoder."""
+    """Lists the buckets of encodes, or of decode steps, in ascending order."""
 
     buckets: tuple[Bucket, ...]
 
@@ -80,7 +89,8 @@ class Plan:
     """Holds everything besides the model's dimensions that decides how regions are compiled.
 
     device: cpu or cuda:N. dtype: the name of a torch dtype; int8 is the dtype only of linear layers' weights.
-    threads: CPU threads of one operation. text_tokens: the argument of `ModelConfig.with_text_tokens`.
+    buckets: the sizes of encodes, which are sizes of decode steps too. step_buckets: further sizes, of decode steps
+    alone. threads: CPU threads of one operation. text_tokens: the argument of `ModelConfig.with_text_tokens`.
     image_tokens: the most tokens of a picture of any shape.
     """
 
@@ -93,10 +103,16 @@ class Plan:
     decoder_mode: str = "default"
     text_tokens: int = 0
     image_tokens: int = IMAGE_TOKENS
+    step_buckets: tuple[int, ...] = ()
 
     @property
     def device_type(self) -> str:
         return self.device.partition(":")[0]
+
+    @property
+    def device_index(self) -> int:
+        """The index of the plan's GPU."""
+        return int(self.device.partition(":")[2] or 0)
 
     @property
     def activations(self) -> str:
@@ -105,7 +121,27 @@ class Plan:
 
     @property
     def table(self) -> BucketTable:
+        """The buckets of encodes."""
         return BucketTable.of(self.buckets)
+
+    @property
+    def steps(self) -> BucketTable:
+        """The buckets of decode steps."""
+        return BucketTable.of((*self.buckets, *self.step_buckets))
+
+    @property
+    def slots(self) -> int:
+        """The greatest number of rows that run together."""
+        return self.steps.largest.size
+
+    def sizes(self, component: str) -> tuple[int, ...]:
+        """The bucket sizes of ``encoder`` or ``decoder``."""
+        return (self.table if component == "encoder" else self.steps).sizes
+
+    def pinned(self, options: StartOptions) -> StartOptions:
+        """Returns the options with the sizes of this plan."""
+        compute = replace(options.compute, buckets=self.buckets, step_buckets=self.step_buckets)
+        return replace(options, compute=compute)
 
     def mode(self, component: str) -> str:
         """The compile mode of ``encoder`` or ``decoder``."""
@@ -141,6 +177,8 @@ class Plan:
             "buckets": self.buckets,
             "cache_length": self.cache_length,
         }
+        if self.step_buckets:
+            model["step_buckets"] = self.step_buckets
         compilation: dict[str, Any] = {
             "encoder": {"mode": self.encoder_mode, **inductor_options(self.encoder_mode, self.device_type)},
             "decoder": {"mode": self.decoder_mode, **inductor_options(self.decoder_mode, self.device_type)},
@@ -187,7 +225,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         table = BucketTable.of(compute.buckets or DEFAULT_BUCKETS[kind])
     except ValueError as error:
         raise StartError(f"buckets: {error}") from None
-    return Plan(
+    plan = Plan(
         device=device,
         dtype=dtype,
         buckets=table.sizes,
@@ -198,6 +236,48 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         text_tokens=options.model.text_tokens,
         image_tokens=options.images.max_image_tokens,
     )
+    return replace(plan, step_buckets=_step_buckets(config, compute, plan))
+
+
+def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> tuple[int, ...]:
+    """Returns the sizes of decode steps alone, beside those of a plan without any. Raises StartError if an explicit
+    size is none."""
+    asked = compute.step_buckets
+    if asked is None:
+        none = plan.device_type == "cpu" or compute.buckets or compute.backend == "jit"
+        return () if none else _affordable(config, plan)
+    for size in asked:
+        if size in plan.buckets:
+            raise StartError(f"step_buckets: {size} is in --buckets too, and each of these sizes runs decode steps")
+        if size < plan.buckets[0]:
+            raise StartError(f"step_buckets: {size} is below the smallest of --buckets, {plan.buckets[0]}")
+    try:
+        return BucketTable.of(asked).sizes if asked else ()
+    except ValueError as error:
+        raise StartError(f"step_buckets: {error}") from None
+
+
+def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
+    """Returns the sizes of ``STEP_BUCKETS`` with which all buffers take at most ``BUFFER_PART`` of a GPU;
+    none if the driver does not tell its memory."""
+    needs = {size: buffer_bytes(config, replace(plan, step_buckets=(size,))) for size in STEP_BUCKETS}
+    try:
+        most = total_device_memory(plan.device_index) * BUFFER_PART
+    except (CudaDriverError, AttributeError):
+        return ()
+    return tuple(size for size, need in needs.items() if need <= most)
+
+
+def buffer_bytes(config: ModelConfig, plan: Plan) -> int:
+    """Returns the bytes of all buffers of a plan: of the slots, including beam searches, and of images."""
+    from snapcap.models.memory.memory import ShapeMemory  # noqa: PLC0415  only a GPU's plan counts them
+    from snapcap.models.regions.state import BeamState, DecodeState  # noqa: PLC0415  imports numpy
+
+    memory = ShapeMemory("cuda" if plan.device_type == "cuda" else "cpu")
+    DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
+    BeamState.allocate(plan.slots, plan.cache_length, memory)
+    memory.zeros("uint8", (plan.table.largest.size, *config.vision.image_size, 3))
+    return memory.allocated
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:

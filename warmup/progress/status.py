@@ -167,12 +167,12 @@ class StartupStatus:
         names = {bucket.backend for bucket in self.buckets() if bucket.state != "pending"}
         return "mixed" if len(names) > 1 else next(iter(names), None)
 
-    def expect(self, sizes: tuple[int, ...], device: str, dtype: str) -> None:
-        """Set every bucket of both components to pending."""
+    def expect(self, sizes: tuple[int, ...], device: str, dtype: str, step_sizes: tuple[int, ...] = ()) -> None:
+        """Set every bucket to pending: ``sizes`` of both components, and ``step_sizes`` of the decoder alone."""
         with self._changed():
             self.state.device, self.state.dtype = device, dtype
             for component in COMPONENTS:
-                for size in sizes:
+                for size in (*sizes, *(step_sizes if component == "decoder" else ())):
                     self.state.buckets[component, size] = BucketStatus(component, size)
 
     def started(self) -> None:

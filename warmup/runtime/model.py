@@ -12,11 +12,18 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B
 from snapcap.models.regions.state import DecodeState
-from snapcap.models.regions.table import Region, RegionCall, Regions, Weights, region_inputs
+from snapcap.models.regions.table import Component, Region, RegionCall, Regions, Weights, region_inputs
 from snapcap.models.weights.prepared import MappedWeights
 from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.plan.plan import Bucket
-from snapcap.warmup.runtime.aoti.packages import InputSpecError, InputSpecs, PackageError, check_inputs, entry_name
+from snapcap.warmup.runtime.aoti.packages import (
+    Containers,
+    InputSpecError,
+    InputSpecs,
+    PackageError,
+    check_inputs,
+    entry_name,
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,9 @@ _logger = logging.getLogger("snapcap.start")
 class Packages(Protocol):
     """Opens packages for one kind of tensors."""
 
+    @property
+    def containers(self) -> Containers: ...
+
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         """Returns the package's function. Raises PackageError if the file cannot be opened."""
         ...
@@ -103,6 +113,14 @@ class AotBackend(Generic[B]):
     model: Model[B]
     packages: Packages
     name = "aot"
+
+    def prepare(self, component: Component, bucket: Bucket) -> None:
+        """Opens the packages that every encode or decode step of a bucket needs, on any thread: ``callable`` then
+        takes no time. An error is raised there."""
+        for region in self.model.regions.of(component):
+            entry = entry_name(region.name, bucket.size)
+            if entry in self.entries:
+                self.packages.containers.prepare(entry, self.entries[entry])
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """Returns the callable of a region's package. The first call opens the package of a region that is called

@@ -17,7 +17,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import BEAMS, MAX_BEAMS, PENALTIES, SAMPLING, forced_end
 from snapcap.models.memory.host import move_rows
 from snapcap.models.memory.memory import B
-from snapcap.models.processing.packed import grid_of
+from snapcap.models.processing.packed import examples, grid_of
 from snapcap.models.regions.state import BeamState, DecodeState, RowStart, TokenRules
 from snapcap.models.regions.table import (
     ROWS,
@@ -242,10 +242,12 @@ class _StepPlan(Generic[B]):
 class Runner(Generic[B]):
     """Static buffers and, for every bucket, the callables that work on them."""
 
-    def __init__(self, model: Model[B], device: Device[B]) -> None:
-        """``device``: the one that the model's buffers are on."""
+    def __init__(self, model: Model[B], device: Device[B], images: int | None = None) -> None:
+        """``device``: the one that the model's buffers are on. ``images``: the most images of an encode; None: as
+        many as there are slots."""
         self.model = model
         self.device = device
+        self._most_images = model.state.slots if images is None else images
         self.config, self.regions, self.state = model.config, model.regions, model.state
         self._weights = model.weights
         self._encode: dict[Bucket, _EncodePlan[B]] = {}
@@ -285,6 +287,23 @@ class Runner(Generic[B]):
             step = self._step[bucket]
             self._step[bucket] = replace(step, captured=self.device.record(lambda: self._run_decoder(step)))
 
+    def run_aside(self, component: Component, bucket: Bucket) -> None:
+        """Run a bucket once with its callables, between two steps of running rows, and change none of these rows.
+
+        The images' K/V go to the scratch slot. A decode step has tokens and positions of its own, and writes only
+        K/V of the last position, which no row reads before the row's own last step has written it.
+        """
+        if component == "encoder":
+            vision = self.config.vision
+            for picture in examples(vision.image_size, vision.token_buckets):
+                self.encode(bucket, [picture] * bucket.size, None)
+            return
+        memory, last = self.state.memory, self.state.cache_length - 1
+        own = dict(zip(ROWS, self.state.rows(ROWS, bucket.size), strict=True))
+        own |= {name: memory.zeros(*memory.spec(own[name])) for name in ("tokens", "positions")}
+        memory.write(own["positions"], range(bucket.size), np.full(bucket.size, last))
+        _run(own["tokens"], self._calls("decoder", bucket, self._step[bucket].run, own))
+
     def run_first_layers(self, component: Component, bucket: Bucket) -> None:
         """Run each region of a bucket with only its first layer, on any content of the buffers. All layers run the
         same code, so this loads all that a first run loads. The result has no meaning. No row may be running."""
@@ -298,13 +317,13 @@ class Runner(Generic[B]):
     def twin(self) -> "Runner[B]":
         """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
         while rows are running here."""
-        return Runner(replace(self.model, state=self.state.zeroed()), self.device)
+        return Runner(replace(self.model, state=self.state.zeroed()), self.device, self._most_images)
 
     @cached_property
     def _images(self) -> tuple[B, B]:
         """The encoder's input buffers at the largest bucket: pixels and slots. Smaller buckets use the first
         rows."""
-        memory, rows = self.state.memory, self.state.slots
+        memory, rows = self.state.memory, self._most_images
         return memory.zeros("uint8", (rows, *self.config.vision.image_size, 3)), memory.zeros("int64", (rows,))
 
     @cached_property
@@ -350,10 +369,11 @@ class Runner(Generic[B]):
         self,
         bucket: Bucket,
         images: Sequence[Pixels],
-        first_slot: int,
+        first_slot: int | None,
         rows: Sequence[SlotRequest] = (),
     ) -> B:
-        """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …
+        """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …; None: all of them
+        into the scratch slot, where nothing is read.
 
         ``rows``: what goes into these slots, for models that read a text beside an image; none: no text.
 
@@ -361,7 +381,8 @@ class Runner(Generic[B]):
         ``len(images)`` are padding, whose K/V goes to the scratch slot.
         """
         plan, count, tokens = self._encode[bucket], len(images), 0
-        slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
+        slots = [] if first_slot is None else list(range(first_slot, first_slot + count))
+        slots += [self.state.slots] * (bucket.size - len(slots))
         self._staging.copy(images, slots)
         self.state.write_texts(slots[:count], [row.read(self.config.generation.start_id) for row in rows])
         if self.state.grids is not None:

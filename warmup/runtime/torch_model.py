@@ -259,8 +259,8 @@ def load_model(
     regions = build_regions(config)
     found = None if prepared is None else _prepared(prepared, regions, device)
     weights = found or load_weights(folder, config, transform.normalisation, device, dtype)
-    slots, memory = plan.table.largest.size, torch_memory(device)
-    state = DecodeState.allocate(config, slots, plan.cache_length, memory, plan.activations)
+    memory = torch_memory(device)
+    state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
     return LoadedModel(config, regions, weights, state, found is not None)
 
 

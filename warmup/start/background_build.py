@@ -40,7 +40,7 @@ from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, free_here, gib
 from snapcap.warmup.plan.plan import Bucket
-from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupStatus
+from snapcap.warmup.progress.status import ComponentName, StartupStatus
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
 from snapcap.warmup.runtime.compare import TOLERANCE, CheckError, relative_difference
 from snapcap.warmup.runtime.devices import Pixels
@@ -192,9 +192,9 @@ class BackgroundBuild:
             return False
         self._status.fetched(artifacts)
         backend = torch_backend(artifacts.fetched.entries, artifacts.input_specs, self._model)
-        for size in loaded.plan.buckets:
-            for component in COMPONENTS:
-                self._swap(component, size, backend)
+        for bucket in loaded.plan.steps.buckets:
+            for component in loaded.warmer.components(bucket):
+                self._swap(component, bucket.size, backend)
         self._status.building(state="fetched")
         return True
 

@@ -4,7 +4,6 @@ Such a start needs the packages of an artifact set, and prepared weights.
 """
 
 import logging
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti.packages import AotiError, Container, open_cpu_library, region_of
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container, Containers, open_cpu_library, region_of
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared import MappedWeights
@@ -64,7 +63,7 @@ class NativeLoader:
         openers = max(least, min(available_cpus() // 2, most))
         pool = ThreadPoolExecutor(openers, thread_name_prefix="snapcap-packages")
         self._scope.enter_context(pool)
-        self._opening = self._open_packages(pool)
+        self._containers = Containers(self._plan.device, self._standalone, self._open_packages(pool))
 
     def _cpu_library(self) -> int | None:
         """Returns the handle of the CPU library; None if the set lacks it or this machine cannot open it."""
@@ -82,15 +81,16 @@ class NativeLoader:
         self._beside.__exit__(*error)
         self._scope.__exit__(*error)
 
-    def _open_packages(self, pool: ThreadPoolExecutor) -> "Mapping[str, Future[Container]]":
-        """Begins to open the packages that every caption needs, the smallest buckets first, and returns their
-        futures by entry."""
+    def _open_packages(self, pool: ThreadPoolExecutor) -> dict[str, Future[Container]]:
+        """Begins to open the packages that READY waits for, the smallest buckets first, and returns their futures
+        by entry."""
         began = self._timeline.now()
         packages, device, standalone = self._entries, self._plan.device, self._standalone
-        entries = [entry for entry in packages if entry not in LIBRARIES and region_of(entry)[0] not in ON_DEMAND]
+        of = {entry: region_of(entry) for entry in packages if entry not in LIBRARIES}
         opening = {
             entry: pool.submit(Container.open, packages[entry], device, standalone)
-            for entry in sorted(entries, key=lambda entry: region_of(entry)[1])
+            for entry, (region, size) in sorted(of.items(), key=lambda each: each[1][1])
+            if region not in ON_DEMAND and size in self._plan.buckets
         }
 
         def note() -> None:
@@ -113,7 +113,7 @@ class NativeLoader:
 
             libtorch = Libtorch(library)
             self._memory = host = NativeMemory(libtorch)
-            self._packages = NativePackages(libtorch, "cpu", None, self._opening, standalone, plan.threads)
+            self._packages = NativePackages(libtorch, self._containers, threads=plan.threads)
             # libtorch keeps the number of threads for each calling thread.
             if not standalone or plan.threads >= max(available_cpus(), 2):
                 libtorch.set_num_threads(plan.threads)
@@ -128,12 +128,11 @@ class NativeLoader:
             loading_cublas,
         )
 
-        index = int(plan.device.partition(":")[2] or 0)
-        cuda, libtorch = CudaRuntime(library, index), Libtorch(library, index)
+        cuda, libtorch = CudaRuntime(library, plan.device_index), Libtorch(library, plan.device_index)
         self._beside.enter_context(loading_cublas(library, libtorch, cuda, plan.dtype))
         device = NativeCudaDevice(libtorch, cuda)
         self._memory = device.memory
-        self._packages = NativePackages(libtorch, plan.device, cuda.stream, self._opening)
+        self._packages = NativePackages(libtorch, self._containers, cuda.stream)
         return device
 
     def load_model(
@@ -151,8 +150,7 @@ class NativeLoader:
             regions = build_regions(config)
             check_weights(mapped, regions)
             weights = memory.weights(mapped)
-            slots = plan.table.largest.size
-            state = DecodeState.allocate(config, slots, plan.cache_length, memory, plan.activations)
+            state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
             return checkpoint, Model(config, regions, weights, state, prepared=True)
 
     def open_packages(

@@ -64,7 +64,8 @@ class Preparation:
     order in which the steps begin.
 
     published: the store's model, or the reason why the start does not use it.
-    planned: the plan, made without numpy, so that the lookup of artifacts need not wait for numpy's import.
+    planned: the plan. On a CPU it is made without numpy, so that the lookup of artifacts need not wait for numpy's
+        import.
     artifacts: the result of the lookup, or None if the backend uses no artifacts.
     weights: the prepared weights, and the checkpoint, which may still lack its weights.
     checkpoint: the checkpoint, with its weights unless there are prepared weights.

@@ -21,7 +21,6 @@ import sys
 import traceback
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from snapcap.models.dataclass import dataclass
@@ -62,7 +61,8 @@ _logger = logging.getLogger("snapcap.start")
 class StartedModel:
     """Holds a model that is ready to serve.
 
-    cold: the buckets that are not warm yet, and are warmed while the server captions.
+    backend: the backend that serves.
+    cold: the buckets that are not warm yet, the smallest first. They are made ready while the server captions.
     weights: the result of looking for prepared weights.
     rehearses: a request is rehearsed before READY. False where that would only delay READY: a lone request
         computes for longer than a first run may take, or this server has started the model before.
@@ -74,6 +74,7 @@ class StartedModel:
     model: "Model[Any]"
     runner: "Runner[Any]"
     warmer: "Warmer"
+    backend: "Backend"
     artifacts: Artifacts | None
     cold: tuple[Bucket, ...]
     weights: WeightsResult
@@ -82,9 +83,9 @@ class StartedModel:
 
     @property
     def warm_table(self) -> BucketTable:
-        """The buckets that may serve by now."""
+        """The buckets of decode steps that may serve by now."""
         cold = {bucket.size for bucket in self.cold}
-        return BucketTable.of(size for size in self.plan.buckets if size not in cold)
+        return BucketTable.of(size for size in self.plan.steps.sizes if size not in cold)
 
     @property
     def compiled(self) -> bool:
@@ -117,17 +118,17 @@ class Loader(AbstractContextManager[object], Protocol[B]):
         ...
 
     def open_packages(self, warmer: "Warmer", model: "Model[B]", artifacts: Artifacts | None) -> "Backend":
-        """Returns the backend that serves. The warmer has put all buckets on it if their packages are opened here;
-        otherwise other threads open packages while the first ones run."""
+        """Returns the backend that serves. The warmer has put all buckets of encodes on it if their packages are
+        opened here; otherwise other threads open packages while the first ones run."""
         ...
 
 
 class _SmallerPlanError(Exception):
     """The device has no room for the largest buckets."""
 
-    def __init__(self, buckets: tuple[int, ...]) -> None:
-        super().__init__(f"buckets {buckets} fit")
-        self.buckets = buckets
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(f"buckets {plan.steps.sizes} fit")
+        self.plan = plan
 
 
 def load(
@@ -147,8 +148,7 @@ def load(
     try:
         return _load(options, timeline, status, fetcher, callbacks)
     except _SmallerPlanError as error:  # a smaller plan has another key, and so other artifacts
-        compute = replace(options.compute, buckets=error.buckets)
-        return _load(replace(options, compute=compute), timeline, status, None, NO_CALLBACKS)
+        return _load(error.plan.pinned(options), timeline, status, None, NO_CALLBACKS)
 
 
 def _load(
@@ -207,23 +207,25 @@ def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = Fal
             status.found_weights(weights.result, weights.reason)
         artifacts = preparation.artifacts.result()
 
-        runner, buckets = Runner(model, device), plan.table.buckets
+        runner = Runner(model, device, plan.table.largest.size)
         warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict, loader.eager)
-        status.expect(plan.buckets, plan.device, plan.dtype)
+        status.expect(plan.buckets, plan.device, plan.dtype, plan.step_buckets)
         backend = loader.open_packages(warmer, model, artifacts)
-        now = before_ready(backend.name, buckets, options, plan.device_type)
+        for size in plan.step_buckets:
+            status.update("decoder", size, "pending", backend.name)
+        now = before_ready(backend.name, plan, options)
         warmer.warm(now, backend)
         if loader.jit is not None:
             loader.jit.settle()
         rehearses = not tested
         if not tested:
             with timeline.phase("self_test"):
-                _, seconds = self_test(runner, buckets[0])
+                _, seconds = self_test(runner, now[0])
                 rehearses = plan.device_type != "cpu" or seconds <= LONGEST_RUN_S
         publication = None if loader.jit is None else loader.jit.publish()
-    cold = buckets[len(now) :]
+    cold = tuple(bucket for bucket in plan.steps.buckets if bucket not in now)
     return StartedModel(
-        checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, rehearses, publication
+        checkpoint, plan, model, runner, warmer, backend, artifacts, cold, weights.result, rehearses, publication
     )
 
 
@@ -261,17 +263,15 @@ def _identity(artifacts: Artifacts, mapped: "MappedWeights | None") -> str:
     return hashlib.sha256(canonical_json([artifacts.key, packages, weights])).hexdigest()
 
 
-def before_ready(
-    backend: str, buckets: tuple[Bucket, ...], options: StartOptions, device_type: str
-) -> tuple[Bucket, ...]:
+def before_ready(backend: str, plan: Plan, options: StartOptions) -> tuple[Bucket, ...]:
     """The buckets that are warm before READY; the others are warmed between two steps of the first requests.
     ``backend`` is what serves, and not what was asked for."""
-    if backend == "eager" and options.compute.backend != "eager" and device_type == "cuda":
+    if backend == "eager" and options.compute.backend != "eager" and plan.device_type == "cuda":
         # No artifacts: serve at once. Here each bucket waits for kernels that CUDA loads when they are launched.
-        return buckets[:1]
+        return plan.table.buckets[:1]
     # Packages are warm in a moment, jit would compile on the device thread while it serves, and on a CPU eager has
     # nothing to wait for.
-    return buckets
+    return plan.steps.buckets if backend == "jit" else plan.table.buckets
 
 
 def torch_is_needed(options: StartOptions) -> str | None:
@@ -297,7 +297,7 @@ def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | Non
         if reason is not None:
             return reason
     config, plan = preparation.planned.result()[1:]
-    sizes = [size for size in plan.buckets if size > 1]
+    sizes = [size for size in plan.steps.sizes if size > 1]
     if sizes and len(config.generation.eos_ids) > min(MAX_BEAMS, *sizes):
         return "more tokens end a caption than a compiled beam search looks at"
     return None
@@ -334,8 +334,8 @@ def _require_room(preparation: Preparation) -> None:
 
     checkpoint, (_, weights) = preparation.checkpoint.result(), preparation.weights.result()
     prepared = 0 if weights.mapped is None else len(weights.mapped.memory)
-    kept = fitted(checkpoint, plan, free_here(plan), prepared).buckets
-    if kept != plan.buckets:
+    kept = fitted(checkpoint, plan, free_here(plan), prepared)
+    if kept != plan:
         raise _SmallerPlanError(kept)
 
 

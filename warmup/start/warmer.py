@@ -15,7 +15,7 @@ from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentNam
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import InputSpecError, PackageError
 from snapcap.warmup.runtime.devices import Pixels
-from snapcap.warmup.runtime.model import Backend
+from snapcap.warmup.runtime.model import AotBackend, Backend
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
@@ -30,7 +30,8 @@ _logger = logging.getLogger("snapcap.start")
 class Warmer:
     """Assigns buckets to a backend, and runs each once with the callables that serve. Device thread only.
 
-    ``eager``: the backend of buckets whose compiled code fails; None: such a failure is an error.
+    ``table``: the buckets of encodes; a bucket that it lacks runs decode steps alone. ``eager``: the backend of
+    buckets whose compiled code fails; None: such a failure is an error.
     """
 
     runner: Runner[Any]
@@ -39,6 +40,10 @@ class Warmer:
     timeline: Timeline
     strict: bool = False
     eager: Backend | None = None
+
+    def components(self, bucket: Bucket) -> tuple[ComponentName, ...]:
+        """Returns the components that have a bucket."""
+        return COMPONENTS if bucket in self.table.buckets else ("decoder",)
 
     def assign(self, backend: Backend, buckets: tuple[Bucket, ...]) -> None:
         """Assign buckets to the backend. A bucket whose packages cannot be opened stays eager, or ends a strict
@@ -49,7 +54,7 @@ class Warmer:
             PackageError, InputSpecError: a bucket cannot be opened, and there is no eager backend.
         """
         for bucket in buckets:
-            for component in COMPONENTS:
+            for component in self.components(bucket):
                 self._assign_one(component, bucket, backend)
 
     def _assign_first(self, component: ComponentName, bucket: Bucket, backend: Backend | None) -> None:
@@ -58,14 +63,14 @@ class Warmer:
             self._assign_one(component, bucket, backend)
 
     def _assign_one(self, component: ComponentName, bucket: Bucket, backend: Backend) -> None:
-        runner = self.runner
         try:
-            callables = open_callables(runner.regions, component, bucket, backend)
+            self._bind(component, bucket, backend)
         except (PackageError, InputSpecError) as error:
             self._stay_eager(component, bucket, backend.name, error)
-        else:
-            runner.bind(component, bucket, callables)
-            self.status.update(component, bucket.size, "pending", backend.name)
+
+    def _bind(self, component: ComponentName, bucket: Bucket, backend: Backend) -> None:
+        self.runner.bind(component, bucket, open_callables(self.runner.regions, component, bucket, backend))
+        self.status.update(component, bucket.size, "pending", backend.name)
 
     def _stay_eager(self, component: ComponentName, bucket: Bucket, backend: str, error: Exception) -> None:
         reason = first_line(error)
@@ -86,20 +91,19 @@ class Warmer:
         bucket before it.
 
         ``backend``: assign each bucket without a backend to this one just before the bucket runs, while other
-            threads
-        open the packages of later buckets. Before launches are recorded, all other buckets are assigned too, so
-        that no package is opened during the recording. Raises the errors of ``assign``.
+            threads open the packages of later buckets. Before launches are recorded, all other buckets of encodes
+            are assigned too, so that no package is opened during the recording. Raises the errors of ``assign``.
         """
         for component in COMPONENTS:
             with self.timeline.phase(f"warm_{component}"):
                 seconds_a_row = 0.0
-                for bucket in buckets:
+                for bucket in (each for each in buckets if component in self.components(each)):
                     self._assign_first(component, bucket, backend)
                     if seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket):
                         self._note(component, bucket, "loaded")
                     else:
                         began = time.thread_time()  # does not count time in which other processes have the CPU
-                        self._run_once(component, bucket, self.runner)
+                        self._run_once(component, bucket)
                         seconds_a_row = (time.thread_time() - began) / bucket.size
         for bucket in self.table.buckets:
             for component in COMPONENTS:
@@ -114,35 +118,45 @@ class Warmer:
         backend = self.status.bucket(component, bucket.size).backend
         return not self.runner.device.runs_ahead and backend in ("aot", "eager")
 
-    def warm_aside(self, bucket: Bucket) -> None:
-        """Run a bucket once on separate buffers, while rows are running."""
-        twin = self.runner.twin()
-        for component in COMPONENTS:
-            twin.bind(component, bucket, self.runner.bound(component, bucket))
-            self._run_once(component, bucket, twin)
+    def prepare(self, bucket: Bucket, backend: Backend) -> None:
+        """Open the packages that ``warm_aside`` needs. Any thread may call it."""
+        for component in self.components(bucket):
+            if isinstance(backend, AotBackend) and not self.runner.is_bound(component, bucket):
+                backend.prepare(component, bucket)
+
+    def warm_aside(self, bucket: Bucket, backend: Backend) -> None:
+        """Make a bucket ready while rows are running. A bucket without a backend is assigned to this one. Raises
+        the backend's errors: no bucket is needed so much that it should run eager instead."""
+        for component in self.components(bucket):
+            started = self.timeline.now()
+            if not self.runner.is_bound(component, bucket):
+                self._bind(component, bucket, backend)
+            self.runner.run_aside(component, bucket)
+            self.runner.device.wait()
+            self._note(component, bucket, "warm", self.timeline.now() - started, started)
         if self.runner.device.runs_ahead:
             self._capture(bucket)
 
     def _capture(self, bucket: Bucket) -> None:
-        for component in COMPONENTS:
+        for component in self.components(bucket):
             self.runner.capture(component, bucket)
             self._note(component, bucket, "captured")
 
-    def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
+    def _run_once(self, component: ComponentName, bucket: Bucket) -> None:
         """Run a bucket with its callables. If that fails, as when jit cannot compile it, run the bucket eager."""
         started = self.timeline.now()
         backend = self.status.bucket(component, bucket.size).backend
         try:
-            self._call(component, bucket, runner)
+            self._call(component, bucket)
         except Exception as error:
             if backend == "eager":
                 raise
             self._stay_eager(component, bucket, backend, error)
-            runner.bind(component, bucket, self.runner.bound(component, bucket))
-            self._call(component, bucket, runner)
+            self._call(component, bucket)
         self._note(component, bucket, "warm", self.timeline.now() - started, started)
 
-    def _call(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
+    def _call(self, component: ComponentName, bucket: Bucket) -> None:
+        runner = self.runner
         if self.status.bucket(component, bucket.size).backend == "aot":
             runner.run_first_layers(component, bucket)  # the self-test runs all layers
         elif component == "encoder":  # called for each number of tokens, because jit compiles for each

@@ -72,6 +72,16 @@ def test_values_are_parsed() -> None:
     assert not read("--no-strict", SNAPCAP_STRICT="yes").compute.strict
 
 
+@pytest.mark.parametrize(
+    ("text", "sizes"), [("auto", None), ("none", ()), ("24", (24,)), ("24,96, 256", (24, 96, 256))]
+)
+def test_step_buckets_are_sizes_or_none_or_for_the_device_to_decide(
+    text: str, sizes: tuple[int, ...] | None
+) -> None:
+    assert read(f"--step-buckets={text}").compute.step_buckets == sizes
+    assert read().compute.step_buckets is None
+
+
 def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert read().model.cache_dir == tmp_path / "snapcap"
@@ -92,6 +102,10 @@ def test_a_store_may_be_in_a_home_folder() -> None:
         ("--dtype=float23", "not 'float23'; did you mean float32?"),
         ("--buckets=4,1", "--buckets must be batch sizes in increasing order"),
         ("--buckets=0,1", "--buckets must be batch sizes in increasing order"),
+        (
+            "--step-buckets=8,4",
+            "--step-buckets must be batch sizes in increasing order, such as 1,4,16, or auto, or none",
+        ),
         ("--request-timeout=nan", "--request-timeout must be a number of seconds above 0"),
         ("--request-timeout=0", "--request-timeout must be a number of seconds above 0"),
         ("--drain-delay=-1", "--drain-delay must be a number of seconds of at least 0"),

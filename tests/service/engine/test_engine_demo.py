@@ -2,67 +2,16 @@
 alone."""
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.servers.demo_engine import PATIENCE, Demo, opened
 
-from snapcap.service.engine.device_thread import DeviceThread
-from snapcap.service.engine.engine import Engine
-from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.engine.request import CaptionRequest
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.progress.status import StartupStatus
-from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.slot_request import SamplingParams
-from snapcap.warmup.start.start import StartedModel
-
-PATIENCE = 120.0
-
-
-class Observer:
-    """Rows of every encoder batch and decode step."""
-
-    def __init__(self) -> None:
-        self.encodes: list[tuple[int, int]] = []
-        self.steps: list[tuple[int, int]] = []
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
-        self.encodes.append((bucket, rows))
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
-        self.steps.append((bucket, rows))
-
-    def tokens_generated(self, count: int) -> None: ...
-
-
-class Demo:
-    """The demo model behind an engine."""
-
-    def __init__(self, backend: str, loaded: StartedModel, engine: Engine, observer: Observer) -> None:
-        self.backend, self.loaded, self.engine, self.observer = backend, loaded, engine, observer
-        self.tokenizer, self.transform = loaded.checkpoint.tokenizer, loaded.checkpoint.transform
-
-    def request(self, image: Path, prompt: str = "", **params: Any) -> CaptionRequest:
-        pixels = self.transform.decode(image.read_bytes()).pixels
-        ids = tuple(self.tokenizer.encode(prompt)) if prompt else ()
-        deadline = time.monotonic() + PATIENCE
-        return CaptionRequest(image.name, pixels, ids, SamplingParams(**params), deadline, Future())
-
-    def run(self, request: CaptionRequest) -> Completion:
-        self.engine.submit(request)
-        return request.future.result(PATIENCE)
-
-    def hold(self) -> threading.Event:
-        """Stop the device thread between two steps until the event is set."""
-        release = threading.Event()
-        self.engine.call(lambda: release.wait(PATIENCE))
-        return release
 
 
 @pytest.fixture(scope="module", params=["eager", "aot"])
@@ -73,22 +22,10 @@ def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         compute = ComputeOptions("cpu", backend="aot", buckets=(1, 4), strict=True)
         folder = request.getfixturevalue("built_cache")
     options = StartOptions(ModelOptions(cache_dir=folder), compute)
-    started: Future[tuple[StartedModel, Engine]] = Future()
-    observer = Observer()
-    thread = DeviceThread(
-        options,
-        Timeline.since_exec(),
-        StartupStatus(),
-        observer,
-        on_ready=lambda loaded, engine: started.set_result((loaded, engine)),
-        on_failure=started.set_exception,
-    )
-    thread.start()
-    loaded, engine = started.result(PATIENCE)
-    assert loaded.runner.encodes_beside is (request.param == "aot")
-    yield Demo(request.param, loaded, engine, observer)
-    engine.stop()
-    thread.join()
+    with opened(options) as started:
+        assert started.loaded.backend.name == request.param
+        assert started.loaded.runner.encodes_beside is (request.param == "aot")
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +38,7 @@ def test_every_sample_is_captioned_right_alone(demo: Demo, samples: dict[Path, s
     for image, caption in samples.items():
         completion = demo.run(demo.request(image))
         assert demo.tokenizer.decode(completion.tokens) == caption
-        assert (completion.finish_reason, completion.backend) == ("stop", demo.backend)
+        assert (completion.finish_reason, completion.backend) == ("stop", demo.loaded.backend.name)
         assert min(completion.encode_s, completion.decode_s) > 0
     assert {bucket for bucket, _ in demo.observer.encodes} == {1}
 
@@ -126,13 +63,8 @@ def test_mixed_requests_together_give_what_each_gives_alone(demo: Demo, samples:
     ]
     alone = [demo.run(demo.request(image, **kind)) for image, kind in wanted]
     demo.observer.steps.clear()
-    release = demo.hold()
-    together = [demo.request(image, **kind) for image, kind in wanted]
-    for request in together:
-        demo.engine.submit(request)
-    release.set()
-    for request, expected in zip(together, alone, strict=True):
-        completion = request.future.result(PATIENCE)
+    together = demo.together(*(demo.request(image, **kind) for image, kind in wanted))
+    for completion, expected in zip(together, alone, strict=True):
         assert (completion.tokens, completion.finish_reason) == (expected.tokens, expected.finish_reason)
     largest = demo.loaded.plan.table.largest.size
     assert max(rows for _, rows in demo.observer.steps) == largest, "they must have run together"

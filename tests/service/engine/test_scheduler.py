@@ -9,7 +9,6 @@ from support.fakes.scheduling import EOS, TABLE, Clock, names, request, submit
 from snapcap.service.engine.request import Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
-from snapcap.warmup.plan.plan import BucketTable
 
 
 def test_first_come_is_first_served_into_the_next_free_slots(scheduler: Scheduler) -> None:
@@ -31,7 +30,7 @@ def test_nothing_waits_nothing_is_admitted(scheduler: Scheduler) -> None:
 def test_a_table_that_grows_gives_more_slots(scheduler: Scheduler) -> None:
     submit(scheduler, *(request(name) for name in "abcdef"))
     scheduler.admit()
-    scheduler.table = BucketTable.of((1, 4, 6))
+    scheduler.warmed(6)
     submitted = scheduler.admit() + scheduler.admit()
     assert [row.request.id for row in submitted] == ["e", "f"]
 

@@ -76,7 +76,7 @@ def test_it_has_its_old_place_once_there_is_a_batch_and_nobody_passes_it_any_mor
     cold.submit(request("c"))
     cold.warmed(8)
     assert [step(cold), step(cold)] == [["eight"], ["c"]]
-    assert cold.table.sizes == (1, 4, 8)
+    assert cold.steps.sizes == cold.encodes.sizes == (1, 4, 8)
 
 
 def test_a_stream_of_small_requests_does_not_starve_a_search(cold: Scheduler, clock: Clock) -> None:

@@ -166,13 +166,19 @@ class Observer:
 class Served:
     """An engine on a thread of its own. ``held`` keeps it between two steps while requests are sent."""
 
-    def __init__(self, runs_ahead: bool = False, cold: tuple[int, ...] = (), encodes_beside: bool = False) -> None:
-        """``cold``: those of the buckets 1, 4, 8 that are not ready yet."""
+    def __init__(
+        self,
+        runs_ahead: bool = False,
+        cold: tuple[int, ...] = (),
+        encodes_beside: bool = False,
+        steps_alone: tuple[int, ...] = (),
+    ) -> None:
+        """The buckets are 1, 4 and 8. ``cold`` are not ready yet, and ``steps_alone`` encode nothing."""
         sizes = (1, 4, 8)
         self.runner = ListRunner(max(sizes), runs_ahead, encodes_beside)
         self.observer = Observer()
         table = BucketTable.of(size for size in sizes if size not in cold)
-        self.scheduler = Scheduler(table, LIMITS, cold=cold)
+        self.scheduler = Scheduler(table, LIMITS, cold=cold, steps_alone=steps_alone)
         self.engine = Engine(self.scheduler, self.observer)
         self.outcome: Future[None] = Future()
         self.thread = threading.Thread(target=self._run, daemon=True)

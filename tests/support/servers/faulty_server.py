@@ -92,10 +92,10 @@ def patch_engine(on: Callable[[str], bool]) -> None:
             before_step(on, runner.state.memory.kind)
             return step(*arguments)
 
-        def warm_aside(bucket: Any) -> None:
+        def warm_aside(bucket: Any, backend: Any) -> None:
             if on(COLD_FAILS):
                 raise RuntimeError("no kernel image is available")
-            warm(bucket)
+            warm(bucket, backend)
 
         runner.decode_step = decode_step
         object.__setattr__(warmer, "warm_aside", warm_aside)
@@ -113,7 +113,7 @@ def patch_engine(on: Callable[[str], bool]) -> None:
         device_thread: Any = snapcap.service.engine.device_thread
         startup: Any = snapcap.warmup.start.start
         device_thread.after_ready = lambda work: after_ready(partial(wait_and, work))
-        startup.before_ready = lambda backend, buckets, *others: buckets[:1]
+        startup.before_ready = lambda backend, plan, options: plan.table.buckets[:1]
 
 
 def patch_http(on: Callable[[str], bool]) -> None:

@@ -16,17 +16,20 @@ from snapcap.warmup.machine.cuda_driver import (
     cuda_device_count,
     open_context,
     open_library,
+    total_device_memory,
 )
 from snapcap.warmup.machine.installation import TorchVersion
 from snapcap.warmup.machine.torch_libraries import begin_device_context
 
 SOURCE = """
+#include <stddef.h>
 static int devices = 2, retained = -1;
 int cuInit(unsigned flags) { return flags; }
 int cuDeviceGetCount(int *count) { *count = devices; return 0; }
 int cuDeviceGet(int *device, int index) { *device = 10 + index; return index < devices ? 0 : 101; }
 int cuDeviceGetName(char *name, int length, int device) { name[0] = 'G'; name[1] = '0' + device - 10; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute; return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = ((size_t)80 << 30) + device; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &retained; retained = device; return 0; }
 int retained_device(void) { int device = retained; retained = -1; return device; }
 """
@@ -63,6 +66,14 @@ def test_a_device_says_what_code_is_made_for(driver: ctypes.CDLL) -> None:
     device = cuda_device(1)
     assert (device.name, device.compute_capability, device.multiprocessors) == ("G1", "75.76", 16)
     assert cuda_device_count() == 2
+
+
+def test_a_device_tells_its_memory_without_a_context(driver: ctypes.CDLL) -> None:
+    driver.retained_device()
+    assert total_device_memory(1) == (80 << 30) + 11
+    assert driver.retained_device() == -1
+    with pytest.raises(CudaDriverError, match="cuDeviceGet failed with code 101"):
+        total_device_memory(2)
 
 
 def test_the_context_is_that_of_the_device(driver: ctypes.CDLL) -> None:

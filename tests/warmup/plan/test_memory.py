@@ -18,7 +18,7 @@ from snapcap.models.memory.memory import spec_bytes
 from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.compile_worker import empty, open_workbench
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, buckets_that_fit, checkpoint_bytes, fitted
+from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, checkpoint_bytes, fitted, plan_that_fits
 from snapcap.warmup.plan.plan import Bucket, Plan
 from snapcap.warmup.runtime.torch_model import LoadedModel
 
@@ -107,7 +107,7 @@ def test_the_buckets_that_a_card_has_room_for(
     folder = write_described(name, tmp_path / name)
     config, weights = ModelConfig.from_folder(folder), checkpoint_bytes(folder, "bfloat16")
     free = int(card * 0.95 * GIB) - PROCESS_BYTES
-    assert buckets_that_fit(config, ON_GPU, weights, free) == sizes
+    assert plan_that_fits(config, ON_GPU, weights, free).buckets == sizes
     checkpoint = Checkpoint(name, folder, config, transform=None)  # type: ignore[arg-type]  it is not asked for
     with caplog.at_level(logging.WARNING):
         assert fitted(checkpoint, ON_GPU, free).buckets == sizes

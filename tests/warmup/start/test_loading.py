@@ -172,21 +172,22 @@ def test_a_start_warms_every_bucket_and_tells_its_phases(
 
 
 @pytest.mark.parametrize(
-    ("backend", "asked", "device", "count"),
+    ("backend", "asked", "device", "sizes"),
     [
-        ("aot", "auto", "cuda", 3),
-        ("aot", "aot", "cpu", 3),
-        ("eager", "auto", "cuda", 1),  # no artifacts: serve at once
-        ("eager", "aot", "cuda", 1),
-        ("eager", "auto", "cpu", 3),
-        ("eager", "eager", "cuda", 3),
-        ("jit", "jit", "cuda", 3),
+        ("aot", "auto", "cuda", (1, 2, 4)),
+        ("aot", "aot", "cpu", (1, 2, 4)),
+        ("eager", "auto", "cuda", (1,)),  # no artifacts: serve at once
+        ("eager", "aot", "cuda", (1,)),
+        ("eager", "auto", "cpu", (1, 2, 4)),
+        ("eager", "eager", "cuda", (1, 2, 4)),
+        ("jit", "jit", "cuda", (1, 2, 3, 4)),  # nothing is compiled after READY
     ],
 )
-def test_what_ready_waits_for(backend: str, asked: BackendChoice, device: str, count: int, tmp_path: Path) -> None:
-    buckets = (Bucket(1), Bucket(2), Bucket(4))
-    options = options_of(tmp_path, backend=asked)
-    assert before_ready(backend, buckets, options, device) == buckets[:count]
+def test_what_ready_waits_for(
+    backend: str, asked: BackendChoice, device: str, sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    plan = Plan(device, "float32", (1, 2, 4), 8, 1, step_buckets=(3,))
+    assert before_ready(backend, plan, options_of(tmp_path, backend=asked)) == tuple(map(Bucket, sizes))
 
 
 class Recording:
@@ -281,23 +282,22 @@ def test_a_strict_start_ends_where_a_bucket_cannot_run(make_warmer: Any, on_devi
         on_device(warmer.warm, warmer.table.buckets)
 
 
-def test_a_bucket_aside_that_cannot_run_stays_eager(make_warmer: Any, on_device: Any) -> None:
-    warmer = make_warmer()
-    warmer.assign(Recording(failing=(5,)), warmer.table.buckets)
-    on_device(warmer.warm_aside, Bucket(5))
-    assert {(b.state, b.backend) for b in warmer.status.buckets() if b.size == 5} == {("failed", "eager")}
-    on_device(warmer.runner.decode_step, Bucket(5))
+@pytest.mark.parametrize("backend", [Recording(failing=(5,)), Recording(broken=(5,))], ids=["fails", "broken"])
+def test_a_bucket_aside_that_cannot_run_is_an_error(backend: Recording, make_warmer: Any, on_device: Any) -> None:
+    with pytest.raises((RuntimeError, PackageError), match=r"no kernel for|the artifact set has no"):
+        on_device(make_warmer().warm_aside, Bucket(5), backend)
 
 
-def test_warming_aside_leaves_running_rows_alone(make_warmer: Any, on_device: Any) -> None:
+def test_a_bucket_without_encodes_has_a_decoder_alone(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording()
-    warmer.assign(backend, warmer.table.buckets)
-    for buffer in warmer.runner.state.buffers.values():
-        buffer.fill_(7)
-    on_device(warmer.warm_aside, Bucket(5))
-    assert {size for _, size, _ in backend.ran} == {5}
-    assert all((buffer == 7).all() for buffer in warmer.runner.state.buffers.values())
-    assert {b.state for b in warmer.status.buckets() if b.size == 5} == {"warm"}
+    steps = replace(warmer, table=BucketTable.of((1, 2)))
+    steps.prepare(Bucket(5), backend)  # nothing to open
+    assert backend.ran == []
+    on_device(steps.warm_aside, Bucket(5), backend)
+    assert {name.partition("_")[0] for name, size, rows in backend.ran if size == rows == 5} == {"decoder"}
+    assert [warmer.runner.is_bound(component, Bucket(5)) for component in COMPONENTS] == [False, True]
+    found = {b.component: (b.state, b.backend) for b in warmer.status.buckets() if b.size == 5}
+    assert found == {"encoder": ("pending", ""), "decoder": ("warm", "recording")}
 
 
 # --- the self-test ---

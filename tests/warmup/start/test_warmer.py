@@ -56,6 +56,21 @@ def test_every_region_of_every_bucket_runs_and_jit_with_all_layers(backend: str,
     assert encoded["decoder_after", 1] == len(tokens)
 
 
+def test_jit_compiles_a_bucket_without_encodes_for_the_decoder_alone(demo_model: LoadedModel) -> None:
+    counting, status, (one, four) = Counting("jit"), StartupStatus(), BucketTable.of(SIZES).buckets
+    runner = Runner(demo_model, torch_device(torch.device("cpu")))
+    status.expect((1,), "cpu", "float32", (4,))
+    made = Warmer(runner, BucketTable.of((1,)), status, Timeline(0.0), eager=counting)
+    made.assign(counting, (one,))
+    with torch.no_grad():
+        made.warm((one, four), counting)
+    regions = demo_model.regions
+    assert [counting.calls[each.name, 4] for each in regions.decoder] == [each.layers for each in regions.decoder]
+    assert not any(counting.calls[region.name, 4] for region in regions.encoder)
+    found = [(bucket.component, bucket.size, bucket.state, bucket.backend) for bucket in status.buckets()]
+    assert found == [(name, size, "warm", "jit") for name, size in (("encoder", 1), ("decoder", 1), ("decoder", 4))]
+
+
 @pytest.mark.parametrize("backend", ["aot", "jit", "eager"])
 def test_on_a_cpu_long_runs_are_left_to_requests_unless_they_compile(
     backend: str, demo_model: LoadedModel, monkeypatch: pytest.MonkeyPatch

@@ -7,9 +7,7 @@ must work; and in ATen/Parallel.h (`at::set_num_threads`, called by its mangled 
 
 import ctypes
 import mmap
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from snapcap.models.memory.memory import Spec, row_major
 from snapcap.models.regions.table import Region, RegionCall, Weights
 from snapcap.models.weights.prepared import MappedWeights, PreparedTensor
 from snapcap.warmup.artifacts.manifest import VerifiedFile
-from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container, Containers
 
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
 _KINDS: dict[str, Any] = {
@@ -253,26 +251,16 @@ _HANDLE_BYTES = ctypes.sizeof(ctypes.c_void_p)
 class NativePackages:
     """Implements `Packages` for tensors without torch, through the C interface.
 
-    device: "cpu", or such as "cuda:0". stream: the device thread's stream of a GPU. opening: containers that other
-    threads are opening, by entry. standalone: ``libtorch`` is the CPU library. threads: CPU threads of an eager
-    operation.
+    stream: the device thread's stream of a GPU. threads: CPU threads of an eager operation.
     """
 
     libtorch: Libtorch
-    device: str = "cpu"
+    containers: Containers
     stream: int | None = None
-    opening: "Mapping[str, Future[Container]]" = field(default_factory=dict)
-    standalone: bool = False
     threads: int | None = None
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
-        try:
-            future = self.opening.get(entry)
-            opened = None if future is None else future.result()
-            container = opened or Container.open(package, self.device, self.standalone)
-        except AotiError as error:
-            raise PackageError(f"{entry} cannot be opened: {error}") from error
-        return self.function(container)
+        return self.function(self.containers.open(entry, package))
 
     def function(self, container: Container) -> RegionCall:
         """Wraps a container as a function. The caller keeps the inputs, for which the function passes copies of

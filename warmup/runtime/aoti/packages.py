@@ -21,6 +21,9 @@ import re
 import zipfile
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -29,7 +32,8 @@ from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.machine.cuda_driver import open_library
 from snapcap.warmup.machine.denied import library_file
 from snapcap.warmup.machine.torch_libraries import let_threads_sleep, open_libgomp
-from snapcap.warmup.plan.plan import Bucket
+from snapcap.warmup.machine.worker import fulfil
+from snapcap.warmup.plan.plan import Bucket, Plan
 
 if TYPE_CHECKING:
     from snapcap.models.regions.table import Region, Regions
@@ -64,15 +68,15 @@ def region_of(entry: str) -> tuple[str, int]:
     return match["region"], int(match["size"])
 
 
-def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region", Bucket, str]]:
-    """Returns every package of a set, in the order of warm-up: the smallest buckets first, because a lone request
-    needs them, and packages that are opened on demand last."""
+def entry_names(regions: "Regions", plan: Plan) -> list[tuple["Region", Bucket, str]]:
+    """Returns every package of a plan's set, in the order of warm-up: the smallest buckets first, because a lone
+    request needs them, and packages that are opened on demand last."""
     return [
-        (region, Bucket(size), entry_name(region.name, size))
+        (region, bucket, entry_name(region.name, bucket.size))
         for on_demand in (False, True)
-        for size in sorted(sizes)
+        for bucket in plan.steps.buckets
         for region in regions
-        if region.on_demand is on_demand
+        if region.on_demand is on_demand and bucket.size in plan.sizes(region.component)
     ]
 
 
@@ -221,6 +225,34 @@ class Container:
         if status != 0 or output.value is None:
             raise AotiError("it failed while it ran")
         return output.value
+
+
+@dataclass(frozen=True)
+class Containers:
+    """Opens packages on a device.
+
+    standalone: as in ``Container.open``. opening: containers that other threads open, or have opened, by entry.
+    """
+
+    device: str
+    standalone: bool = False
+    opening: dict[str, "Future[Container]"] = field(default_factory=dict)
+
+    def prepare(self, entry: str, package: VerifiedFile) -> None:
+        """Opens a package, on any thread. A later ``open`` returns the container, or raises the error."""
+        opened: Future[Container] = Future()
+        fulfil(opened, partial(Container.open, package, self.device, self.standalone))
+        self.opening[entry] = opened
+
+    def open(self, entry: str, package: VerifiedFile) -> Container:
+        """Returns the container of a package. Raises PackageError if the package cannot be opened."""
+        try:
+            opening = self.opening.get(entry)
+            if opening is not None:
+                return opening.result()
+            return Container.open(package, self.device, self.standalone)
+        except AotiError as error:
+            raise PackageError(f"{entry} cannot be opened: {error}") from error
 
 
 SOURCES = Path(__file__).parent / "cpp"

@@ -19,7 +19,7 @@ from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.runtime.aoti.native import Libtorch, NativeTensor
-from snapcap.warmup.runtime.aoti.packages import AotiError, Container, PackageError
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container, Containers, PackageError
 from snapcap.warmup.runtime.model import AotBackend, Model
 
 # torch's Python module passes handles in capsules without a name.
@@ -66,9 +66,10 @@ class TorchPackages:
     """Implements `Packages` for torch's tensors on a device."""
 
     device: torch.device
+    containers: Containers
 
     def open(self, entry: str, package: VerifiedFile) -> RegionFunction:
-        return open_package(package, self.device)
+        return function_of(self.containers.open(entry, package), self.device)
 
     def eager(self, region: Region) -> RegionFunction:
         return region.function
@@ -78,7 +79,8 @@ def torch_backend(
     entries: Mapping[str, VerifiedFile], input_specs: Mapping[str, Any], model: Model[Tensor]
 ) -> AotBackend[Tensor]:
     """Returns the `aot` backend for a model of torch's tensors."""
-    return AotBackend(entries, input_specs, model, TorchPackages(model.state.tokens.device))
+    device = model.state.tokens.device
+    return AotBackend(entries, input_specs, model, TorchPackages(device, Containers(str(device))))
 
 
 def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
@@ -90,6 +92,11 @@ def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
         container = Container.open(package, str(device))
     except AotiError as error:
         raise PackageError(f"{package.path.name} cannot be opened: {error}") from error
+    return function_of(container, device)
+
+
+def function_of(container: Container, device: torch.device) -> RegionFunction:
+    """Returns the function of an open package on a device."""
     if device.type == "cpu":
         return lambda *inputs: run_on_tensors(container, inputs, None)
     index = device.index or 0
