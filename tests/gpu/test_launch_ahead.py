@@ -36,9 +36,7 @@ def test_steps_of_packages(
         for edges in (None, early):
             runner.device._edges = edges
             runner.capture("decoder", bucket)
-            for start in range(0, bucket.size, plan.encodes.largest.size):
-                count = min(plan.encodes.largest.size, bucket.size - start)
-                runner.encode(plan.encodes.fit(count), captioner.images(count), start)
+            runner.encode(bucket, captioner.images(bucket.size), 0)
             runner.admit(0, [SlotRequest()] * bucket.size)
             tokens = []
             for _ in range(STEPS):
