@@ -4,7 +4,7 @@ A description tells a model's memory before anything is allocated.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -62,6 +62,22 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= length
     return tuple(reversed(strides))
+
+
+def runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yields pairs of a source and a target slot as runs, in which both increase by one: the first source, the
+    first target, and the number of pairs."""
+    first = (0, 0)
+    count = 0
+    for source, target in zip(sources, targets, strict=True):
+        if count and (source, target) == (first[0] + count, first[1] + count):
+            count += 1
+            continue
+        if count:
+            yield (*first, count)
+        first, count = (source, target), 1
+    if count:
+        yield (*first, count)
 
 
 ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}

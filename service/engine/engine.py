@@ -1,9 +1,10 @@
 """Runs the engine on the device thread: steps the runner, and admits waiting requests between two decode steps.
 
-On a device that works while the host goes on, the next step is launched before the tokens of the last are read:
+On a device that works while the host goes on, the next step is launched before the tokens of the last are read.
+Results are handed out and images are prepared while the device works on two steps:
 
-    host     launch 1 ─ launch 2 ─ read 1 ─ complete, admit ─ launch 3 ─ read 2 ─ …
-    device            [ step 1 ][ step 2 ]                   [ step 3 ]
+    host     launch 1 ─ launch 2 ─ read 1 ─ launch 3 ─ hand out, encode ─ read 2 ─ launch 4 ─ …
+    device            [ step 1 ][ step 2 ][ step 3 ][ images ][ step 4 ]
 
 A row that ended with step 1 is in step 2 as well; its result there is discarded.
 
@@ -17,6 +18,7 @@ import logging
 import queue
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
@@ -160,7 +162,9 @@ class Engine:
         self._failures = DeviceFailures()
         self._turns = self._work = 0
         self._doing = ""
-        self._step: _Step | None = None  # launched, but not yet read
+        self._steps: deque[_Step] = deque()  # launched, but not yet read
+        self._encoded: list[_Encoded] = []  # launched since the last step
+        self._results: list[Callable[[], None]] = []  # hand out the results of rows that have ended
         self._beside: _Beside | None = None
 
     def submit(self, request: CaptionRequest) -> None:
@@ -219,7 +223,9 @@ class Engine:
                 if self._serve_once(runner, backend_of):
                     self._failures.none()
             except Exception as error:
-                self._step = None
+                self._steps.clear()
+                self._encoded = []
+                self._hand_out()
                 self._rejoin(runner)
                 self._work += 1
                 log.exception("device step failed (%d in a row)", self._failures.count + 1)
@@ -249,17 +255,45 @@ class Engine:
 
     def _serve_once(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> bool:
         """Runs one turn of the engine. Returns whether tokens were read, which shows that the device works."""
-        scheduler = self._scheduler
+        scheduler, ahead = self._scheduler, runner.device.runs_ahead
         runner.move(scheduler.drop_lost())
+        done = launched = False
+        if len(self._steps) > 1 or not scheduler.needs_step():
+            done = self._read_next(runner, backend_of)
+        if ahead:
+            launched = self._launch_next(runner)
+        self._hand_out()
         encoded = self._encode_next(runner)
-        step = self._launch(runner, encoded) if scheduler.needs_step() else None
-        if runner.device.runs_ahead:
-            step, self._step = self._step, step
-        self._work += bool(encoded or step or self._step)
-        if step is not None:
-            tokens, hypotheses = self._read(step)
-            runner.move(scheduler.advance(step.rows, tokens, backend_of(step.bucket), hypotheses))
-        return step is not None
+        self._encoded += encoded
+        if not launched:
+            self._launch_next(runner)
+        if not ahead:
+            done = self._read_next(runner, backend_of)
+            self._hand_out()
+        self._work += bool(encoded or done or self._steps)
+        return done
+
+    def _launch_next(self, runner: "Runner[Any]") -> bool:
+        """Launches a step if a row needs one. Returns whether it did."""
+        if not self._scheduler.needs_step():
+            return False
+        self._steps.append(self._launch(runner))
+        return True
+
+    def _read_next(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> bool:
+        """Reads the tokens of the oldest step that was not read, if there is one. Returns whether there was."""
+        if not self._steps:
+            return False
+        step = self._steps.popleft()
+        tokens, hypotheses = self._read(step)
+        backend = backend_of(step.bucket)
+        runner.move(self._scheduler.advance(step.rows, tokens, backend, hypotheses, self._results))
+        return True
+
+    def _hand_out(self) -> None:
+        results, self._results = self._results, []
+        for hand_out in results:
+            hand_out()
 
     def _encode_next(self, runner: "Runner[Any]") -> list[_Encoded]:
         """Admits waiting requests and encodes their images: beside the steps of running rows, where the runner can,
@@ -277,7 +311,8 @@ class Engine:
             lanes.serve(alone=scheduler.is_lone)
         if admitted and others and lanes is not None and runner.encodes_beside:
             first = scheduler.running.index(admitted[0])
-            encode = lanes.beside(partial(self._encode_images, runner, admitted, first))
+            rows = [self._row(row) for row in admitted]
+            encode = lanes.beside(partial(self._encode_images, runner, admitted, rows, first))
             scheduler.set_aside(admitted)
             self._beside = _Beside(admitted, first, encode)
         elif admitted:
@@ -332,7 +367,7 @@ class Engine:
         bucket = scheduler.encodes.fit(len(admitted))
         first = scheduler.running.index(admitted[0])
         rows = [self._row(row) for row in admitted]
-        timer = beside.result() if beside is not None else self._encode_images(runner, admitted, first)
+        timer = beside.result() if beside is not None else self._encode_images(runner, admitted, rows, first)
         runner.admit(first, rows)
         for row, content in zip(admitted, rows, strict=True):
             if row.searches:
@@ -342,14 +377,15 @@ class Engine:
             row.request.admitted()
         return _Encoded(admitted, bucket.size, timer)
 
-    def _encode_images(self, runner: "Runner[Any]", admitted: list[RunningRequest], first: int) -> "Timer":
+    def _encode_images(
+        self, runner: "Runner[Any]", admitted: list[RunningRequest], rows: list[SlotRequest], first: int
+    ) -> "Timer":
         """Encodes images into the slots from ``first`` on; on the thread for encodes if that is beside steps."""
         timer = runner.device.timer()
-        rows = [self._row(row) for row in admitted]
         runner.encode(self._scheduler.encodes.fit(len(rows)), [row.request.array for row in admitted], first, rows)
         return timer.stop()
 
-    def _launch(self, runner: "Runner[Any]", encoded: list[_Encoded]) -> _Step:
+    def _launch(self, runner: "Runner[Any]") -> _Step:
         rows = self._scheduler.launched()
         bucket = self._scheduler.steps.fit(len(rows))
         timer = runner.device.timer()
@@ -360,6 +396,7 @@ class Engine:
         )
         runner.decode_step(bucket, needs)
         tokens = runner.read_tokens(len(rows), needs.beams)
+        encoded, self._encoded = self._encoded, []
         return _Step(rows, bucket.size, tokens, timer.stop(), encoded)
 
     def _read(self, step: _Step) -> tuple[list[int], dict[int, list[int]]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import field
+from functools import partial
 from heapq import merge
 from itertools import chain
 from operator import attrgetter
@@ -417,42 +418,50 @@ class Scheduler:
         tokens: Sequence[int],
         backend: str,
         hypotheses: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        later: list[Callable[[], None]] | None = None,
     ) -> list[tuple[int, int]]:
         """Takes the tokens of a step, one for each row that was running when the step was launched, and completes
         the rows that end with it. A row that has left since then is skipped.
 
         ``hypotheses`` has each beam search that ended, under one of its slots: the start token, the prompt and the
-        generated tokens with their end token.
+        generated tokens with their end token. ``later``: a list that gets what hands out the results of the rows
+        that end, so that the next step can be launched first. Without it they are handed out at once.
 
         Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
-        finished, eos_ids = [], self.limits.eos_ids
-        for slot, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            if row.left:
-                continue
-            if row.searches:
-                if slot in hypotheses:
-                    row.found(hypotheses[slot][1 + len(row.request.prompt_ids) :], eos_ids)
-                    finished.append(row)
-                continue
-            if row.prompt_left:
-                row.prompt_left -= 1
-                continue
-            if token in eos_ids:
-                row.finish_reason = "stop"
-            else:
-                row.tokens.append(token)
-                if not row.request.generated(token) or len(row.tokens) >= row.limit:
-                    row.finish_reason = "length"
-            if row.finish_reason is not None:
-                finished.append(row)
+        finished = [
+            row
+            for slot, (row, token) in enumerate(zip(rows, tokens, strict=True))
+            if not row.left and self._ends(row, token, hypotheses.get(slot))
+        ]
         if not finished:
             return []
         now = self._clock()
-        for row in finished:
-            self._complete(row, backend, now)
+        results = [partial(self._complete, row, backend, now) for row in finished]
+        if later is not None:
+            later += results
+        else:
+            for hand_out in results:
+                hand_out()
         self.gathering.ended(len(finished), now)
         return self._compact(finished)
+
+    def _ends(self, row: RunningRequest, token: int, hypothesis: Sequence[int] | None) -> bool:
+        """Gives a row the token of a step. Returns whether the row ends with it."""
+        eos_ids = self.limits.eos_ids
+        if row.searches:
+            if hypothesis is None:
+                return False  # it stands in other slots too
+            row.found(hypothesis[1 + len(row.request.prompt_ids) :], eos_ids)
+        elif row.prompt_left:
+            row.prompt_left -= 1
+        elif token in eos_ids:
+            row.finish_reason = "stop"
+        else:
+            row.tokens.append(token)
+            if not row.request.generated(token) or len(row.tokens) >= row.limit:
+                row.finish_reason = "length"
+        return row.finish_reason is not None
 
     def fail(self, rows: Iterable[RunningRequest], error: Exception) -> list[tuple[int, int]]:
         """Fails running rows and frees their slots. Waiting requests are kept.
@@ -496,7 +505,8 @@ class Scheduler:
         return True
 
     def _compact(self, gone: list[RunningRequest]) -> list[tuple[int, int]]:
-        """Fills each freed slot with one of the last running rows, so that rows stay contiguous."""
+        """Fills each freed slot with one of the last running rows, so that rows stay contiguous. Both are in
+        ascending order, so that rows that stand next to each other can be moved at once."""
         if not gone:
             return []
         for row in gone:
@@ -504,7 +514,7 @@ class Scheduler:
         count = sum(not row.left for row in self.running)
         free = [slot for slot, row in enumerate(self.running[:count]) if row.left]
         last = [slot for slot, row in enumerate(self.running) if slot >= count and not row.left]
-        moves = list(zip(reversed(last), free, strict=True))
+        moves = list(zip(last, free, strict=True))
         for source, target in moves:
             self.running[target] = self.running[source]
         del self.running[count:]

@@ -29,6 +29,36 @@ def test_a_step_is_launched_before_the_last_is_read_where_the_device_runs_ahead(
     assert served.runner.order == (ahead if served.runner.device.runs_ahead else ["launch", "read"] * 3)
 
 
+def test_a_result_is_handed_out_behind_the_launch_of_the_next_step(served: Served) -> None:
+    """Where the device works on while clients get their results; and before it, where the host does the work."""
+    release = served.hold()
+    short, long = served.send(1, max_new_tokens=2), served.send(2, max_new_tokens=6)
+    done: list[bool] = []
+    served.runner.before_step = lambda: done.append(short.future.done())
+    release.set()
+    assert result(long).tokens == tuple(range(200, 206))
+    ahead = [False] * 4 + [True] * 2
+    assert done == (ahead if served.runner.device.runs_ahead else [False] * 2 + [True] * 4)
+
+
+def test_a_result_is_handed_out_though_the_next_launch_fails(served: Served) -> None:
+    release = served.hold()
+    short, long = served.send(1, max_new_tokens=2), served.send(2, max_new_tokens=6)
+    launches = iter(range(1, 100))
+    failing = 4 if served.runner.device.runs_ahead else 3  # the first one behind the end of the short caption
+
+    def launch() -> None:
+        if next(launches) == failing:
+            raise RuntimeError("the launch fails")
+
+    served.runner.before_step = launch
+    release.set()
+    assert result(short).tokens == (100, 101)
+    with pytest.raises(EngineFailed):
+        result(long)
+    assert result(served.send(3, max_new_tokens=1)).tokens == (300,)
+
+
 def test_requests_of_different_ages_run_together_and_get_their_own_tokens(served: Served) -> None:
     luck = random.Random(5)
     release = served.hold()

@@ -185,7 +185,7 @@ def test_a_client_that_leaves_as_its_row_ends_disturbs_nobody(scheduler: Schedul
         ((), [], "abcd"),
         ((3,), [], "abc"),
         ((0,), [(3, 0)], "dbc"),
-        ((0, 1), [(3, 0), (2, 1)], "dc"),
+        ((0, 1), [(2, 0), (3, 1)], "cd"),
         ((0, 3), [(2, 0)], "cb"),
         ((1, 2), [(3, 1)], "ad"),
         ((0, 1, 2, 3), [], ""),

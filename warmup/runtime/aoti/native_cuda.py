@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.memory import ITEM_BYTES, CopySlots, Spec, row_major
+from snapcap.models.memory.memory import ITEM_BYTES, CopySlots, Spec, row_major, runs
 from snapcap.models.regions.table import Weights
 from snapcap.models.weights.prepared import MappedWeights
 from snapcap.warmup.runtime.aoti.launch_ahead import GraphEdges
@@ -435,8 +435,8 @@ class _Counted:
 
 
 class _Copier:
-    """Copies slots by a launch for each buffer, without a wait: rows as bytes; and by libtorch what a slot has in
-    every layer, as the driver's copies of rows that are far apart take longer."""
+    """Copies slots without a wait, by a launch for each buffer and run of slots: rows as bytes; and by libtorch
+    what a slot has in every layer, as the driver's copies of rows that are far apart take longer."""
 
     def __init__(
         self,
@@ -455,18 +455,20 @@ class _Copier:
         self._views: dict[int, list[NativeTensor]] = {}
 
     def __call__(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        for source, target in zip(sources, targets, strict=True):
+        for source, target, slots in runs(sources, targets):
             for address, width in self._rows:
-                self._cuda.copy(address + target * width, address + source * width, width)
-            for to, of in zip(self._held(target), self._held(source), strict=True):
+                self._cuda.copy(address + target * width, address + source * width, slots * width)
+            for to, of in zip(self._held(target, slots), self._held(source, slots), strict=True):
                 self._libtorch.copy(to.handle, of.handle)
 
-    def _held(self, slot: int) -> list[NativeTensor]:
-        """Views of what a slot holds in every layer, made when it is first asked for."""
-        held = self._views.get(slot)
+    def _held(self, first: int, slots: int) -> list[NativeTensor]:
+        """Returns views of what a run of slots holds in every layer. Views of a slot alone are made once."""
+        held = self._views.get(first) if slots == 1 else None
         if held is None:
-            held = [self._memory.view(buffer, slice(None), slot) for buffer in self._layered]
-            self._views[slot] = held
+            run = slice(first, first + slots)
+            held = [self._memory.view(buffer, slice(None), run) for buffer in self._layered]
+            if slots == 1:
+                self._views[first] = held
         return held
 
 
