@@ -32,7 +32,7 @@ def test_a_step_is_launched_before_the_last_is_read_where_the_device_runs_ahead(
 def test_a_result_is_handed_out_behind_the_launch_of_the_next_step(served: Served) -> None:
     """Where the device works on while clients get their results; and before it, where the host does the work."""
     release = served.hold()
-    short, long = served.send(1, max_new_tokens=2), served.send(2, max_new_tokens=6)
+    short, long, *_ = [served.send(image, max_new_tokens=2 if image == 1 else 6) for image in (1, 2, 3, 4)]
     done: list[bool] = []
     served.runner.before_step = lambda: done.append(short.future.done())
     release.set()
@@ -43,7 +43,7 @@ def test_a_result_is_handed_out_behind_the_launch_of_the_next_step(served: Serve
 
 def test_a_result_is_handed_out_though_the_next_launch_fails(served: Served) -> None:
     release = served.hold()
-    short, long = served.send(1, max_new_tokens=2), served.send(2, max_new_tokens=6)
+    short, long, *_ = [served.send(image, max_new_tokens=2 if image == 1 else 6) for image in (1, 2, 3, 4)]
     launches = iter(range(1, 100))
     failing = 4 if served.runner.device.runs_ahead else 3  # the first one behind the end of the short caption
 
