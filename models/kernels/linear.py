@@ -82,8 +82,9 @@ def linear(
     parts = 4 if inputs > _UNDIVIDED and rows <= _FEW_TILES and not gated else 1
     grid = triton.cdiv(outputs, tile["BN"]), triton.cdiv(rows, tile["BM"]), parts
     sums = out if parts == 1 else torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
+    late = rows > _FEW_TILES  # many programs: those of the next kernel would take their place
     launch(_many_rows_ahead)[grid](
-        x, weight, bias, residual, sums, rows, *strides, PARTS=parts, **sizes, **tile, **after
+        x, weight, bias, residual, sums, rows, *strides, PARTS=parts, LATE=late, **sizes, **tile, **after
     )
     if parts > 1:
         count = rows * outputs
@@ -217,6 +218,7 @@ def _many_rows_ahead(
     IN: tl.constexpr,
     OUT: tl.constexpr,
     PARTS: tl.constexpr,
+    LATE: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -228,7 +230,7 @@ def _many_rows_ahead(
 ):
     """Computes BN outputs of BM rows, at least 16, the fewest that tensor cores take. With PARTS above 1, a program
     multiplies a part of the inputs, and ``out`` is [PARTS, b, out] fp32: sums, which `_sum_ahead` adds."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN) + let_next_begin(AHEAD)
+    n = tl.program_id(0) * BN + tl.arange(0, BN) + let_next_begin(AHEAD and not LATE)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     live, here = n < OUT, m < rows
@@ -250,6 +252,7 @@ def _many_rows_ahead(
         if GATED:
             second = tl.load(weights + OUT * stride_out + start * stride_in, mask=both, other=0.0)
             other = tl.dot(value, second, other)
+    out += let_next_begin(AHEAD and LATE)
     at, there = m[:, None] * OUT + n[None, :], here[:, None] & live[None, :]
     if PARTS > 1:
         tl.store(out + tl.program_id(2) * rows * OUT + at, y, mask=there)
