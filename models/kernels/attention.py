@@ -94,7 +94,7 @@ def attend_prefixed(
         PREFIX=prefix,
         PREFIX_CHUNK=min(_CROSS_CHUNK, triton.next_power_of_2(prefix)),
         AHEAD=ahead(qkv),
-        num_warps=4,
+        num_warps=2 if rows <= _ROOMY_ROWS else 1,
     )
     return out
 
@@ -345,10 +345,10 @@ def _attend_prefixed_ahead(
     # Loads of a loop whose end is known begin earlier, which is worth more than two chunks.
     end = LENGTH if LENGTH <= 2 * CHUNK else position
     for start in range(0, end, CHUNK):
-        j = start + tl.arange(0, CHUNK)
-        there = (j < position)[:, None] & real[None, :]
-        key, value = _load_chunk(keys, values, key_length, value_length, j, there)
-        top, total, mixed = _attend_chunk(query, key, value, j < position, top, total, mixed)
+        own = start + tl.arange(0, CHUNK)
+        seen = own < position
+        own_key, own_value = _load_chunk(keys, values, key_length, value_length, own, seen[:, None] & real[None, :])
+        top, total, mixed = _attend_chunk(query, own_key, own_value, seen, top, total, mixed)
     out += let_next_begin(AHEAD, total)
     tl.store(out + (row * HEADS + head) * WIDTH + d, (mixed / total).to(out.dtype.element_ty), mask=real)
 

@@ -62,7 +62,7 @@ def linear(
     bias, residual = pointer(bias, x), pointer(residual, x)
     if rows <= FEW_ROWS:
         padded = triton.next_power_of_2(inputs)
-        block = 2 if padded > 2048 else (4 if weight.shape[1] < 2048 else 8) // (2 if gated else 1)
+        block = 2 if padded > 2048 or gated else 4
         norm = {"NORM": gamma is not None, "CENTRED": beta is not None, "EPS": eps}
         gamma, beta = pointer(gamma, x), pointer(beta, x)
         launch(_few_rows_ahead)[(triton.cdiv(outputs, block),)](
@@ -70,7 +70,7 @@ def linear(
             ROWS=rows,
             PADDED=padded,
             BN=block,
-            num_warps=8,
+            num_warps=2 if padded <= 1024 else 4,
             **sizes,
             **norm,
             **after,

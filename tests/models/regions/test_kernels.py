@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,21 +24,36 @@ DEMO = ROOT / "models" / "demo"
 TRITON = Path(sys.prefix) / "triton"  # where `make test` puts it: beside torch's CPU build, not into it
 
 
-def test_every_fused_region_gives_what_the_plain_one_does() -> None:
+def with_triton(program: str, **variables: str) -> Any:
+    """Runs a program of `support.parity` with Triton, and returns what it prints."""
     if not (TRITON / "triton").is_dir():
         pytest.skip("TRITON IS NOT INSTALLED (make test DOES THAT ON LINUX): THE KERNELS ARE NOT CHECKED")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(TRITON), str(ROOT)])}
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join([str(TRITON), str(ROOT)])}
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/parity/kernel_cases.py")],
+        [sys.executable, str(ROOT / "tests/support/parity" / program)],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    differences: dict[str, float] = json.loads(ran.stdout)
+    return json.loads(ran.stdout)
+
+
+def test_every_fused_region_gives_what_the_plain_one_does() -> None:
+    differences: dict[str, float] = with_triton("kernel_cases.py", TRITON_INTERPRET="1")
     assert len(differences) == 74
     assert {name: d for name, d in differences.items() if not d < 2e-5} == {}
+
+
+def test_every_kernel_of_a_step_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """The interpreter does not check types, and a build on a GPU is too late to notice."""
+    compiled: list[str] = with_triton("compiled_kernels.py", TRITON_CACHE_DIR=str(tmp_path))
+    assert len(compiled) > 20
+    assert {*compiled} == {
+        *("_few_rows_ahead", "_many_rows_ahead", "_sum_ahead", "_norm_ahead", "_choose_ahead"),
+        *("_attend_cached_ahead", "_attend_cross_ahead", "_attend_prefixed_ahead"),
+    }
 
 
 def test_cuda_is_compiled_from_kernels_in_16_bits_and_beams_in_any() -> None:

@@ -1,0 +1,133 @@
+"""Compiles the kernels of decode steps for a GPU of compute capability 9.0, without a GPU; prints their names.
+
+Triton's interpreter does not check types. The fused blocks run on empty tensors of real widths, with launches that
+only note the kernel and its arguments.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from snapcap.models.kernels import attention, head, linear
+from snapcap.models.layers import bart, bert, git, gpt2, llama
+from snapcap.models.layers.fused import compiled_function
+from snapcap.models.layers.linear import activation
+from snapcap.models.layers.weights import weight_names
+
+TARGET = GPUTarget("cuda", 90, 32)
+TYPES = {torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
+# Constants that decide which lines of a kernel there are, and whether two loops take steps of one length.
+DECIDING = ("NORM", "GATED", "PARTS", "ROTATED", "CHUNK", "PREFIX_CHUNK")
+OPTIONS = ("num_warps", "num_stages")
+WIDTH, HEADS, HEAD_DIM, LENGTH, VOCABULARY = 768, 12, 64, 160, 1000
+# A step's rows by the path through a product: whole rows, and tensor cores.
+ROWS = (1, 4)
+FEW_TOKENS, MANY_TOKENS = 65, 577  # of an image: less and more than attention holds at once
+
+
+class Launches:
+    """Stands in for `kernels.launch.launch`: notes each kernel with its signature and constants."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]] = {}
+
+    def __call__(self, kernel: Any) -> "Launches":
+        self._kernel = kernel
+        return self
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return partial(self._note, self._kernel)
+
+    def _note(self, kernel: Any, *arguments: Any, **named: Any) -> None:
+        options = {name: named.pop(name) for name in OPTIONS if name in named}
+        given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
+        signature: dict[str, str] = {}
+        constants: dict[str, Any] = {}
+        for name in kernel.arg_names:
+            value = given[name]
+            if isinstance(value, Tensor):
+                signature[name] = TYPES[value.dtype]
+            elif name.isupper() or value == 1:  # Triton takes 1 for a constant
+                signature[name], constants[name] = "constexpr", value
+            else:
+                signature[name] = "i32"
+        kinds = [given.get(name) for name in DECIDING]
+        self.noted[f"{kernel.fn.__module__} {kernel.__name__} {kinds}"] = kernel, signature, constants, options
+
+
+def blocks(rows: int, tokens: int) -> Iterator[tuple[Any, list[Tensor]]]:
+    """Yields the blocks and heads of a step with their inputs, in 16 bits."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.float16)
+
+    def caches(heads: int) -> list[Tensor]:
+        shapes = [(rows, heads, length, HEAD_DIM) for length in (LENGTH, tokens)]
+        return [each for shape in shapes for each in (empty(*shape).mT, empty(*shape))]
+
+    def own(block: Any, **shapes: tuple[int, ...]) -> list[Tensor]:
+        given = {
+            name: shapes.get(name.removesuffix("_weight").removesuffix("_bias"), (WIDTH,))
+            for name in weight_names(block)
+        }
+        return [empty(*shape) if name.endswith("_weight") else empty(shape[-1]) for name, shape in given.items()]
+
+    positions, hidden = torch.zeros(rows, dtype=torch.int64), empty(rows, WIDTH)
+    square, inner = (WIDTH, WIDTH), 4 * WIDTH
+    outwards = {"out": square, "cross_q": square, "cross_out": square}
+    common: dict[str, Any] = {"eps": 1e-5, "scale": 0.125}
+    block = partial(gpt2.block, act=activation("gelu_new"), **common)
+    stored_in_out = {"qkv": (WIDTH, 3 * WIDTH), "fc1": (WIDTH, inner), "fc2": (inner, WIDTH)}
+    yield block, [hidden, positions, *caches(HEADS), *own(gpt2.block, **outwards, **stored_in_out)]
+    gelu: dict[str, Any] = {"num_heads": HEADS, "act": activation("gelu"), **common}
+    stored_out_in = {"qkv": (3 * WIDTH, WIDTH), "fc1": (inner, WIDTH), "fc2": (WIDTH, inner)}
+    of_bert = own(bert.block, **outwards, **stored_out_in)
+    yield partial(bert.block, **gelu), [hidden, positions, *caches(HEADS), *of_bert]
+    text = torch.zeros(rows, 5, dtype=torch.int64)
+    yield partial(bart.decoder_block, **gelu), [hidden, positions, text, *caches(HEADS), *of_bert]
+    of_git = own(git.block, **outwards, **stored_out_in)
+    yield partial(git.block, **gelu), [hidden, positions, *caches(HEADS), *of_git]
+    of_llama = [
+        *(empty(WIDTH), empty(WIDTH + 8 * HEAD_DIM, WIDTH), torch.empty(HEAD_DIM // 2)),
+        *(empty(*square), empty(WIDTH), empty(2 * inner, WIDTH), empty(WIDTH, inner)),
+    ]
+    yield partial(llama.block, act=activation("silu"), **common), [hidden, positions, *caches(4), *of_llama]
+    chosen = [torch.zeros(rows, dtype=torch.int64), positions, torch.zeros(rows, LENGTH, dtype=torch.int64)]
+    vocabulary = empty(VOCABULARY, WIDTH)
+    yield partial(gpt2.head, eps=1e-5), [hidden, *chosen, empty(WIDTH), empty(WIDTH), vocabulary]
+    yield partial(bert.head, eps=1e-5, act=None), [hidden, *chosen, vocabulary, empty(VOCABULARY)]
+
+
+def main() -> None:
+    launches = Launches()
+    with (
+        mock.patch.object(attention, "launch", launches),
+        mock.patch.object(linear, "launch", launches),
+        mock.patch.object(head, "launch", launches),
+        mock.patch.object(attention, "ahead", return_value=True),
+        mock.patch.object(linear, "ahead", return_value=True),
+        mock.patch.object(head, "ahead", return_value=True),
+    ):
+        for rows in ROWS:
+            for block, inputs in blocks(rows, FEW_TOKENS if rows == 1 else MANY_TOKENS):
+                compiled_function(block, torch.device("cuda"), torch.float16)(*inputs)
+    names: list[str] = []
+    for kernel, signature, constants, options in launches.noted.values():
+        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+        assembly = triton.compile(source, target=TARGET, options=options).asm["ptx"]
+        assert assembly.count("griddepcontrol.wait") == 1, kernel.__name__
+        names.append(kernel.__name__)
+    print(json.dumps(names))
+
+
+if __name__ == "__main__":
+    main()
