@@ -278,7 +278,7 @@ class Captioner:
 
     def _in_order(self, images: Iterable[Image], asked: Asked) -> Generator[Caption | CaptionError, None, None]:
         waiting: deque[_Pending] = deque()
-        ahead = images_ahead(self._model.largest // asked.resolved.params.num_beams or 1, self._threads)
+        ahead = images_ahead(self._model, self._threads, asked.resolved.params.num_beams)
         try:
             for image in images:
                 if len(waiting) == ahead:

@@ -327,7 +327,7 @@ class Engine:
         beside, self._beside = self._beside, None
         wait([beside.encode])
         rows, moves = self._scheduler.put_back(beside.rows, beside.first)
-        runner.move(moves)
+        runner.move_images(moves)
         return rows, beside.encode
 
     def _encode_admitted(

@@ -115,7 +115,7 @@ def caption_images(
         model.checkpoint.transform.decode,
         Asked(asked, options.timeout),
         threads,
-        images_ahead(model.largest, threads),
+        images_ahead(model, threads),
     )
     tally = Tally()
 

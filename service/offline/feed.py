@@ -45,12 +45,13 @@ _LOOK_EVERY_S = 0.03
 
 @dataclass(frozen=True)
 class Model:
-    """Holds the parts of a warm model. ``largest``: the maximum number of rows in a batch. ``backend``: the backend
-    that runs the model."""
+    """Holds the parts of a warm model. ``largest``: the maximum number of rows that run together. ``encoded``: the
+    maximum number of images that are encoded together. ``backend``: the backend that runs the model."""
 
     checkpoint: Checkpoint
     engine: Engine
     largest: int
+    encoded: int
     device: str
     backend: str
     defaults: ModelDefaults
@@ -104,7 +105,8 @@ class OfflineModel:
         library = None if artifacts is None else artifacts.image_library()
         checkpoint = replace(checkpoint, transform=with_library(checkpoint.transform, library))
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
-        self._model = Model(checkpoint, engine, plan.slots, plan.device, self._status.state.tier or "", defaults)
+        sizes = plan.slots, plan.table.largest.size
+        self._model = Model(checkpoint, engine, *sizes, plan.device, self._status.state.tier or "", defaults)
         self._changed.set()
 
     def _failed(self, error: Exception) -> None:
@@ -158,10 +160,12 @@ class Asked:
         )
 
 
-def images_ahead(largest_bucket: int, threads: int) -> int:
-    """Returns the maximum number of decoded images in memory: one running batch, two waiting batches, and one image
-    for each decode thread. The second waiting batch keeps the device busy while an image takes long to decode."""
-    return 3 * largest_bucket + threads
+def images_ahead(model: Model, threads: int, beams: int = 1) -> int:
+    """Returns the maximum number of decoded images in memory: those that run, two batches that wait to be encoded,
+    and one image for each decode thread. The second waiting batch keeps the device busy while an image takes long
+    to decode."""
+    running = model.largest // beams or 1
+    return running + 2 * min(running, model.encoded) + threads
 
 
 class Feed:

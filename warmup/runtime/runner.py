@@ -477,9 +477,14 @@ class Runner(Generic[B]):
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Move running rows (source slot, target slot) into slots that have become free."""
         if moves:
-            sources, targets = zip(*moves, strict=True)
-            self.state.move(sources, targets)
-            self._choice.move(sources, targets)
+            self.move_images(moves)
+            self._choice.move(*zip(*moves, strict=True))
+
+    def move_images(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Move what encodes have left in slots whose requests have not been admitted. Beams and settings that these
+        slots still have are of earlier requests."""
+        if moves:
+            self.state.move(*zip(*moves, strict=True))
 
     def _run_decoder(self, plan: _StepPlan[B]) -> B:
         return _run(plan.tokens, plan.calls)

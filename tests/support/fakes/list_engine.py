@@ -98,6 +98,9 @@ class ListRunner:
             for held in (self.images, self.rows, self.counts, self.beams):
                 held[target] = held[source]  # type: ignore[index]
 
+    def move_images(self, moves: list[tuple[int, int]]) -> None:
+        self.move(moves)
+
     def _token(self, slot: int) -> int:
         place, prompt = self.counts[slot] - 1, self.rows[slot].prompt
         return prompt[place] if place < len(prompt) else 100 * self.images[slot] + place - len(prompt)

@@ -10,10 +10,13 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from support.servers.demo_engine import Demo, opened
 
+from snapcap.service.engine import device_thread
+from snapcap.warmup.machine.worker import begin
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 
 
@@ -33,12 +36,15 @@ def crowd(demo: Demo, paths: list[Path]) -> tuple[int, list[str]]:
 def main() -> None:
     cache, device, buckets, step_buckets, folder = sys.argv[1:]
     sizes = [tuple(map(int, text.split(","))) for text in (buckets, step_buckets)]
+    after_ready: list[Callable[[], object]] = []
+    device_thread.after_ready = after_ready.append  # type: ignore[assignment]
     compute = ComputeOptions(device, backend="aot", buckets=sizes[0], step_buckets=sizes[1], strict=True)
     with opened(StartOptions(ModelOptions(cache_dir=Path(cache)), compute)) as demo:
         at_ready = states(demo)
         pictures = itertools.cycle(sorted(Path(folder).glob("*.png")))
         paths = list(itertools.islice(pictures, demo.loaded.plan.slots))
         before = crowd(demo, paths)
+        begin(after_ready[0], "after-ready")
         while "pending" in states(demo) or (demo.loaded.runner.device.runs_ahead and "warm" in states(demo)):
             time.sleep(0.02)
         after = crowd(demo, paths)

@@ -65,8 +65,14 @@ class Demo:
 
     def hold(self) -> threading.Event:
         """Stop the device thread between two steps until the event is set."""
-        release = threading.Event()
-        self.engine.call(lambda: release.wait(PATIENCE))
+        reached, release = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            reached.set()
+            release.wait(PATIENCE)
+
+        self.engine.call(wait)
+        assert reached.wait(PATIENCE)
         return release
 
 

@@ -96,6 +96,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         timeout: float = 60,
         device_memory: int | None = None,
         dtype: Literal["float32", "int8"] = "float32",
+        step_buckets: tuple[int, ...] = (),
         **behaviour: Any,
     ) -> tuple[Builder, list[Event], Path]:
         behaviour.setdefault("on_library", [])
@@ -106,7 +107,8 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1,)))
         checkpoint = read_checkpoint(options)
         events: list[Event] = []
-        plan = replace(make_plan(checkpoint.config, options), device=device, dtype=dtype)
+        changes: dict[str, Any] = {"device": device, "dtype": dtype, "step_buckets": step_buckets}
+        plan = replace(make_plan(checkpoint.config, options), **changes)
         folder, more = tmp_path / "b", {"MORE": "1"}
         builder = Builder(
             checkpoint,
@@ -132,6 +134,17 @@ def test_all_packages_are_made_and_a_second_run_keeps_them(build: Any) -> None:
     again, events, _ = build(write=False)
     assert again.run().complete
     assert {event.kind for event in events} == {"kept"}
+
+
+def test_a_step_bucket_has_packages_of_the_decoder_and_may_be_left_out(build: Any) -> None:
+    builder, events, _ = build(step_buckets=(8,))
+    assert builder.run().complete
+    tasks = [task for task in builder.tasks if task.size == 8]
+    assert {task.component for task in tasks} == {"decoder"}
+    assert [task.on_demand for task in tasks] == [False] * 3 + [True] * 3
+    assert len(builder.tasks) == 9 + 6 == [event.kind for event in events].count("built")
+    assert builder.is_settled("decoder", 8)
+    assert builder._lacking(tasks[0]).endswith("build with --step-buckets none")
 
 
 def test_the_cpu_library_is_in_a_set_whose_packages_all_run_on_it(build: Any) -> None:

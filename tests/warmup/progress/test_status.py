@@ -30,6 +30,13 @@ def test_expected_buckets_are_pending_encoder_first(status: StartupStatus) -> No
     assert status.backend is None
 
 
+def test_a_step_bucket_is_expected_of_the_decoder_alone() -> None:
+    status = StartupStatus()
+    status.expect((1, 4), "cpu", "float32", (2, 8))
+    found = [(bucket.component, bucket.size) for bucket in status.buckets()]
+    assert found == [("encoder", 1), ("encoder", 4), *(("decoder", size) for size in (1, 2, 4, 8))]
+
+
 def test_an_update_keeps_the_warm_up_that_it_does_not_name(status: StartupStatus) -> None:
     status.update("decoder", 4, "eager", "eager", 0.5, 1.25)
     status.update("decoder", 4, "warm", "aot")
