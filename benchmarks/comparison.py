@@ -17,8 +17,8 @@ from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders
 from snapcap.benchmarks.harness.arguments import count, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.processes import tree_memory
-from snapcap.benchmarks.harness.report import Report, Samples, number, per_second, ratio
-from snapcap.benchmarks.harness.server import steady_caption
+from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
+from snapcap.benchmarks.harness.server import serving
 from snapcap.benchmarks.harness.workload import fresh_caches, scratch
 
 DEFAULT = ("aot", "transformers-eager", "transformers-batched", "litserve", "onnxruntime", "eager")
@@ -39,19 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(contenders: Contenders, name: str, load: HttpLoad) -> dict[str, float]:
     """Starts one server, measures it, and ends it."""
-    image, _ = contenders.workload.first_image
-    with scratch() as folder, contenders.serving(name, fresh_caches(folder)) as server:
-        ready = server.seconds()
-        connection = server.connect()
-        contenders.workload.check(server.caption(connection, image).json())
-        first = server.seconds()
-        lone = steady_caption(server, connection, image)
-        connection.close()
-        if load.clients * lone < load.seconds:  # for a slower server, the captions above were the warm-up
+    with scratch() as folder, serving(*contenders.command(name), fresh_caches(folder)) as server:
+        start = contenders.first_captions(server).values
+        # For a slower server, the first captions were the warm-up.
+        if load.clients * start["steady_ms"] / 1000 < load.seconds:
             replace(load, seconds=1.0).run(server)
         loaded = load.run(server)
         memory = tree_memory(server.pid) / (1 << 20)
-    return {"ready": ready, "first_caption": first, "lone_ms": lone * 1000, "memory_mib": memory, **loaded}
+    first = {"ready": start["ready"], "first_caption": start["total"], "lone_ms": start["steady_ms"]}
+    return {**first, "memory_mib": memory, **loaded}
 
 
 def run(options: argparse.Namespace, device: str) -> int:
@@ -69,27 +65,25 @@ def run(options: argparse.Namespace, device: str) -> int:
 
 
 def _table(report: Report, results: Mapping[str, Samples], clients: int) -> None:
-    rates = [case.need("captions_per_s") for name, case in results.items() if name not in BACKENDS]
-    rows = [
-        [
-            TITLES[name],
-            str(len(case.values["ready"])),
-            number(case.need("ready")),
-            number(case.need("first_caption")),
-            number(case.need("lone_ms"), 1),
-            per_second(case.need("captions_per_s")),
-            ratio(case.need("captions_per_s"), max(rates, default=None)),
-            *(number(case.need(f"p{share}_ms"), 0) for share in (50, 99)),
-            number(case.need("cpu_ms_per_caption"), 1),
-            number(case.need("memory_mib"), 0),
-            number(sum(case.values["errors"]), 0),
-        ]
-        for name, case in results.items()
-    ]
-    columns = ["", "n", "READY s", "caption s", "lone ms", "captions/s", "/peer", "p50 ms", "p99 ms", "CPU ms each"]
+    peers = [case.median("captions_per_s") for name, case in results.items() if name not in BACKENDS]
+    best = max(peers, default=0.0)
+    columns: dict[str, Column] = {
+        "n": lambda case: str(len(case.values["ready"])),
+        "READY s": "ready .2f",
+        "caption s": "first_caption .2f",
+        "lone ms": "lone_ms .1f",
+        "captions/s": "captions_per_s .1f",
+        "/peer": lambda case: ratio(case.median("captions_per_s"), best),
+        "p50 ms": "p50_ms .0f",
+        "p99 ms": "p99_ms .0f",
+        "CPU ms each": "cpu_ms_per_caption .1f",
+        "MiB": "memory_mib .0f",
+        "errors": lambda case: f"{sum(case.values['errors']):.0f}",
+    }
     note = (
         "Medians of n rounds. READY and the first caption: since exec. lone: one caption at a time. captions/s, "
         f"p50 and p99: {clients} clients, JPEGs of 500 × 375. /peer: to the best peer. MiB: proportional set size "
         "of all its processes under load."
     )
-    report.add("This server and its peers", [*columns, "MiB", "errors"], rows, note)
+    cases = {TITLES[name]: case for name, case in results.items()}
+    report.add_cases("This server and its peers", cases, columns, note)

@@ -2,25 +2,23 @@
 
 import argparse
 import contextlib
-import hashlib
 import importlib.util
 import json
 import shlex
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
-from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, serving
+from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server
 from snapcap.benchmarks.harness.workload import (
     ROOT,
     UNPREPARED,
@@ -35,9 +33,6 @@ from snapcap.warmup.machine.capacity import available_cpus
 
 ARCHITECTURE, DECODER = "VisionEncoderDecoderModel", "gpt2"
 PLAIN = Endpoint("/caption", None)
-# The sources and packages on which an export depends, beside the checkpoint.
-_SOURCES = ("onnx_captioner.py", "onnx_export.py")
-_PACKAGES = ("onnxruntime", "onnxscript", "torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -55,16 +50,16 @@ class Peer:
         missing = self.missing
         return f"not installed: {', '.join(missing)}" if missing else ""
 
-    def prepare(self, workload: Workload, sets: Path) -> None:
-        """Makes files that a start needs and does not make itself, in the folder of artifact sets. Most peers need
+    def prepare(self, workload: Workload, work: Path) -> None:
+        """Makes files that a start needs and does not make itself, in a folder of this run. Most peers need
         none."""
 
-    def model(self, workload: Workload, sets: Path) -> Path:
+    def model(self, workload: Workload, work: Path) -> Path:
         """Returns the folder that the peer serves."""
         return workload.folder
 
-    def command(self, workload: Workload, device: str, sets: Path) -> tuple[str, ...]:
-        model = ("--model", str(self.model(workload, sets)), "--device", device)
+    def command(self, workload: Workload, device: str, work: Path) -> tuple[str, ...]:
+        model = ("--model", str(self.model(workload, work)), "--device", device)
         return (sys.executable, "-m", self.module, *model, *self.options)
 
     @property
@@ -91,8 +86,8 @@ class OnnxPeer(Peer):
             return f"only a {ARCHITECTURE} with {DECODER} is exported"
         return super().unavailable(workload, device)
 
-    def prepare(self, workload: Workload, sets: Path) -> None:
-        output = self.model(workload, sets)
+    def prepare(self, workload: Workload, work: Path) -> None:
+        output = self.model(workload, work)
         if not output.is_dir():
             command = [sys.executable, "-m", "snapcap.benchmarks.peers.onnx_export"]
             command += ["--model", str(workload.folder), "--output", str(output), "--precision", self.precision]
@@ -100,20 +95,8 @@ class OnnxPeer(Peer):
             if done.returncode:
                 raise RuntimeError(f"the export to ONNX failed:\n{done.stderr}")
 
-    def model(self, workload: Workload, sets: Path) -> Path:
-        return exported(workload.folder, sets) / self.precision
-
-
-@cache
-def exported(checkpoint: Path, sets: Path) -> Path:
-    """Returns the folder of a checkpoint's exports, which depend on the checkpoint, the exporter and the packages'
-    versions."""
-    digest = hashlib.sha256(json.dumps([version(name) for name in _PACKAGES]).encode())
-    files = [each for each in sorted(checkpoint.iterdir()) if each.suffix in (".json", ".safetensors")]
-    for file in [*files, *(Path(__file__).parent / "peers" / name for name in _SOURCES)]:
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return sets / "onnx" / digest.hexdigest()[:16]
+    def model(self, workload: Workload, work: Path) -> Path:
+        return work / "onnx" / self.precision
 
 
 _TRANSFORMERS = Peer(
@@ -149,9 +132,24 @@ PEERS = {
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
 # Cases that start without an artifact set or an export.
 BARE = ("jit", "eager", "cold", "floor", "import-torch")
+STEADY_CAPTIONS = 20
+STEADY_LIMIT_S = 5.0
 _TIME_OVER = "not run in full: the time limit"
 Result = TypeVar("Result")
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
+
+
+@dataclass
+class Start:
+    """The measurements of a start.
+
+    values: seconds from the spawn to /livez, READY and the first caption (``total``; for a program that makes no
+        caption, its end), and the time of a lone caption once the server is warm: the median of several.
+    startup: what ``/startup`` of this server says after its first caption. Empty for other programs.
+    """
+
+    values: dict[str, float]
+    startup: Mapping[str, Any] = field(default_factory=dict)
 
 
 class UnavailableError(RuntimeError):
@@ -219,6 +217,7 @@ class Contenders(Turns):
     """A model on a device, and everything to run its contenders.
 
     sets: the cache folder with the artifact store.
+    work: files of this run.
     images: folder of JPEGs.
     serve: further options of `snapcap serve`.
     """
@@ -226,6 +225,7 @@ class Contenders(Turns):
     workload: Workload
     device: str
     sets: Path
+    work: Path
     images: Path
     serve: tuple[str, ...]
     end: float
@@ -247,7 +247,7 @@ class Contenders(Turns):
         peer = PEERS.get(name)
         if peer is None:
             return serve_command(*self.options(name)), SNAPCAP_API
-        return peer.command(self.workload, self.device, self.sets), peer.api
+        return peer.command(self.workload, self.device, self.work), peer.api
 
     def prepare(self, name: str) -> None:
         """Makes the files that a start needs, an artifact set or an export, unless they exist.
@@ -262,16 +262,33 @@ class Contenders(Turns):
         reason = peer.unavailable(self.workload, self.device)
         if reason:
             raise UnavailableError(reason)
-        peer.prepare(self.workload, self.sets)
+        peer.prepare(self.workload, self.work)
 
-    @contextlib.contextmanager
-    def serving(self, name: str, extra: Mapping[str, str] | None = None) -> Iterator[Server]:
-        """Yields a server as soon as it is ready to caption. ``extra`` are further environment variables."""
-        with serving(*self.command(name), extra) as server:
-            connection = server.connect()
-            server.wait_ready(connection)
-            connection.close()
-            yield server
+    def first_captions(self, server: Server) -> Start:
+        """Waits until a server is ready, and asks for a first caption, then for more until it is warm."""
+        image, _ = self.workload.first_image
+        start = Start({})
+        connection = server.connect()
+        is_snapcap = server.api is SNAPCAP_API
+        if is_snapcap:
+            connection.request("/livez")
+            start.values["live"] = server.seconds()
+        server.wait_ready(connection)
+        ready = start.values["ready"] = server.seconds()
+        reply = server.caption(connection, image)
+        total = start.values["total"] = server.seconds()
+        self.workload.check(reply.json())
+        if is_snapcap:
+            start.startup = connection.request("/startup").json()
+        seconds: list[float] = []
+        while len(seconds) < 3 or (len(seconds) < STEADY_CAPTIONS and sum(seconds) < STEADY_LIMIT_S):
+            began = time.monotonic()
+            server.caption(connection, image)
+            seconds.append(time.monotonic() - began)
+        connection.close()
+        steady = statistics.median(seconds)
+        start.values |= {"first_to_steady": (total - ready) / steady, "steady_ms": steady * 1000}
+        return start
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
@@ -291,7 +308,7 @@ def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) 
     workload = open_workload(options.model, cache)
     images = workload.write_images(work / "images")
     serve = tuple(shlex.split(options.serve))
-    contenders = Contenders(workload, device, cache / "sets" / workload.name, images, serve, end)
+    contenders = Contenders(workload, device, cache / "sets" / workload.name, work, images, serve, end)
     for name in [name for name in options.cases if name not in BARE]:
         with contenders.attempt(name):
             contenders.prepare(name)

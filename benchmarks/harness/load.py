@@ -1,40 +1,32 @@
 """Puts a server under HTTP load from processes of their own, which share the CPUs with the measured server.
 
-    python -m snapcap.benchmarks.harness.load --port 8000 --path /v1/caption --images FOLDER --clients 16
-        --seconds 10
-
 In a closed loop, each client is a keep-alive connection that sends the next image as soon as it has its caption.
-With ``--rate`` the loop is open: requests are due at random moments (Poisson), however long the replies take, and
-latency counts from the moment a request was due. ``--clients`` connections serve the open loop, and more are
-opened if all are busy.
-
-The program connects, prints a line, waits for a line on its standard input, and finally prints one JSON line. The
-JSON holds the latencies of the replies and the time until the last one in seconds, the numbers of wrong captions,
-errors, and requests without a reply a minute after the end, and the program's CPU seconds.
+With a rate the loop is open: requests are due at random moments (Poisson), however long the replies take, and
+latency counts from the moment a request was due. The clients' connections serve the open loop, and more are opened
+if all are busy.
 """
 
-import argparse
 import asyncio
 import contextlib
-import json
+import multiprocessing
 import random
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
 
-from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.processes import tree_cpu_seconds
 from snapcap.benchmarks.harness.report import percentiles_ms
 from snapcap.benchmarks.harness.server import Endpoint, Server, request_bytes
-from snapcap.benchmarks.harness.workload import ROOT, environment, read_images
+from snapcap.benchmarks.harness.workload import read_images
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 GRACE_S = 120.0  # time for the last replies after the load has ended
 # Every reply measured here has its length.
@@ -55,7 +47,12 @@ class Tally:
     wrong: int = 0
     errors: int = 0
     unanswered: int = 0  # requests under way
-    statuses: dict[str, int] = field(default_factory=dict)
+    cpu_s: float = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds until the last reply."""
+        return max(self.last - self.began, 0.0)
 
 
 class Client(asyncio.Protocol):
@@ -100,7 +97,6 @@ class Client(asyncio.Protocol):
         tally.unanswered -= 1
         if status != b"200":
             tally.errors += 1
-            tally.statuses[status.decode()] = tally.statuses.get(status.decode(), 0) + 1
         else:
             tally.wrong += self._expected not in body
             tally.last = time.perf_counter()
@@ -158,30 +154,6 @@ async def open_loop(
     await asyncio.gather(*under_way)
 
 
-async def run(options: argparse.Namespace) -> Tally:
-    body = Endpoint(options.path, None, options.takes_json).body
-    requests = [
-        (request_bytes(options.path, *body(image)), (caption or "").encode())
-        for image, caption in read_images(options.images)
-    ]
-    tally = Tally()
-    clients = await connect(options.port, options.clients, tally)
-    print("connected", flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    tally.began = time.perf_counter()
-    tally.until = tally.began + options.seconds
-    # Requests without a reply at the end are counted, and the latencies of the other ones are kept.
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(options.seconds + options.grace):
-            if options.rate:
-                await open_loop(clients, requests, tally, options.port, options.rate, options.seed)
-            else:
-                await closed_loop(clients, requests, tally)
-    for client in clients:
-        client.close()
-    return tally
-
-
 @dataclass(frozen=True)
 class HttpLoad:
     """A load of ``clients``, split among processes. ``rate`` is requests a second of an open loop, or 0."""
@@ -199,53 +171,84 @@ class HttpLoad:
             RuntimeError: a caption was wrong, or there was no reply.
         """
         before, cpu = server.metrics(), tree_cpu_seconds(server.pid)
-        replies = self._generate(server)
+        tallies = self._generate(server)
         used, after = tree_cpu_seconds(server.pid) - cpu, server.metrics()
-        latencies = [latency for reply in replies for latency in reply["latencies"]]
+        latencies = [latency for tally in tallies for latency in tally.latencies]
         counted = ("errors", "wrong", "unanswered")
-        errors, wrong, unanswered = (sum(reply[name] for reply in replies) for name in counted)
+        errors, wrong, unanswered = (sum(getattr(tally, name) for tally in tallies) for name in counted)
         if wrong or not latencies:
             what = f"{wrong} wrong captions, {errors} errors, {unanswered} unanswered, {len(latencies)} replies"
             raise RuntimeError(f"{what}: {server.log()}")
-        elapsed = max(reply["elapsed"] for reply in replies)
+        elapsed = max(tally.elapsed for tally in tallies)
         measured = {
             "captions_per_s": len(latencies) / elapsed,
             "errors": float(errors + unanswered),
             **percentiles_ms(latencies),
             "server_cpus": used / elapsed,
-            "client_cpus": sum(reply["cpu_s"] for reply in replies) / elapsed,
+            "client_cpus": sum(tally.cpu_s for tally in tallies) / elapsed,
             "cpu_ms_per_caption": used / len(latencies) * 1000,
         }
         if after:
             measured["compiles_serving"] = after.get(SERVING_COMPILES, 0.0)
         return {**measured, **padding(before, after)}
 
-    def _generate(self, server: Server) -> list[dict[str, Any]]:
+    def _generate(self, server: Server) -> list[Tally]:
         """Starts the client processes, lets them begin together, and collects their counts."""
-        count = min(self.processes, self.clients)
-        running = [self._client(server, index, count) for index in range(count)]
+        count, context = min(self.processes, self.clients), multiprocessing.get_context("spawn")
+        running, ends = [], []
+        for index in range(count):
+            clients = self.clients // count + (index < self.clients % count)
+            share = replace(self, clients=clients, rate=self.rate / count)
+            end, far_end = context.Pipe()
+            ends.append(end)
+            process = context.Process(target=_clients, args=(far_end, share, server.port, server.api, index))
+            process.start()
+            running.append(process)
+            far_end.close()
         try:
-            for process in running:
-                if process.stdout is None or process.stdout.readline() != "connected\n":
-                    raise RuntimeError("a load generator could not connect")
-            for process in running:
-                if process.stdin is not None:
-                    process.stdin.write("go\n")
-                    process.stdin.flush()
-            return [json.loads(process.communicate()[0]) for process in running]
+            for end in ends:
+                end.recv()
+            for end in ends:
+                end.send("go")
+            return [end.recv() for end in ends]
+        except EOFError as error:
+            raise RuntimeError("a client process ended before its time") from error
         finally:
             for process in running:
                 process.kill()
-                process.wait()
+                process.join()
 
-    def _client(self, server: Server, index: int, count: int) -> "subprocess.Popen[str]":
-        share = self.clients // count + (index < self.clients % count)
-        command = [sys.executable, "-m", "snapcap.benchmarks.harness.load", "--port", str(server.port)]
-        command += ["--path", server.api.caption, "--images", str(self.images), "--clients", str(share)]
-        command += ["--takes-json"] * server.api.takes_json
-        command += ["--seconds", str(self.seconds), "--rate", str(self.rate / count), "--seed", str(index)]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, text=True)
+
+def _clients(end: "Connection[Any, Any]", load: HttpLoad, port: int, api: Endpoint, seed: int) -> None:
+    def wait() -> None:
+        end.send("connected")
+        end.recv()
+
+    end.send(uvloop.run(generate(load, port, api, seed, wait)))
+
+
+async def generate(load: HttpLoad, port: int, api: Endpoint, seed: int, wait: Callable[[], object]) -> Tally:
+    """Connects the clients, waits for those of the other processes, and lets them send requests."""
+    requests = [
+        (request_bytes(api.caption, *api.body(image)), (caption or "").encode())
+        for image, caption in read_images(load.images)
+    ]
+    tally, cpu = Tally(), time.process_time()
+    clients = await connect(port, load.clients, tally)
+    await asyncio.to_thread(wait)
+    tally.began = time.perf_counter()
+    tally.until = tally.began + load.seconds
+    # Requests without a reply at the end are counted, and the latencies of the other ones are kept.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(load.seconds + GRACE_S):
+            if load.rate:
+                await open_loop(clients, requests, tally, port, load.rate, seed)
+            else:
+                await closed_loop(clients, requests, tally)
+    for client in clients:
+        client.close()
+    tally.cpu_s = time.process_time() - cpu
+    return tally
 
 
 def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
@@ -260,27 +263,3 @@ def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
         if rows:
             shares[f"{component}_padding"] = padded / rows
     return shares
-
-
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--path", default="/v1/caption")
-    parser.add_argument("--takes-json", action="store_true", help="send images as base64 in JSON")
-    parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, default=0.0, help="requests a second of an open loop")
-    parser.add_argument("--grace", type=float, default=GRACE_S, help="seconds that the last replies may take")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the open loop's moments")
-    options = parser.parse_args()
-    tally = uvloop.run(run(options))
-    elapsed = max(tally.last - tally.began, 0.0)
-    result = {**vars(tally), "elapsed": elapsed, "cpu_s": time.process_time()}
-    # `print` is not used: with unbuffered output, Python may cut a line longer than the pipe short.
-    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
-        output.write(json.dumps(result).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -37,8 +37,9 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class S3Artifacts:
-    """The options and environment with which a server finds the set."""
+    """The options and environment with which a server finds the set, and the port of the S3 server."""
 
+    port: int
     options: tuple[str, ...]
     environment: dict[str, str]
 
@@ -93,7 +94,7 @@ def s3_artifacts(
             trusted += ("--model", _uploaded(s3, checkpoint))
             signing += ("--weights",)
         build_store(cache, *options, *store, *signing, *trusted, extra=_CREDENTIALS)
-        yield S3Artifacts((*store, *trusted), _CREDENTIALS)
+        yield S3Artifacts(port, (*store, *trusted), _CREDENTIALS)
     finally:
         process.terminate()
         process.wait()

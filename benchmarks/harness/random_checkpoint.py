@@ -7,9 +7,9 @@ CPU snapcap runs them in float32, as the peers do. A token that ends a caption i
 each caption is exactly as long as its limit, and has no meaning.
 """
 
+import contextlib
 import json
 import re
-import shutil
 import string
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -449,20 +449,23 @@ RANDOM_MODELS = {
 }
 
 
-def write_checkpoint(model: RandomModel, folder: Path) -> None:
-    """Writes all files of a checkpoint. The folder appears complete or not at all."""
+@contextlib.contextmanager
+def complete_folder(folder: Path) -> Iterator[Path]:
+    """Yields a folder to be filled, which gets its name at the end: it appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # A unique name, which no other writer uses.
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        staging.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
+        staging = Path(name) / folder.name
+        staging.mkdir()
+        yield staging
+        staging.replace(folder)
+
+
+def write_checkpoint(model: RandomModel, folder: Path) -> None:
+    """Writes all files of a checkpoint."""
+    with complete_folder(folder) as staging:
         captioner = model.describe()
         write_weights(captioner, model.dtype, staging)
         write_files(captioner, staging)
-        staging.replace(folder)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
 
 
 def write_files(captioner: Captioner, folder: Path) -> None:

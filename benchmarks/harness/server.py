@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -14,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple, TextIO
 
+from snapcap.benchmarks.harness.marks import Marks, read_result
 from snapcap.benchmarks.harness.workload import ROOT, environment, free_port
 
 BINARY = "application/octet-stream"
 START_LIMIT_S = 600.0
-STEADY_CAPTIONS = 20
-STEADY_LIMIT_S = 5.0
 
 
 class Reply(NamedTuple):
@@ -82,13 +80,6 @@ class Endpoint:
 
 
 SNAPCAP_API = Endpoint("/v1/caption", "/readyz")
-
-
-class Measured(NamedTuple):
-    """The moment of a process's spawn, on `time.monotonic`, and the lines of its output."""
-
-    spawned: float
-    lines: list[str]
 
 
 def spawn(
@@ -167,8 +158,10 @@ class Process:
         self._log.close()
 
 
-def run_measured(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> Measured:
-    """Runs a command that ends by itself.
+def run_measured(
+    command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None
+) -> tuple[Marks, dict[str, Any]]:
+    """Runs a program that ends by itself. Returns its marks, in seconds since its spawn, and its results.
 
     Raises:
         RuntimeError: it failed, or took longer than ``limit`` seconds.
@@ -176,7 +169,8 @@ def run_measured(command: Sequence[str], limit: float, extra: Mapping[str, str] 
     process = Process(command, extra)
     try:
         process.wait(limit)
-        return Measured(process.spawned, process.log().splitlines())
+        marks, found = read_result(process.log().splitlines())
+        return [(name, moment - process.spawned) for name, moment in marks], found
     finally:
         process.stop()
 
@@ -237,13 +231,3 @@ def serving(
         yield server
     finally:
         server.stop()
-
-
-def steady_caption(server: Server, connection: Connection, image: bytes) -> float:
-    """Returns the seconds of a lone caption once the server is warm: the median of several, one after the other."""
-    seconds: list[float] = []
-    while len(seconds) < 3 or (len(seconds) < STEADY_CAPTIONS and sum(seconds) < STEADY_LIMIT_S):
-        began = time.monotonic()
-        server.caption(connection, image)
-        seconds.append(time.monotonic() - began)
-    return statistics.median(seconds)

@@ -1,11 +1,10 @@
-"""Injects the faults of a soak: of processes, stores, disks, clients and the GPU's memory."""
+"""Injects the faults of a soak: of processes, stores, disks and clients."""
 
 import asyncio
 import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -22,19 +21,6 @@ Healed = Callable[[], bool]
 STALLED, STALL_S = 200, 5.0
 LEAVING = 300
 FLOOD = 400
-HELD_S = 8.0
-# Takes all free memory, in ever smaller pieces.
-_TAKE = """
-import sys, time, torch
-held, size = [], 1 << 34
-while size >= 1 << 20:
-    try:
-        held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-    except torch.cuda.OutOfMemoryError:
-        size >>= 1
-print("held", flush=True)
-time.sleep(float(sys.argv[1]))
-"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +40,7 @@ Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
 class Fault:
     """A fault.
 
-    kind: the requirement of the fault, by its name in `Setting.unavailable`.
+    kind: the requirement of the fault, by which `__main__` leaves it out where it cannot be injected.
     inject: injects the fault into one server, yields a function that tells whether the broken part has recovered,
         and removes the fault.
     """
@@ -215,36 +201,4 @@ CLIENT_FAULTS = (
 )
 
 
-@asynccontextmanager
-async def taker(seconds: float) -> AsyncIterator[None]:
-    """Runs a process that holds all free memory of the device."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _TAKE, str(seconds), stdout=pipe)
-    if process.stdout is None or await process.stdout.readline() != b"held\n":
-        raise RuntimeError("the device's memory cannot be taken")
-    try:
-        yield
-    finally:
-        await process.wait()
-
-
-@asynccontextmanager
-async def memory_taken(_: World, __: Replica) -> AsyncIterator[Healed]:
-    """Takes the device's memory while both servers caption."""
-    async with taker(HELD_S):
-        yield lambda: True
-
-
-@asynccontextmanager
-async def memory_taken_at_start(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Starts a server while no device memory is free. The server is started again until there is some."""
-    async with drained(world, replica) as healed, taker(HELD_S):
-        yield healed
-
-
-GPU_FAULTS = (
-    Fault("gpu-memory-taken", "gpu", memory_taken),
-    Fault("gpu-memory-taken-at-start", "gpu", memory_taken_at_start),
-)
-
-FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS, *GPU_FAULTS)
+FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS)

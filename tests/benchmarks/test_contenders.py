@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from snapcap.benchmarks import comparison, contenders
-from snapcap.benchmarks.contenders import PEERS, TITLES, Contenders
+from snapcap.benchmarks.contenders import PEERS, TITLES, Contenders, Start
 from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import Workload, open_workload
-from snapcap.benchmarks.startup import Start, judge
+from snapcap.benchmarks.startup import judge
 
 
 class Rounds:
@@ -25,7 +25,7 @@ class Rounds:
         self.broken: dict[str, BaseException] = {}
         self.clock = 0.0
         self._file = tmp_path / "peers.json"
-        found = Contenders(cast(Workload, None), "cpu", tmp_path, tmp_path, (), 100.0, problems)
+        found = Contenders(cast(Workload, None), "cpu", *[tmp_path] * 3, (), 100.0, problems)
         monkeypatch.setattr(contenders, "open_contenders", lambda *_: found)
         monkeypatch.setattr(comparison, "measure", lambda _, name, __: self._measure(name))
         monkeypatch.setattr("time.monotonic", lambda: self.clock)
