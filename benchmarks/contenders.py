@@ -37,26 +37,42 @@ PLAIN = Endpoint("/caption", None)
 
 @dataclass(frozen=True)
 class Peer:
-    """A server that is not snapcap."""
+    """A server that is not snapcap.
+
+    precision: of the export to ONNX that the peer serves: float32, or int8, which is ONNX Runtime's dynamic
+        quantisation. The onnxruntime package runs on a CPU only. Empty: the peer serves the checkpoint itself.
+    """
 
     title: str
     module: str
     needs: tuple[str, ...]
     api: Endpoint = PLAIN
     options: tuple[str, ...] = ()
+    precision: str = ""
 
     def unavailable(self, workload: Workload, device: str) -> str:
         """Returns why the peer cannot be measured here, or an empty text if it can."""
-        missing = self.missing
-        return f"not installed: {', '.join(missing)}" if missing else ""
+        config = json.loads((workload.folder / "config.json").read_text())
+        kind = (config["architectures"], config.get("decoder", {}).get("model_type"))
+        if self.precision and device != "cpu":
+            return "measured on a CPU alone: onnxruntime has no other device"
+        if self.precision and kind != ([ARCHITECTURE], DECODER):
+            return f"only a {ARCHITECTURE} with {DECODER} is exported"
+        return f"not installed: {', '.join(self.missing)}" if self.missing else ""
 
     def prepare(self, workload: Workload, work: Path) -> None:
-        """Makes files that a start needs and does not make itself, in a folder of this run. Most peers need
-        none."""
+        """Exports the model to a folder of this run, if the peer serves an export."""
+        output = self.model(workload, work)
+        if not output.is_dir():
+            command = [sys.executable, "-m", "snapcap.benchmarks.peers.onnx_export"]
+            command += ["--model", str(workload.folder), "--output", str(output), "--precision", self.precision]
+            done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"the export to ONNX failed:\n{done.stderr}")
 
     def model(self, workload: Workload, work: Path) -> Path:
         """Returns the folder that the peer serves."""
-        return workload.folder
+        return work / "onnx" / self.precision if self.precision else workload.folder
 
     def command(self, workload: Workload, device: str, work: Path) -> tuple[str, ...]:
         model = ("--model", str(self.model(workload, work)), "--device", device)
@@ -68,46 +84,16 @@ class Peer:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
-@dataclass(frozen=True)
-class OnnxPeer(Peer):
-    """The ONNX Runtime server. The onnxruntime package runs on a CPU only.
-
-    precision: float32, or int8, which is ONNX Runtime's dynamic quantisation.
-    """
-
-    precision: str = "float32"
-
-    def unavailable(self, workload: Workload, device: str) -> str:
-        config = json.loads((workload.folder / "config.json").read_text())
-        kind = (config["architectures"], config.get("decoder", {}).get("model_type"))
-        if device != "cpu":
-            return "measured on a CPU alone: onnxruntime has no other device"
-        if kind != ([ARCHITECTURE], DECODER):
-            return f"only a {ARCHITECTURE} with {DECODER} is exported"
-        return super().unavailable(workload, device)
-
-    def prepare(self, workload: Workload, work: Path) -> None:
-        output = self.model(workload, work)
-        if not output.is_dir():
-            command = [sys.executable, "-m", "snapcap.benchmarks.peers.onnx_export"]
-            command += ["--model", str(workload.folder), "--output", str(output), "--precision", self.precision]
-            done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"the export to ONNX failed:\n{done.stderr}")
-
-    def model(self, workload: Workload, work: Path) -> Path:
-        return work / "onnx" / self.precision
-
-
 _TRANSFORMERS = Peer(
     "FastAPI + transformers generate, unbatched",
     "snapcap.benchmarks.peers.transformers_server",
     ("transformers", "fastapi", "uvicorn"),
 )
-_ONNX_RUNTIME = OnnxPeer(
+_ONNX_RUNTIME = Peer(
     "FastAPI + ONNX Runtime, batched",
     "snapcap.benchmarks.peers.onnx_server",
     ("onnxruntime", "onnxscript", "transformers", "fastapi", "uvicorn"),
+    precision="float32",
 )
 PEERS = {
     "transformers-eager": _TRANSFORMERS,

@@ -16,7 +16,7 @@ from typing import Any
 from snapcap.benchmarks import contenders as contending
 from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders
 from snapcap.benchmarks.harness.arguments import counts, seconds
-from snapcap.benchmarks.harness.load import COMPONENTS, HttpLoad
+from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import run_measured, serving
 
@@ -121,7 +121,6 @@ def tables(report: Report, results: Mapping[str, Sequence[Mapping[str, Any]]]) -
     note = "Mean of 20 in a row with one wait for the device at their end, the best of three times."
     report.add_cases("One encode, one decode step, one row's move, by bucket", rows("engine", "steps"), steps, note)
     load |= {"errors": "errors .0f", "compiles": "compiles_serving .0f"}
-    load |= {f"padded {component}": f"{component}_padding .1%" for component in COMPONENTS}
     note = f"{OPEN}: random moments, at --rate or 0.7 of the highest rate; latency from the due moment."
     report.add_cases("Over HTTP, by number of clients", rows("http", "load"), load, note)
     cases = {TITLES[name]: found["http"] for name, (found,) in results.items() if "http" in found}

@@ -15,8 +15,6 @@ from typing import Any
 
 from snapcap.benchmarks.contenders import BACKENDS, PEERS, Contenders, Start, UnavailableError, open_contenders
 from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
-from snapcap.benchmarks.harness.load import SERVING_COMPILES
-from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
 from snapcap.benchmarks.harness.processes import descendants, own_parts, peak_host_bytes
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import (
@@ -26,7 +24,7 @@ from snapcap.benchmarks.harness.server import (
     run_measured,
     serving,
 )
-from snapcap.benchmarks.harness.workload import fresh_caches, scratch, serve_command
+from snapcap.benchmarks.harness.workload import S3Artifacts, fresh_caches, s3_artifacts, scratch, serve_command
 
 FLOOR, IMPORT_TORCH = "floor", "import-torch"
 PEER = "transformers-eager"
@@ -98,8 +96,7 @@ class Bench:
             except OSError as error:
                 server.check()  # raises with the server's exit, if it has ended
                 raise RuntimeError(f"{error}: {server.last_line()}") from error
-            if is_snapcap:
-                start.values["compiles_serving"] = server.metrics().get(SERVING_COMPILES, 0.0)
+            start.values |= server.compiles()
             # The workers of a peer are parts of it. The compilers of a build are no parts of this server.
             parts = own_parts(server.pid) if is_snapcap else descendants(server.pid)
             peaks = [peak_host_bytes(pid) for pid in (server.pid, *parts)]
@@ -108,7 +105,7 @@ class Bench:
             return start
 
     def _floor(self, case: str, extra: Mapping[str, str]) -> Start:
-        command = [sys.executable, "-m", "snapcap.benchmarks.harness.floor", self.contenders.device]
+        command = [sys.executable, "-m", "snapcap.benchmarks.harness.marks", self.contenders.device]
         command += [str(self.contenders.workload.folder)] if case == FLOOR else []
         marks, found = run_measured(command, START_LIMIT_S, extra)
         return Start({"total": marks[-1][1], **found})

@@ -8,31 +8,26 @@ if all are busy.
 
 import asyncio
 import contextlib
+import itertools
 import multiprocessing
 import random
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from snapcap.benchmarks.harness.processes import tree_cpu_seconds
 from snapcap.benchmarks.harness.report import percentiles_ms
-from snapcap.benchmarks.harness.server import Endpoint, Server, request_bytes
+from snapcap.benchmarks.harness.server import AsyncConnection, Endpoint, Server, request_bytes
 from snapcap.benchmarks.harness.workload import read_images
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 GRACE_S = 120.0  # time for the last replies after the load has ended
-# Every reply measured here has its length.
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-COMPONENTS = ("encoder", "decoder")
-SERVING_COMPILES = 'snapcap_compile_events_total{when="serving"}'
 Request = tuple[bytes, bytes]  # a whole request, and the text that its reply must contain
 
 
@@ -47,7 +42,6 @@ class Tally:
     wrong: int = 0
     errors: int = 0
     unanswered: int = 0  # requests under way
-    cpu_s: float = 0.0
 
     @property
     def elapsed(self) -> float:
@@ -55,74 +49,30 @@ class Tally:
         return max(self.last - self.began, 0.0)
 
 
-class Client(asyncio.Protocol):
-    """A connection with one request at a time."""
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-        self._buffer = b""
-        self._due = 0.0
-        self._expected = b""
-        self._transport: asyncio.Transport | None = None
-        self._reply: asyncio.Future[bool] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not registered as asyncio's.
-        self._transport = cast("asyncio.Transport", transport)
-
-    async def ask(self, request: Request, due: float) -> bool:
-        """Sends a request and counts its reply. Returns False if the connection is lost."""
-        if self._transport is None or self._transport.is_closing():
-            return False
-        self._reply = asyncio.get_running_loop().create_future()
-        self._due, self._expected = due, request[1]
-        self._tally.unanswered += 1
-        self._transport.write(request[0])
-        return await self._reply
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, separator, body = self._buffer.partition(b"\r\n\r\n")
-        if not separator or self._reply is None:
-            return
-        length = _LENGTH.search(head)
-        if length is None or len(body) < int(length[1]):
-            return
-        self._buffer = b""
-        tally, status = self._tally, head[9:12]
-        tally.unanswered -= 1
-        if status != b"200":
-            tally.errors += 1
-        else:
-            tally.wrong += self._expected not in body
-            tally.last = time.perf_counter()
-            tally.latencies.append(tally.last - self._due)
-        self._reply.set_result(True)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._tally.errors += 1
-            self._tally.unanswered -= 1
-            self._reply.set_result(False)
+async def ask(client: AsyncConnection, request: Request, due: float, tally: Tally) -> bool:
+    """Sends a request and counts its reply. Returns False if the connection is lost."""
+    tally.unanswered += 1
+    try:
+        reply = await client.ask(request[0])
+    except OSError:
+        reply = None
+    tally.unanswered -= 1
+    if reply is None or reply.status != 200:
+        tally.errors += 1
+    else:
+        tally.wrong += request[1] not in reply.body
+        tally.last = time.perf_counter()
+        tally.latencies.append(tally.last - due)
+    return reply is not None
 
 
-async def connect(port: int, count: int, tally: Tally) -> list[Client]:
-    loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(partial(Client, tally), "127.0.0.1", port))[1] for _ in range(count)]
-
-
-async def closed_loop(clients: list[Client], requests: list[Request], tally: Tally) -> None:
+async def closed_loop(clients: list[AsyncConnection], requests: list[Request], tally: Tally) -> None:
     """Lets every client send a request as soon as it has its reply. Requests sent in time count, however late the
     reply."""
 
-    async def one(client: Client, first: int) -> None:
-        turn = first
+    async def one(client: AsyncConnection, turn: int) -> None:
         while time.perf_counter() < tally.until:
-            if not await client.ask(requests[turn % len(requests)], time.perf_counter()):
+            if not await ask(client, requests[turn % len(requests)], time.perf_counter(), tally):
                 return
             turn += 1
 
@@ -130,19 +80,18 @@ async def closed_loop(clients: list[Client], requests: list[Request], tally: Tal
 
 
 async def open_loop(
-    clients: list[Client], requests: list[Request], tally: Tally, port: int, rate: float, seed: int
+    clients: list[AsyncConnection], requests: list[Request], tally: Tally, port: int, rate: float, seed: int
 ) -> None:
     """Sends requests at random moments, on average ``rate`` a second. Every request counts."""
     chooser, idle, under_way = random.Random(seed), list(clients), set()
     due = time.perf_counter()
 
     async def one(turn: int, due: float) -> None:
-        client = idle.pop() if idle else (await connect(port, 1, tally))[0]
-        if await client.ask(requests[turn % len(requests)], due):
+        client = idle.pop() if idle else await AsyncConnection.open(port)
+        if await ask(client, requests[turn % len(requests)], due, tally):
             idle.append(client)
 
-    turn = 0
-    while True:
+    for turn in itertools.count():
         due += chooser.expovariate(rate)
         if due >= tally.until:
             break
@@ -150,7 +99,6 @@ async def open_loop(
         task = asyncio.create_task(one(turn, due))
         under_way.add(task)
         task.add_done_callback(under_way.discard)
-        turn += 1
     await asyncio.gather(*under_way)
 
 
@@ -165,14 +113,14 @@ class HttpLoad:
     rate: float = 0.0
 
     def run(self, server: Server) -> dict[str, float]:
-        """Runs the load once. Returns captions/s, percentiles, errors, CPU time, padding and compiles after READY.
+        """Runs the load once. Returns captions/s, percentiles, errors, CPU time and compiles after READY.
 
         Raises:
             RuntimeError: a caption was wrong, or there was no reply.
         """
-        before, cpu = server.metrics(), tree_cpu_seconds(server.pid)
+        cpu = tree_cpu_seconds(server.pid)
         tallies = self._generate(server)
-        used, after = tree_cpu_seconds(server.pid) - cpu, server.metrics()
+        used = tree_cpu_seconds(server.pid) - cpu
         latencies = [latency for tally in tallies for latency in tally.latencies]
         counted = ("errors", "wrong", "unanswered")
         errors, wrong, unanswered = (sum(getattr(tally, name) for tally in tallies) for name in counted)
@@ -180,17 +128,13 @@ class HttpLoad:
             what = f"{wrong} wrong captions, {errors} errors, {unanswered} unanswered, {len(latencies)} replies"
             raise RuntimeError(f"{what}: {server.log()}")
         elapsed = max(tally.elapsed for tally in tallies)
-        measured = {
+        return {
             "captions_per_s": len(latencies) / elapsed,
             "errors": float(errors + unanswered),
             **percentiles_ms(latencies),
-            "server_cpus": used / elapsed,
-            "client_cpus": sum(tally.cpu_s for tally in tallies) / elapsed,
             "cpu_ms_per_caption": used / len(latencies) * 1000,
+            **server.compiles(),
         }
-        if after:
-            measured["compiles_serving"] = after.get(SERVING_COMPILES, 0.0)
-        return {**measured, **padding(before, after)}
 
     def _generate(self, server: Server) -> list[Tally]:
         """Starts the client processes, lets them begin together, and collects their counts."""
@@ -233,8 +177,8 @@ async def generate(load: HttpLoad, port: int, api: Endpoint, seed: int, wait: Ca
         (request_bytes(api.caption, *api.body(image)), (caption or "").encode())
         for image, caption in read_images(load.images)
     ]
-    tally, cpu = Tally(), time.process_time()
-    clients = await connect(port, load.clients, tally)
+    tally = Tally()
+    clients = [await AsyncConnection.open(port) for _ in range(load.clients)]
     await asyncio.to_thread(wait)
     tally.began = time.perf_counter()
     tally.until = tally.began + load.seconds
@@ -247,19 +191,4 @@ async def generate(load: HttpLoad, port: int, api: Endpoint, seed: int, wait: Ca
                 await closed_loop(clients, requests, tally)
     for client in clients:
         client.close()
-    tally.cpu_s = time.process_time() - cpu
     return tally
-
-
-def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Returns the share of padding in the rows that each component ran between two scrapes. Empty for a peer."""
-    shares = {}
-    for component in COMPONENTS:
-        label = f'{{component="{component}"}}'
-        rows, padded = (
-            after.get(f"snapcap_{name}_total{label}", 0.0) - before.get(f"snapcap_{name}_total{label}", 0.0)
-            for name in ("rows", "padding_rows")
-        )
-        if rows:
-            shares[f"{component}_padding"] = padded / rows
-    return shares

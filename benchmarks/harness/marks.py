@@ -2,7 +2,13 @@
 
 The module imports nothing slow, because the first mark of a child comes before its imports. The clock is
 CLOCK_MONOTONIC, which all processes of a machine share, so the parent can count the marks from the moment it
-spawned the child.
+spawned the child. As a program, the module is the floor of every start: it imports torch, opens the device and
+loads the weights, and runs no model.
+
+    python -m snapcap.benchmarks.harness.marks cuda FOLDER
+
+The weights are read in the plainest way: from safetensors to the device in the served precision, one tensor after
+the other. Without the checkpoint's folder, the program ends after the import of torch.
 """
 
 import json
@@ -10,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.processes import peak_host_bytes
@@ -50,3 +57,26 @@ def read_result(lines: Iterable[str]) -> tuple[Marks, dict[str, Any]]:
             marks, found = json.loads(line.removeprefix(_RESULT))
             return marks, found
     raise RuntimeError("the program printed no result")
+
+
+def main(device: str, *folders: str) -> None:
+    import torch
+
+    mark("import_torch")
+    for folder in folders:
+        torch.zeros(1, device=device)
+        mark("device_init")
+        from safetensors.torch import load_file
+
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        tensors = load_file(Path(folder) / "model.safetensors")
+        weights = [tensor.to(device=device, dtype=dtype) for tensor in tensors.values()]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        mark("load_weights")
+        del weights
+    result(memory())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

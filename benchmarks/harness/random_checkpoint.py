@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from snapcap.benchmarks.harness.arguments import make_parser
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers.implementations.base_tokenizer import BaseTokenizer
 
 SEED = 0
 NEW_TOKENS = 20
@@ -76,7 +76,7 @@ class Captioner:
     architecture: str
     special: Mapping[str, int | None]
     processor: Mapping[str, Any]
-    tokenizer: "Tokenizer"
+    tokenizer: "BaseTokenizer"
     tokenizer_config: Mapping[str, Any]
     fixed: Mapping[str, Mapping[Any, float]] = field(default_factory=dict)
     template: str = ""
@@ -351,15 +351,16 @@ def _bert_tokenizer(length: int) -> dict[str, Any]:
     return {"tokenizer_class": "BertTokenizer", **flags, **tokens, "model_max_length": length}
 
 
-def _byte_pairs(size: int, *words: str) -> "Tokenizer":
+def _byte_pairs(size: int, *words: str) -> "BaseTokenizer":
     """Returns a byte-level BPE tokenizer with made-up merges, which at GPT-2's size takes as long to load as
     GPT-2's.
 
     Each of ``words``, written with Ġ for a space, is one token. The last token is the end token.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
+    from tokenizers.pre_tokenizers import ByteLevel
 
-    vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab = {symbol: index for index, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[tuple[str, str]] = []
     for word in (*words, *_words(size, "Ġ" + string.ascii_letters)):
         for left, joined in pairwise(accumulate(word)):
@@ -367,33 +368,23 @@ def _byte_pairs(size: int, *words: str) -> "Tokenizer":
                 vocab[joined] = len(vocab)
                 merges.append((left, joined[-1]))
     vocab[_END] = size - 1
-    tokenizer = Tokenizer(models.BPE(vocab, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = ByteLevelBPETokenizer(vocab, merges)
     tokenizer.add_special_tokens([_END])
     return tokenizer
 
 
-def _word_pieces(size: int) -> "Tokenizer":
+def _word_pieces(size: int) -> "BaseTokenizer":
     """Returns a WordPiece tokenizer with made-up words, laid out like BLIP's: BERT's uncased one, then [DEC] and
     [ENC]."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
     specials = {"[PAD]": _PADDING, "[UNK]": _UNKNOWN, "[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
     specials |= {"[DEC]": size - 2, "[ENC]": size - 1}
     characters = string.ascii_lowercase + string.digits
     words = ((word, f"##{word}") for word in (*characters, *_words(size, string.ascii_lowercase)))
-    pieces = [*(f"[unused{index}]" for index in range(_UNKNOWN)), *string.punctuation, *chain(*words)]
-    vocab = dict(specials)
+    pieces = [*(f"[unused{index}]" for index in range(1, _UNKNOWN)), *string.punctuation, *chain(*words)]
     free = (index for index in range(size) if index not in specials.values())
-    vocab |= dict(zip(pieces[1:], free, strict=False))
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    ends = [("[CLS]", _CLS), ("[SEP]", _SEP)]
-    pair = "[CLS] $A [SEP] $B [SEP]"
-    tokenizer.post_processor = processors.TemplateProcessing(single=pair[:14], pair=pair, special_tokens=ends)
-    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    tokenizer = BertWordPieceTokenizer(dict(specials) | dict(zip(pieces, free, strict=False)))
     tokenizer.add_special_tokens([*specials])
     return tokenizer
 

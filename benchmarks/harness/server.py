@@ -1,10 +1,12 @@
 """Runs measured processes and servers, with a clock that starts just before they are spawned."""
 
+import asyncio
 import base64
 import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -21,10 +23,11 @@ START_LIMIT_S = 600.0
 
 
 class Reply(NamedTuple):
-    """Status and body of a reply."""
+    """A reply. ``fields`` of an `AsyncConnection`: the head's fields by their names in lower case."""
 
     status: int
     body: bytes
+    fields: Mapping[str, str]
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -44,10 +47,41 @@ class Connection:
         else:
             self._http.request("POST", path, body, {"Content-Type": content_type})
         reply = self._http.getresponse()
-        return Reply(reply.status, reply.read())
+        return Reply(reply.status, reply.read(), {})
 
     def close(self) -> None:
         self._http.close()
+
+
+class AsyncConnection:
+    """A keep-alive connection to a port of this machine, for an event loop, with one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> "AsyncConnection":
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def ask(self, request: bytes) -> Reply:
+        """Sends a whole request and returns its reply, which must have its length.
+
+        Raises:
+            OSError: the connection was lost before the reply was whole.
+        """
+        self._writer.write(request)
+        try:
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            pairs = (line.partition(":") for line in head[1:])
+            fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
+            body = await self._reader.readexactly(int(fields.get("content-length", "0")))
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError("the reply was cut") from error
+        return Reply(int(head[0].split()[1]), body, fields)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def request_bytes(
@@ -206,20 +240,15 @@ class Server(Process):
             raise RuntimeError(f"status {reply.status}: {reply.body.decode()}\n{self.log()}")
         return reply
 
-    def get(self, path: str) -> Reply:
-        connection = self.connect()
-        try:
-            return connection.request(path)
-        finally:
-            connection.close()
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the values of /metrics by the full sample name, labels included. Empty for a peer."""
+    def compiles(self) -> dict[str, float]:
+        """Returns the number of compiled graphs since READY, by its name. Empty for a peer."""
         if self.api is not SNAPCAP_API:
             return {}
-        lines = self.get("/metrics").body.decode().splitlines()
-        fields = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
-        return {name: float(value) for name, _, value in fields}
+        connection = self.connect()
+        metrics = connection.request("/metrics").body.decode()
+        connection.close()
+        found = re.search(r'^snapcap_compile_events_total{when="serving"} (\S+)$', metrics, re.MULTILINE)
+        return {"compiles_serving": float(found[1]) if found else 0.0}
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from snapcap.benchmarks.harness.arguments import count, make_parser
-from snapcap.benchmarks.peers.batcher import Batcher
+from snapcap.benchmarks.peers.transformers_server import Batcher
 
 _BATCH = 8
 ENCODER, DECODER, TOKENIZER = "encoder.onnx", "decoder.onnx", "tokenizer.json"

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from snapcap.benchmarks.harness.server import Reply
 from snapcap.benchmarks.harness.workload import samples
-from snapcap.benchmarks.soak.servers import Replica, Reply, ask, lone_request
+from snapcap.benchmarks.soak.servers import Replica, ask, lone_request
 
 PATIENCE_S = 180.0
 TIMEOUT_S = 90.0
@@ -133,7 +134,8 @@ class GoodClients:
                     self._judge(request, reply)
                     return
                 last = f"{reply.status} {reply.body[:200]!r}"
-                wait = reply.retry_after or wait
+                after = reply.fields.get("retry-after", "")
+                wait = float(after) if after.isdecimal() else wait
             tally.retried += 1
             if attempt % len(self._replicas) == 0:
                 await asyncio.sleep(wait)

@@ -12,14 +12,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.processes import own_parts, tree_memory
-from snapcap.benchmarks.harness.server import request_bytes, spawn
+from snapcap.benchmarks.harness.server import AsyncConnection, Reply, request_bytes, spawn
 from snapcap.benchmarks.harness.workload import free_port
 
 # Builds a request whose connection is closed after the reply.
@@ -33,41 +32,19 @@ DELAY_S = 0.5  # for each piece that a slow store sends
 PIECE = 1 << 16
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A reply. The connection was closed after it."""
-
-    status: int
-    fields: Mapping[str, str]
-    body: bytes
-
-    @property
-    def retry_after(self) -> float | None:
-        """Seconds after which the server asks to retry, or None."""
-        text = self.fields.get("retry-after", "")
-        return float(text) if text.isdecimal() else None
-
-
 async def ask(port: int, request: bytes, within: float) -> Reply:
-    """Sends a whole request and returns its reply.
+    """Sends a whole request on a connection of its own and returns its reply.
 
     Raises:
         OSError: the connection was refused, or lost before the reply was whole.
         TimeoutError: there was no whole reply ``within`` seconds.
     """
     async with asyncio.timeout(within):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        connection = await AsyncConnection.open(port)
         try:
-            writer.write(request)
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            pairs = (line.partition(":") for line in head[1:])
-            fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
-            body = await reader.readexactly(int(fields.get("content-length", "0")))
-        except asyncio.IncompleteReadError as error:
-            raise ConnectionResetError("the reply was cut") from error
+            return await connection.ask(request)
         finally:
-            writer.close()
-        return Reply(int(head[0].split()[1]), fields, body)
+            connection.close()
 
 
 class Replica:

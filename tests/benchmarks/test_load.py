@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.benchmarks.harness.load import HttpLoad, Tally, generate, padding
+from snapcap.benchmarks.harness.load import HttpLoad, Tally, generate
 from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import read_images
 
@@ -128,13 +128,3 @@ def test_an_open_loop_asks_at_its_rate_and_counts_from_the_due_moment(images: Pa
 
 def test_images_are_read_as_they_were_written(images: Path) -> None:
     assert read_images(images) == [(b"image a", "caption a"), (b"image b", "caption b")]
-
-
-def test_padding_is_a_share_of_the_rows_between_two_scrapes() -> None:
-    before = {'snapcap_rows_total{component="encoder"}': 8.0}
-    after = {
-        'snapcap_rows_total{component="encoder"}': 16.0,
-        'snapcap_padding_rows_total{component="encoder"}': 2.0,
-        'snapcap_rows_total{component="decoder"}': 0.0,
-    }
-    assert padding(before, after) == {"encoder_padding": 0.25}
