@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from snapcap.benchmarks import comparison, figures, latency, modes, startup
+from snapcap.benchmarks import contenders, figures, latency, modes, startup
 from snapcap.benchmarks.harness.arguments import add_files
 from snapcap.benchmarks.harness.workload import MODELS
 from snapcap.service.config.reader import Parser, SettingsError
@@ -24,7 +24,7 @@ examples:
 
 Peers are measured where they are installed. Times of a busy machine mean little: compare the ratios of one run.
 """
-MEASURES = {"peers": comparison, "startup": startup, "latency": latency, "modes": modes}
+MEASURES = {"peers": contenders, "startup": startup, "latency": latency, "modes": modes}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from snapcap.benchmarks import contenders as contending
-from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders
+from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders, add_load_arguments, open_contenders
 from snapcap.benchmarks.harness.arguments import counts, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
@@ -30,7 +29,7 @@ OPEN = "open"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    contending.add_arguments(parser, DEFAULT)
+    add_load_arguments(parser, DEFAULT)
     text = "numbers of clients (default: 1,4,16,64,128 on cuda, 1,4,16 on cpu)"
     parser.add_argument("--concurrency", type=counts, metavar="N,N,…", help=text)
     text = "seconds of each concurrency (default: %(default)s)"
@@ -69,7 +68,7 @@ def run(options: argparse.Namespace, device: str) -> int:
     concurrency = options.concurrency or list(DEFAULT_CONCURRENCY[device])
     report = Report()
     with ExitStack() as stack:
-        contenders = contending.open_contenders(stack, options, device)
+        contenders = open_contenders(stack, options, device)
         load = HttpLoad(contenders.images, 1, options.seconds, options.processes)
 
         def measure(name: str) -> dict[str, Any]:

@@ -21,10 +21,12 @@ from snapcap.benchmarks.harness.server import (
     SNAPCAP_API,
     START_LIMIT_S,
     Endpoint,
+    S3Artifacts,
     run_measured,
+    s3_artifacts,
     serving,
 )
-from snapcap.benchmarks.harness.workload import S3Artifacts, fresh_caches, s3_artifacts, scratch, serve_command
+from snapcap.benchmarks.harness.workload import fresh_caches, scratch, serve_command
 
 FLOOR, IMPORT_TORCH = "floor", "import-torch"
 PEER = "transformers-eager"

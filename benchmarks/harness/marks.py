@@ -2,8 +2,8 @@
 
 The module imports nothing slow, because the first mark of a child comes before its imports. The clock is
 CLOCK_MONOTONIC, which all processes of a machine share, so the parent can count the marks from the moment it
-spawned the child. As a program, the module is the floor of every start: it imports torch, opens the device and
-loads the weights, and runs no model.
+spawned the child. The module is also a program, the floor of every start: it imports torch, opens the
+device and loads the weights, and runs no model.
 
     python -m snapcap.benchmarks.harness.marks cuda FOLDER
 

@@ -1,4 +1,7 @@
-"""Runs measured processes and servers, with a clock that starts just before they are spawned."""
+"""Runs measured processes and servers, with a clock that starts just before they are spawned.
+
+An S3 server on loopback is one of them, which has signed artifacts.
+"""
 
 import asyncio
 import base64
@@ -9,14 +12,19 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple, TextIO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from snapcap.benchmarks.harness.marks import Marks, read_result
-from snapcap.benchmarks.harness.workload import ROOT, environment, free_port
+from snapcap.benchmarks.harness.workload import ROOT, build_store, environment, free_port, run_snapcap
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 BINARY = "application/octet-stream"
 START_LIMIT_S = 600.0
@@ -84,12 +92,9 @@ class AsyncConnection:
         self._writer.close()
 
 
-def request_bytes(
-    path: str, body: bytes | None = None, content_type: str = BINARY, *, close: bool = False
-) -> bytes:
+def request_bytes(path: str, body: bytes | None = None, content_type: str = BINARY) -> bytes:
     """Returns the bytes of a GET, or of a POST if there is a body."""
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
-    head += "Connection: close\r\n" if close else ""
     if body is None:
         return f"{head}\r\n".encode()
     return f"{head}Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
@@ -260,3 +265,70 @@ def serving(
         yield server
     finally:
         server.stop()
+
+
+_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "NO_PROXY": "127.0.0.1,localhost",
+}
+_BUCKET = "bench"
+
+
+@dataclass(frozen=True)
+class S3Artifacts:
+    """The options and environment with which a server finds the set, and the port of the S3 server."""
+
+    port: int
+    options: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
+    """Uploads the files of a folder to S3, and returns their source for `--model`."""
+    from snapcap.warmup.checkpoints.local import checkpoint_names
+
+    names = [path.name for path in checkpoint.iterdir()]
+    for name in checkpoint_names(names, lambda index: (checkpoint / index).read_bytes()):
+        s3.upload_file(str(checkpoint / name), _BUCKET, f"model/{name}")
+    return f"s3://{_BUCKET}/model"
+
+
+@contextlib.contextmanager
+def s3_artifacts(
+    cache: Path, folder: Path, options: tuple[str, ...] = (), checkpoint: Path | None = None
+) -> Iterator[S3Artifacts]:
+    """Publishes and signs the artifact set that `cache` holds, and yields how to find it. Keys go to `folder`.
+
+    `options` name the model. With a `checkpoint`, they lack the model's name: the checkpoint is uploaded to S3,
+    and published with its weights.
+    """
+    import boto3
+
+    key = folder / "bench.key"
+    # S3 is another process too. A server inside the measuring process would share its interpreter lock.
+    with serving((sys.executable, "-m", "moto.server"), Endpoint("/", None), _CREDENTIALS) as moto:
+        moto.connect().close()
+        endpoint = f"http://127.0.0.1:{moto.port}"
+        s3 = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=_CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        )
+        s3.create_bucket(Bucket=_BUCKET)
+        if not key.exists():
+            run_snapcap("keygen", str(key))
+        store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
+        trusted: tuple[str, ...] = ("--trusted-key", f"{key}.pub")
+        signing: tuple[str, ...] = ("--sign-key", str(key))
+        if checkpoint is not None:
+            trusted += ("--model", _uploaded(s3, checkpoint))
+            signing += ("--weights",)
+        build_store(cache, *options, *store, *signing, *trusted, extra=_CREDENTIALS)
+        yield S3Artifacts(moto.port, (*store, *trusted), _CREDENTIALS)

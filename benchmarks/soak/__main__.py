@@ -34,7 +34,8 @@ from rich.console import Console
 from snapcap.benchmarks.harness.arguments import add_files, add_serve, count, make_parser, some_of
 from snapcap.benchmarks.harness.processes import descendants, is_gone
 from snapcap.benchmarks.harness.report import Report
-from snapcap.benchmarks.harness.workload import SNAPCAP, S3Artifacts, s3_artifacts, samples, scratch
+from snapcap.benchmarks.harness.server import S3Artifacts, request_bytes, s3_artifacts
+from snapcap.benchmarks.harness.workload import SNAPCAP, samples, scratch
 from snapcap.benchmarks.soak.clients import (
     BadClients,
     GoodClients,
@@ -43,7 +44,7 @@ from snapcap.benchmarks.soak.clients import (
     requests,
     status_of,
 )
-from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, lone_request
+from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica
 
 NAMES = ("one", "two")
 # Time limits are short enough for a campaign to wait for. There are two decode processes, to be stopped and
@@ -207,7 +208,7 @@ STORE_FAULTS = (
 
 
 def good_request() -> bytes:
-    return lone_request("/v1/caption", next(iter(samples().values()))[0], "image/png")
+    return request_bytes("/v1/caption", next(iter(samples().values()))[0], "image/png")
 
 
 @asynccontextmanager

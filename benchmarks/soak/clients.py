@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from snapcap.benchmarks.harness.server import Reply
+from snapcap.benchmarks.harness.server import Reply, request_bytes
 from snapcap.benchmarks.harness.workload import samples
-from snapcap.benchmarks.soak.servers import Replica, ask, lone_request
+from snapcap.benchmarks.soak.servers import Replica, ask
 
 PATIENCE_S = 180.0
 TIMEOUT_S = 90.0
@@ -80,8 +80,8 @@ def requests(models: Sequence[str] = ("demo",)) -> list[Request]:
             (f"/v2/models/{model}/infer", {"inputs": [tensor]}, ("outputs", 0, "data", 0)),
         )
         for path, document, place in documents:
-            found.append(Request(path, lone_request(path, json.dumps(document).encode(), JSON), caption, place))
-        bodies = [lone_request(f"/v1/caption{named}", *body) for body in ((image, "image/png"), multipart(image))]
+            found.append(Request(path, request_bytes(path, json.dumps(document).encode(), JSON), caption, place))
+        bodies = [request_bytes(f"/v1/caption{named}", *body) for body in ((image, "image/png"), multipart(image))]
         found += [Request("/v1/caption", body, caption, ("caption",)) for body in bodies]
     return found
 
@@ -189,7 +189,7 @@ def bad_requests() -> list[bytes]:
         _HEAD + b"Content-Length: -1\r\n\r\n",
         b"\x16\x03\x01" + b"\0" * 300 + b"\r\n\r\n",
     ]
-    return [*(lone_request(*body) for body in bodies), *raw]
+    return [*(request_bytes(*body) for body in bodies), *raw]
 
 
 class BadClients:

@@ -13,7 +13,6 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from snapcap.benchmarks.harness.processes import own_parts, tree_memory
 from snapcap.benchmarks.harness.server import AsyncConnection, Reply, request_bytes, spawn
 from snapcap.benchmarks.harness.workload import free_port
 
-# Builds a request whose connection is closed after the reply.
-lone_request = partial(request_bytes, close=True)
 LIVENESS_PERIOD_S = 10.0
 LIVENESS_TIMEOUT_S = 5.0
 LIVENESS_FAILURES = 3
@@ -122,7 +119,7 @@ class Replica:
     async def answers(self, path: str, within: float) -> bool:
         """Returns whether a GET of a path is answered with 200."""
         with contextlib.suppress(OSError, TimeoutError):
-            return (await ask(self.port, lone_request(path), within)).status == 200
+            return (await ask(self.port, request_bytes(path), within)).status == 200
         return False
 
     async def _supervise(self) -> None:

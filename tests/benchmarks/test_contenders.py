@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from snapcap.benchmarks import comparison, contenders
+from snapcap.benchmarks import contenders
 from snapcap.benchmarks.contenders import PEERS, TITLES, Contenders, Start
 from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import Endpoint
@@ -27,7 +27,7 @@ class Rounds:
         self._file = tmp_path / "peers.json"
         found = Contenders(cast(Workload, None), "cpu", *[tmp_path] * 3, (), 100.0, problems)
         monkeypatch.setattr(contenders, "open_contenders", lambda *_: found)
-        monkeypatch.setattr(comparison, "measure", lambda _, name, __: self._measure(name))
+        monkeypatch.setattr(contenders, "measure", lambda _, name, __: self._measure(name))
         monkeypatch.setattr("time.monotonic", lambda: self.clock)
 
     def _measure(self, name: str) -> dict[str, float]:
@@ -41,7 +41,7 @@ class Rounds:
     def run(self, *cases: str, rounds: int) -> tuple[int, dict[str, Any]]:
         given = {"cases": list(cases), "rounds": rounds, "clients": 4, "seconds": 1.0, "processes": 1}
         options = argparse.Namespace(**given, measure="peers", model="demo", json=self._file, time_limit=100.0)
-        return comparison.run(options, "cpu"), json.loads(self._file.read_text())
+        return contenders.run(options, "cpu"), json.loads(self._file.read_text())
 
 
 def test_servers_take_turns_and_figures_are_medians(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

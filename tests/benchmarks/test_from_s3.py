@@ -9,7 +9,8 @@ import pytest
 
 from snapcap.benchmarks import startup
 from snapcap.benchmarks.contenders import Contenders, Start
-from snapcap.benchmarks.harness.workload import S3Artifacts, open_workload
+from snapcap.benchmarks.harness.server import S3Artifacts
+from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.startup import PUBLISHED, Bench
 
 HIT = {"result": "hit", "bytes_fetched": 3 << 20}

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import pytest
 
+from snapcap.benchmarks.harness.server import request_bytes
 from snapcap.benchmarks.soak.__main__ import went_well
 from snapcap.benchmarks.soak.clients import GoodClients, requests
-from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, ask, lone_request
+from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, ask
 
 ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], Awaitable[bytes]]
@@ -101,7 +102,7 @@ def test_the_proxy_lies(lie: Lie, whole: bool) -> None:
         proxy.lie = lie
         await proxy.start()
         try:
-            return (await ask(proxy.port, lone_request("/"), 10)).body
+            return (await ask(proxy.port, request_bytes("/"), 10)).body
         except ConnectionResetError:
             return b""
         finally:
@@ -117,7 +118,7 @@ def test_the_proxy_keeps_silent() -> None:
         proxy.lie = Lie.SILENCE
         await proxy.start()
         try:
-            await ask(proxy.port, lone_request("/", b"x", "text/plain"), 0.5)
+            await ask(proxy.port, request_bytes("/", b"x", "text/plain"), 0.5)
         finally:
             proxy.stop()
 
