@@ -120,8 +120,8 @@ class Bench:
         if self._remote is None:
             given = (contenders.sets, contenders.work, contenders.model_options[2:], contenders.workload.folder)
             self._remote = self.stack.enter_context(s3_artifacts(*given))
-        # A later option overrides an earlier one.
-        options = (*contenders.options("aot"), "--cache-dir", str(empty), *self._remote.options)
+        # The remote options name the model, which may be named once. Other later options override earlier ones.
+        options = (*contenders.options("aot")[2:], "--cache-dir", str(empty), *self._remote.options)
         start = self._serve(serve_command(*options), {**extra, **self._remote.environment})
         require_backend(start.startup, "aot")
         fetched = start.startup["weights"] or {}

@@ -44,6 +44,7 @@ def test_the_checkpoint_is_in_s3_and_the_bytes_are_noted(monkeypatch: pytest.Mon
     assert "--model" not in options
     assert (checkpoint / "config.json").is_file()
     assert "--strict" in command
+    assert "--model" not in command
     assert start.values["weights_mib"] == 3.0
 
 
