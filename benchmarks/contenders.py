@@ -155,10 +155,7 @@ class UnavailableError(RuntimeError):
     """A server that cannot be measured on this machine. The message is one line that says why."""
 
 
-class TimeOverError(RuntimeError):
-    """The time limit is over, so the next measurement is left out."""
-
-
+@dataclass(kw_only=True)
 class Turns:
     """A measurement whose cases take turns.
 
@@ -167,7 +164,7 @@ class Turns:
     """
 
     end: float
-    problems: dict[str, str]
+    problems: dict[str, str] = field(default_factory=dict)
 
     def rounds(self, names: Iterable[str], count: int, measure: Callable[[str], Result]) -> dict[str, list[Result]]:
         """Measures every case once, and then all again, so that disturbances of the machine affect all alike.
@@ -181,9 +178,10 @@ class Turns:
                 # An interruption between two measurements is recorded like one inside.
                 with self.attempt(name):
                     began = time.monotonic()
+                    if began + took.get(name, 0.0) > self.end:
+                        self.problems[name] = _TIME_OVER
+                        continue
                     with self.attempt(name), console.status(f"{name}, round {turn + 1} of {count}"):
-                        if began + took.get(name, 0.0) > self.end:
-                            raise TimeOverError
                         result = measure(name)
                         found.setdefault(name, []).append(result)
                     took[name] = time.monotonic() - began
@@ -198,8 +196,6 @@ class Turns:
         """Records the error of a case that fails inside, so that the others go on."""
         try:
             yield
-        except TimeOverError:
-            self.problems[name] = _TIME_OVER
         except UnavailableError as error:
             self.problems[name] = str(error)
         except KeyboardInterrupt:
@@ -227,8 +223,6 @@ class Contenders(Turns):
     work: Path
     images: Path
     serve: tuple[str, ...]
-    end: float
-    problems: dict[str, str] = field(default_factory=dict)
 
     def options(self, backend: str) -> tuple[str, ...]:
         """Returns the options of `snapcap serve` for a backend."""
@@ -307,7 +301,7 @@ def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) 
     workload = open_workload(options.model, cache)
     images = workload.write_images(work / "images")
     serve = tuple(shlex.split(options.serve))
-    contenders = Contenders(workload, device, cache / "sets" / workload.name, work, images, serve, end)
+    contenders = Contenders(workload, device, cache / "sets" / workload.name, work, images, serve, end=end)
     for name in [name for name in options.cases if name not in BARE]:
         with contenders.attempt(name):
             contenders.prepare(name)

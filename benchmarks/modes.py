@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,21 +101,6 @@ def fill(
     out.add("Tokens", ["other than eager's"], wrong)
 
 
-@dataclass
-class Results(Turns):
-    """The numbers and tokens of each case."""
-
-    end: float
-    problems: dict[str, str] = field(default_factory=dict)
-    samples: dict[str, Samples] = field(default_factory=dict)
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-
-    def add(self, name: str, found: Mapping[str, Any]) -> None:
-        numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
-        self.samples.setdefault(name, Samples()).add(numbers)
-        self.tokens[name] = found["tokens"]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cases(parser, CASES, CASES)
     text = "number of fresh processes of each case (default: %(default)s)"
@@ -133,27 +118,34 @@ def run(options: argparse.Namespace, device: str) -> int:
         workload = open_workload(options.model, cache)
         images = workload.write_images(work / "images")
         setup = Setup(workload.folder, images / FIRST_IMAGE, device, tuple(options.buckets))
-        end = time.monotonic() + options.time_limit
-        results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
-    fill(report, results.samples, results.tokens, options.buckets)
+        turns = Turns(end=time.monotonic() + options.time_limit)
+        found = measure_all(turns, with_needed(options.cases), options.runs, setup, work)
+    samples = {
+        name: Samples.of(
+            {key: value for key, value in each.items() if isinstance(value, int | float)} for each in runs
+        )
+        for name, runs in found.items()
+    }
+    tokens = {name: runs[-1]["tokens"] for name, runs in found.items()}
+    fill(report, samples, tokens, options.buckets)
     titles = {name: case.title for name, case in CASES.items()}
-    return report.end(options, device, results.problems, titles, results.samples, tokens=results.tokens)
+    return report.end(options, device, turns.problems, titles, samples, tokens=tokens)
 
 
-def measure_all(names: Sequence[str], runs: int, setup: Setup, kept: Path, end: float) -> Results:
-    """Runs every case once, and then all again, until ``end`` on `time.monotonic`."""
-    results = Results(end)
+def measure_all(
+    turns: Turns, names: Sequence[str], runs: int, setup: Setup, kept: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs every case once, and then all again. Returns what each case found in each run."""
 
-    def run(name: str) -> None:
+    def run(name: str) -> dict[str, Any]:
         case = CASES[name]
         if case.cuda and setup.device != "cuda":
             raise UnavailableError("needs a CUDA device")
-        if case.restores in results.problems:
+        if case.restores in turns.problems:
             raise UnavailableError(f"there is nothing to restore of {CASES[case.restores].title}")
-        results.add(name, measure(name, setup, kept))
+        return measure(name, setup, kept)
 
-    results.rounds(names, runs, run)
-    return results
+    return turns.rounds(names, runs, run)
 
 
 def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:

@@ -31,11 +31,6 @@ _CROSS_STD = 0.2  # for Florence-2's cross-attention, so that a caption depends 
 _POSITIONS = re.compile(r"(wpe|embed_positions|\bembeddings\.position_embeddings)\.weight")
 _NEVER = -1e4  # bias of a token that must not be chosen: far below every logit, and within float16
 _PADDING, _UNKNOWN, _CLS, _SEP, _MASK = 0, 100, 101, 102, 103  # the ids of bert-base-uncased
-_HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-_CLIP = {
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
 _END = "<|endoftext|>"
 _CHAT_TOKENS = ("<|im_start|>", "<fake_token_around_image>", "<global-img>", "<image>", "<end_of_utterance>")
 # Like in the checkpoints' own tokenizer, the default instruction and the text behind it are eleven tokens.
@@ -121,7 +116,7 @@ def _vit_gpt2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         pair,
         "VisionEncoderDecoderModel",
         special,
-        {**_processor("ViTImageProcessor", encoder.image_size, 2), **_HALVES},
+        _processor("ViTImageProcessor", encoder.image_size),
         _byte_pairs(config.vocab_size),
         {
             "tokenizer_class": "GPT2Tokenizer",
@@ -142,12 +137,11 @@ def _blip(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     special = {"bos_token_id": size - 2, "eos_token_id": _SEP, "pad_token_id": _PADDING}  # [DEC] begins a text
     heads = {"num_attention_heads": 12, **text}  # the published checkpoint's number, not transformers' default
     config = transformers.BlipConfig(vision_config=vision, text_config={**special, "sep_token_id": _SEP, **heads})
-    processor = _processor("BlipImageProcessor", config.vision_config.image_size, 3)
     return Captioner(
         config,
         "BlipForConditionalGeneration",
         {"pad_token_id": _PADDING},
-        {**processor, "do_convert_rgb": True, **_CLIP},
+        _processor("BlipImageProcessor", config.vision_config.image_size),
         _word_pieces(size),
         _bert_tokenizer(config.text_config.max_position_embeddings),
         {"cls.predictions.bias": dict.fromkeys((_PADDING, _SEP), _NEVER)},
@@ -160,13 +154,12 @@ def _git(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     special = {"bos_token_id": _CLS, "eos_token_id": _SEP, "pad_token_id": _PADDING}
     config = transformers.GitConfig(vision_config=vision, **special, **text)
     side = config.vision_config.image_size
-    processor = _processor("CLIPImageProcessor", side, 3)
-    crop = {"do_center_crop": True, "crop_size": processor["size"], "size": {"shortest_edge": side}}
+    processor = _processor("CLIPImageProcessor", side)
     return Captioner(
         config,
         "GitForCausalLM",
         special,
-        {**processor, "do_convert_rgb": True, **_CLIP, **crop},
+        {**processor, "crop_size": processor["size"], "size": {"shortest_edge": side}},
         _word_pieces(config.vocab_size),
         _bert_tokenizer(config.max_position_embeddings),
         {"output.bias": dict.fromkeys((_PADDING, _SEP), _NEVER)},
@@ -200,7 +193,7 @@ def _florence2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         "Florence2ForConditionalGeneration",
         special,
         {
-            **_processor("CLIPImageProcessor", side, 3),
+            **_processor("CLIPImageProcessor", side),
             "do_center_crop": False,
             "image_mean": [0.485, 0.456, 0.406],
             "image_std": [0.229, 0.224, 0.225],
@@ -228,12 +221,8 @@ def _smolvlm(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         tie_word_embeddings=False,
     )
     side = vision["image_size"]
-    processor = {
-        **_processor("Idefics3ImageProcessor", side, 1),
-        **dict.fromkeys(("do_convert_rgb", "do_pad", "do_image_splitting"), True),
-        "size": {"longest_edge": 4 * side},
-        "max_image_size": {"longest_edge": side},
-    }
+    processor = _processor("Idefics3ImageProcessor", side)
+    processor |= {"size": {"longest_edge": 4 * side}, "max_image_size": {"longest_edge": side}}
     return _chat(config, "Idefics3ForConditionalGeneration", text, processor, "<image>")
 
 
@@ -254,7 +243,7 @@ def _llava(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         vision_feature_select_strategy="full",
         tie_word_embeddings=False,
     )
-    processor = _processor("SiglipImageProcessor", vision["image_size"], 3)
+    processor = _processor("SiglipImageProcessor", vision["image_size"])
     # A separator token stands between image and text.
     return _chat(config, "LlavaForConditionalGeneration", text, processor, "<image><global-img>")
 
@@ -273,9 +262,11 @@ def _qwen3_vl(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         tie_word_embeddings=True,
     )
     processor = {
-        **_processor("Qwen2VLImageProcessor", 0, 3),
+        "image_processor_type": "Qwen2VLImageProcessor",
         "size": {"shortest_edge": 65536, "longest_edge": 16777216},
-        **{"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2},
+        "patch_size": 16,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
     }
     captioner = _chat(
         config, "Qwen3VLForConditionalGeneration", text, processor, "", _QWEN_TOKENS, _QWEN_WORDS, _QWEN_TEMPLATE
@@ -307,7 +298,7 @@ def _chat(
         config,
         architecture,
         _chat_ids(text),
-        {**processor, **_HALVES},
+        processor,
         tokenizer,
         {
             "tokenizer_class": "GPT2TokenizerFast",
@@ -335,14 +326,9 @@ def _image_id(text: Mapping[str, Any]) -> int:
     return int(text["vocab_size"]) - len(_CHAT_TOKENS) + _CHAT_TOKENS.index("<image>")
 
 
-def _processor(kind: str, side: int, resample: int) -> dict[str, Any]:
-    return {
-        "image_processor_type": kind,
-        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
-        "size": {"height": side, "width": side},
-        "rescale_factor": 1 / 255,
-        "resample": resample,
-    }
+def _processor(kind: str, side: int) -> dict[str, Any]:
+    """Returns the fields of an image processor that are not its defaults."""
+    return {"image_processor_type": kind, "size": {"height": side, "width": side}}
 
 
 def _bert_tokenizer(length: int) -> dict[str, Any]:

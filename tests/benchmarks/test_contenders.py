@@ -25,7 +25,7 @@ class Rounds:
         self.broken: dict[str, BaseException] = {}
         self.clock = 0.0
         self._file = tmp_path / "peers.json"
-        found = Contenders(cast(Workload, None), "cpu", *[tmp_path] * 3, (), 100.0, problems)
+        found = Contenders(cast(Workload, None), "cpu", *[tmp_path] * 3, (), end=100.0, problems=problems)
         monkeypatch.setattr(contenders, "open_contenders", lambda *_: found)
         monkeypatch.setattr(contenders, "measure", lambda _, name, __: self._measure(name))
         monkeypatch.setattr("time.monotonic", lambda: self.clock)

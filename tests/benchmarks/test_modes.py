@@ -10,6 +10,7 @@ from rich.console import Console
 from support.checkpoints.qwen3_vl_files import VISION_END, generated, picture, prefix, qwen3_vl, written
 
 from snapcap.benchmarks import modes
+from snapcap.benchmarks.contenders import Turns
 from snapcap.benchmarks.harness.compiled_case import Mode, Way
 from snapcap.benchmarks.harness.report import Report, Samples
 from snapcap.benchmarks.harness.workload import DEMO, SAMPLES
@@ -54,14 +55,15 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeyp
         return {"until_first_step": 1.0, "tokens": [1]}
 
     monkeypatch.setattr(modes, "measure", one)
-    results = measure_all(list(CASES), 2, SETUP, tmp_path, FOREVER)
-    assert results.problems == {
+    turns = Turns(end=FOREVER)
+    found = measure_all(turns, list(CASES), 2, SETUP, tmp_path)
+    assert turns.problems == {
         "full": "failed: no compiler",
         "full-restored": f"there is nothing to restore of {CASES['full'].title}",
         "reduce-overhead": "needs a CUDA device",
     }
-    assert set(results.samples) == set(CASES) - set(results.problems)
-    assert all(case.values["until_first_step"] == [1.0, 1.0] for case in results.samples.values())
+    assert set(found) == set(CASES) - set(turns.problems)
+    assert all([run["until_first_step"] for run in runs] == [1.0, 1.0] for runs in found.values())
 
 
 def test_a_case_without_an_image_fails_with_its_error(tmp_path: Path) -> None:
@@ -70,9 +72,9 @@ def test_a_case_without_an_image_fails_with_its_error(tmp_path: Path) -> None:
 
 
 def test_nothing_is_begun_after_the_time_limit(tmp_path: Path) -> None:
-    results = measure_all(["eager", "full"], 1, SETUP, tmp_path, time.monotonic())
-    assert not results.samples
-    assert set(results.problems.values()) == {"not run in full: the time limit"}
+    turns = Turns(end=time.monotonic())
+    assert not measure_all(turns, ["eager", "full"], 1, SETUP, tmp_path)
+    assert set(turns.problems.values()) == {"not run in full: the time limit"}
 
 
 def shown(results: dict[str, Samples], tokens: dict[str, list[int]], buckets: tuple[int, ...]) -> list[list[str]]:
