@@ -6,19 +6,21 @@ encodes for one number of tokens: the fewest of a server's that hold the picture
 module with a `Job` as JSON.
 """
 
+import math
 import shutil
 import statistics
 import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapcap.benchmarks.harness.marks import mark, memory, result
 from snapcap.models.json_object import from_json
+from snapcap.models.processing.packed import grid_of
 from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import Bucket, inductor_options
@@ -90,12 +92,15 @@ class CompiledRunner(Runner[Any]):
         self._how = how
         self._torch = model.device
 
-    def open(self, bucket: Bucket) -> None:
-        """Binds the regions of a bucket, which are compiled when they first run."""
+    def open(self, bucket: Bucket, image: Pixels) -> None:
+        """Binds the regions of a bucket, which are compiled when they first run. A model for pictures of any shape
+        encodes for one number of tokens."""
         for component in COMPONENTS:
             run = tuple(self._region(component, region, bucket) for region in self.regions.of(component))
             eager = open_callables(self.regions, component, bucket, EagerBackend())
             self.bind(component, bucket, eager._replace(regions=run))
+        plan, tokens = self._encode[bucket], math.prod(grid_of(image)) if self.state.grids is not None else 0
+        self._encode[bucket] = replace(plan, encodes={0: plan.holding(tokens)})
 
     def _region(self, component: ComponentName, region: Region, bucket: Bucket) -> RegionCall:
         import torch
@@ -189,7 +194,7 @@ def first_steps(runner: CompiledRunner, buckets: Sequence[Bucket], image: Pixels
     """Runs every component and bucket for the first time, which compiles it. Returns seconds by component."""
     seconds = dict.fromkeys((f"initial_{component}" for component in COMPONENTS), 0.0)
     for bucket in buckets:
-        runner.open(bucket)
+        runner.open(bucket, image)
         runner.begin(bucket)
         for component in COMPONENTS:
             began = time.perf_counter()
