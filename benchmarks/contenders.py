@@ -284,15 +284,6 @@ class Contenders(Turns):
         return start
 
 
-def add_load_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
-    """Adds the options of measurements that put servers under load."""
-    add_cases(parser, TITLES, default)
-    add_serve(parser)
-    text = "number of client processes (default: one for four CPUs, at most 8)"
-    processes = min(max(available_cpus() // 4, 1), 8)  # they keep up with a server without taking its CPUs
-    parser.add_argument("--processes", type=count, default=processes, metavar="N", help=text)
-
-
 def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) -> Contenders:
     """Returns the contenders of the options, with the artifact set built and the peers prepared."""
     end = time.monotonic() + options.time_limit
@@ -309,7 +300,8 @@ def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_load_arguments(parser, DEFAULT)
+    add_cases(parser, TITLES, DEFAULT)
+    add_serve(parser)
     text = "number of keep-alive connections (default: %(default)s)"
     parser.add_argument("--clients", type=count, default=16, metavar="N", help=text)
     text = "seconds of load in each round (default: %(default)s)"
@@ -340,7 +332,7 @@ def run(options: argparse.Namespace, device: str) -> int:
         contenders = open_contenders(stack, options, device)
         # An interruption while something was built has ended the time.
         contenders.end = contenders.end and time.monotonic() + options.time_limit
-        load = HttpLoad(contenders.images, options.clients, options.seconds, options.processes)
+        load = HttpLoad(contenders.images, options.clients, options.seconds)
         found = contenders.rounds(options.cases, options.rounds, lambda name: measure(contenders, name, load))
     results = {name: Samples.of(rounds) for name, rounds in found.items()}
     _table(report, results, options.clients)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders, add_load_arguments, open_contenders
-from snapcap.benchmarks.harness.arguments import counts, seconds
+from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders, open_contenders
+from snapcap.benchmarks.harness.arguments import add_cases, add_serve, counts, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import run_measured, serving
@@ -29,28 +29,25 @@ OPEN = "open"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_load_arguments(parser, DEFAULT)
+    add_cases(parser, TITLES, DEFAULT)
+    add_serve(parser)
     text = "numbers of clients (default: 1,4,16,64,128 on cuda, 1,4,16 on cpu)"
     parser.add_argument("--concurrency", type=counts, metavar="N,N,…", help=text)
     text = "seconds of each concurrency (default: %(default)s)"
     parser.add_argument("--seconds", type=seconds, default=5.0, help=text)
-    text = "requests a second of the open loop (default: 70 %% of each server's highest rate)"
-    parser.add_argument("--rate", type=seconds, metavar="R", help=text)
     parser.add_argument("--no-http", action="store_true", help="measure the engine only")
     parser.add_argument("--no-engine", action="store_true", help="measure over HTTP only")
 
 
-def over_http(
-    contenders: Contenders, name: str, concurrency: Sequence[int], load: HttpLoad, rate: float | None = None
-) -> dict[str, Any]:
-    """Measures one server: its first request, every concurrency, and an open loop of `rate` requests a second, or
-    else of 70 % of the server's highest rate."""
+def over_http(contenders: Contenders, name: str, concurrency: Sequence[int], load: HttpLoad) -> dict[str, Any]:
+    """Measures one server: its first request, every concurrency, and an open loop at 70 % of the server's
+    highest rate."""
     with serving(*contenders.command(name)) as server:
         start = contenders.first_captions(server).values
         most = replace(load, clients=max(concurrency))
         replace(most, seconds=min(2.0, load.seconds)).run(server)  # warms up, and does not count
         measured = {str(clients): replace(load, clients=clients).run(server) for clients in concurrency}
-        rate = rate or LOAD * max(each["captions_per_s"] for each in measured.values())
+        rate = LOAD * max(each["captions_per_s"] for each in measured.values())
         measured[OPEN] = replace(most, seconds=max(2 * load.seconds, LEAST_DUE / rate), rate=rate).run(server)
         first = start["total"] - start["ready"]
         return {"first_ms": first * 1000, "steady_ms": start["steady_ms"], "load": measured}
@@ -69,14 +66,14 @@ def run(options: argparse.Namespace, device: str) -> int:
     report = Report()
     with ExitStack() as stack:
         contenders = open_contenders(stack, options, device)
-        load = HttpLoad(contenders.images, 1, options.seconds, options.processes)
+        load = HttpLoad(contenders.images, 1, options.seconds)
 
         def measure(name: str) -> dict[str, Any]:
             found = {}
             if name in BACKENDS and not options.no_engine:
                 found["engine"] = engine(contenders, name, concurrency, options.seconds)
             if not options.no_http:
-                found["http"] = over_http(contenders, name, concurrency, load, options.rate)
+                found["http"] = over_http(contenders, name, concurrency, load)
             return found
 
         results = contenders.rounds(options.cases, 1, measure)
@@ -120,7 +117,7 @@ def tables(report: Report, results: Mapping[str, Sequence[Mapping[str, Any]]]) -
     note = "Mean of 20 in a row with one wait for the device at their end, the best of three times."
     report.add_cases("One encode, one decode step, one row's move, by bucket", rows("engine", "steps"), steps, note)
     load |= {"errors": "errors .0f", "compiles": "compiles_serving .0f"}
-    note = f"{OPEN}: random moments, at --rate or 0.7 of the highest rate; latency from the due moment."
+    note = f"{OPEN}: random moments, at 0.7 of the highest rate; latency from the due moment."
     report.add_cases("Over HTTP, by number of clients", rows("http", "load"), load, note)
     cases = {TITLES[name]: found["http"] for name, (found,) in results.items() if "http" in found}
     lone = {name: Samples({key: [case[key]] for key in ("first_ms", "steady_ms")}) for name, case in cases.items()}

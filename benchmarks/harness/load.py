@@ -23,6 +23,7 @@ from snapcap.benchmarks.harness.processes import tree_cpu_seconds
 from snapcap.benchmarks.harness.report import percentiles_ms
 from snapcap.benchmarks.harness.server import AsyncConnection, Endpoint, Server, request_bytes
 from snapcap.benchmarks.harness.workload import read_images
+from snapcap.warmup.machine.capacity import available_cpus
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -109,7 +110,6 @@ class HttpLoad:
     images: Path
     clients: int
     seconds: float
-    processes: int = 1
     rate: float = 0.0
 
     def run(self, server: Server) -> dict[str, float]:
@@ -138,7 +138,9 @@ class HttpLoad:
 
     def _generate(self, server: Server) -> list[Tally]:
         """Starts the client processes, lets them begin together, and collects their counts."""
-        count, context = min(self.processes, self.clients), multiprocessing.get_context("spawn")
+        # Clients with one process for four CPUs, at most 8, keep up with a server without taking its CPUs.
+        count = min(max(available_cpus() // 4, 1), 8, self.clients)
+        context = multiprocessing.get_context("spawn")
         running, ends = [], []
         for index in range(count):
             clients = self.clients // count + (index < self.clients % count)

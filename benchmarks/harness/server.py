@@ -176,7 +176,7 @@ class Process:
             RuntimeError: it has ended, or takes longer than ``START_LIMIT_S``.
         """
         if self._process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {self._process.returncode}:\n{self.log()}")
+            raise RuntimeError(f"ended with status {self._process.returncode}: {self.last_line()}\n{self.log()}")
         if self.seconds() > START_LIMIT_S:
             raise RuntimeError(f"the server was not ready after {START_LIMIT_S:.0f} s: {self.last_line()}")
 

@@ -389,19 +389,19 @@ async def run(
         command += ["--idle-unload", "1", *(word for name in models for word in ("--model", f"{name}=demo"))]
     command += shlex.split(options.serve)
     replicas = [Replica(name, command, environment, folder / name) for name in NAMES]
-    bad, clients = BadClients(replicas, chooser), GoodClients(replicas, options.clients, chooser, models)
+    bad, clients = BadClients(replicas, chooser), GoodClients(replicas, chooser, models)
     campaign = Campaign(World(replicas, proxy, bad, chooser))
     try:
         for replica in replicas:
             replica.start()
         if not await campaign.all_well():
             raise RuntimeError(f"the servers do not start:\n{replicas[0].log()[-2000:]}")
-        clients.start()
-        bad.start()
-        began = time.monotonic()
-        await campaign.run(faults, options.minutes * 60)
-        bad.stop()
-        await clients.stop()
+        began, over = time.monotonic(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for each in (*[clients] * options.clients, bad, bad):
+                group.create_task(each.run(over))
+            await campaign.run(faults, options.minutes * 60)
+            over.set()
         ended_well, seconds = await campaign.all_well(), time.monotonic() - began
     finally:
         await asyncio.gather(*(replica.stop() for replica in replicas))

@@ -87,32 +87,19 @@ def requests(models: Sequence[str] = ("demo",)) -> list[Request]:
 
 
 class GoodClients:
-    """Clients that retry as the API tells them to, each at the other server first.
-
-    Each of ``count`` clients waits a moment after a caption and then sends the next request.
-    """
+    """Clients that retry as the API tells them to, each at the other server first."""
 
     def __init__(
-        self, replicas: Sequence[Replica], count: int, chooser: random.Random, models: Sequence[str] = ("demo",)
+        self, replicas: Sequence[Replica], chooser: random.Random, models: Sequence[str] = ("demo",)
     ) -> None:
         self.tally = Tally()
         self._replicas = replicas
-        self._count = count
         self._chooser = chooser
         self._requests = requests(models)
-        self._over = False
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._client()) for _ in range(self._count)]
-
-    async def stop(self) -> None:
-        """Stops the clients once their current requests have ended."""
-        self._over = True
-        await asyncio.gather(*self._tasks)
-
-    async def _client(self) -> None:
-        while not self._over:
+    async def run(self, over: asyncio.Event) -> None:
+        """Is one client, which waits a moment after a caption and then sends the next request."""
+        while not over.is_set():
             await self._caption(self._chooser.choice(self._requests))
             await asyncio.sleep(THOUGHT_S * self._chooser.random() * 2)
 
@@ -200,17 +187,10 @@ class BadClients:
         self._replicas = replicas
         self._chooser = chooser
         self._requests = bad_requests()
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._client()) for _ in range(2)]
-
-    def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    async def _client(self) -> None:
-        while True:
+    async def run(self, over: asyncio.Event) -> None:
+        """Is one client."""
+        while not over.is_set():
             port, request = self._chooser.choice(self._replicas).port, self._chooser.choice(self._requests)
             if self._chooser.random() < 0.3:
                 await leave(port, request[: self._chooser.randrange(1, len(request))])

@@ -39,7 +39,7 @@ class Rounds:
         return dict.fromkeys((*names, "cpu_ms_per_caption"), float(len(self.order)))
 
     def run(self, *cases: str, rounds: int) -> tuple[int, dict[str, Any]]:
-        given = {"cases": list(cases), "rounds": rounds, "clients": 4, "seconds": 1.0, "processes": 1}
+        given = {"cases": list(cases), "rounds": rounds, "clients": 4, "seconds": 1.0}
         options = argparse.Namespace(**given, measure="peers", model="demo", json=self._file, time_limit=100.0)
         return contenders.run(options, "cpu"), json.loads(self._file.read_text())
 

@@ -55,11 +55,12 @@ def tally_of(*servers: Answering) -> dict[str, Any]:
 
     async def run() -> dict[str, Any]:
         started = [await each.start() for each in servers]
-        clients = GoodClients(cast("list[Replica]", started), 1, Random(0))
-        clients.start()
-        while clients.tally.requests < 2:  # noqa: ASYNC110  they count for themselves
-            await asyncio.sleep(0.01)
-        await clients.stop()
+        clients, over = GoodClients(cast("list[Replica]", started), Random(0)), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(clients.run(over))
+            while clients.tally.requests < 2:  # noqa: ASYNC110  they count for themselves
+                await asyncio.sleep(0.01)
+            over.set()
         return vars(clients.tally)
 
     return asyncio.run(run())
