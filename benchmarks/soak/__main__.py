@@ -398,8 +398,10 @@ async def run(
             raise RuntimeError(f"the servers do not start:\n{replicas[0].log()[-2000:]}")
         began, over = time.monotonic(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            for each in (*[clients] * options.clients, bad, bad):
-                group.create_task(each.run(over))
+            for _ in range(options.clients):
+                group.create_task(clients.run(over))
+            for _ in range(2):
+                group.create_task(bad.run(over))
             await campaign.run(faults, options.minutes * 60)
             over.set()
         ended_well, seconds = await campaign.all_well(), time.monotonic() - began
