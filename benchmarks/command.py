@@ -4,9 +4,8 @@ import argparse
 import contextlib
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from snapcap.benchmarks import comparison, figures, latency, modes, startup
+from snapcap.benchmarks import contenders, figures, latency, modes, startup
 from snapcap.benchmarks.harness.arguments import add_files
 from snapcap.benchmarks.harness.workload import MODELS
 from snapcap.service.config.reader import Parser, SettingsError
@@ -24,7 +23,7 @@ examples:
 
 Peers are measured where they are installed. Times of a busy machine mean little: compare the ratios of one run.
 """
-MEASURES = {"peers": comparison, "startup": startup, "latency": latency, "modes": modes}
+MEASURES = {"peers": contenders, "startup": startup, "latency": latency, "modes": modes}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -46,8 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
         add_files(measure)
         module.add_arguments(measure)
     text = (figures.__doc__ or "").partition("\n")[0].removesuffix(".")
-    report = adder.add_parser("report", help=text, description=figures.__doc__, allow_abbrev=False)
-    report.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: every page with figures")
+    adder.add_parser("report", help=text, description=figures.__doc__, allow_abbrev=False)
     return parser
 
 
@@ -70,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_args(arguments)
     try:
         if options.measure == "report":
-            figures.write(options.pages)
+            figures.write()
             return 0
         device = resolve_device(options.device).partition(":")[0]
         with _terminated_as_interrupted():

@@ -198,11 +198,11 @@ def pages() -> list[Path]:
     return [page for page in found if _FIGURE.search(text := page.read_text()) or _TABLE.search(text)]
 
 
-def write(given: Iterable[Path] = ()) -> None:
-    """Writes the figures into the pages, by default into every page that quotes one.
+def write() -> None:
+    """Writes the figures into every page that quotes one.
 
     Raises:
         FiguresError: a page quotes a figure that no result has.
     """
-    for page in list(given) or pages():
+    for page in pages():
         page.write_text(with_figures(page))

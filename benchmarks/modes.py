@@ -10,17 +10,16 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.contenders import Turns, UnavailableError
 from snapcap.benchmarks.harness.arguments import add_cases, count, counts
-from snapcap.benchmarks.harness.compiled_case import COMPONENTS, How, Job, Mode, Setup
-from snapcap.benchmarks.harness.marks import read_marks, read_result
-from snapcap.benchmarks.harness.report import Report, Samples, number, ratio
+from snapcap.benchmarks.harness.compiled_case import How, Job, Mode, Setup
+from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import run_measured
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, fresh_caches, open_workload, scratch
 from snapcap.models.json_object import to_json
@@ -28,7 +27,6 @@ from snapcap.models.json_object import to_json
 EAGER = "eager"
 _TUNED: Mode = "max-autotune"
 _REDUCED: Mode = "reduce-overhead"
-_WHAT = {"encoder": "encode", "decoder": "step"}
 CASE_LIMIT_S = 1800.0
 
 
@@ -68,66 +66,39 @@ def with_needed(names: Iterable[str]) -> list[str]:
 
 
 def fill(
-    out: Report,
-    results: Mapping[str, Samples],
-    tokens: Mapping[str, Sequence[int]],
-    buckets: Sequence[int],
-    runs: int,
+    out: Report, results: Mapping[str, Samples], tokens: Mapping[str, Sequence[int]], buckets: Sequence[int]
 ) -> None:
     """Adds the tables of the cases in ``results``. Without eager there are no ratios, and tokens are not
     compared."""
     eager = results.get(EAGER, Samples())
-    rows = []
-    for name, samples in results.items():
-        row = [CASES[name].title]
-        for key in ("until_first_step", "until_all_buckets"):
-            row += [number(samples.median(key), 1), ratio(samples.median(key), eager.median(key))]
-        row += [number(_compile_seconds(samples, component), 1) for component in COMPONENTS]
-        row.append(f"{samples.median('hits') or 0:.0f}/{samples.median('misses') or 0:.0f}")
-        row += [number(samples.median(key), 0) for key in ("peak_host_mib", "device_peak_mib")]
-        rows.append([*row, "" if EAGER not in tokens else "yes" if tokens[name] == tokens[EAGER] else "no"])
-    columns = ["exec → …, s", "first step", "/eager", "all buckets", "/eager", "compile encoder s", "decoder s"]
+    cases = {CASES[name].title: samples for name, samples in results.items()}
+
+    def beside(measurement: str) -> Callable[[Samples], str]:
+        return lambda case: ratio(case.median(measurement), eager.median(measurement))
+
+    start: dict[str, Column] = {
+        "first step s": "until_first_step .1f",
+        "first /eager": beside("until_first_step"),
+        "all buckets s": "until_all_buckets .1f",
+        "all /eager": beside("until_all_buckets"),
+        "peak MiB": "peak_host_mib .0f",
+        "GPU MiB": "device_peak_mib .0f",
+    }
     note = (
-        f"medians of {runs} run(s); buckets {', '.join(map(str, buckets))}; first step: from spawn until the first "
-        "images were encoded and one token was decoded; compile: the first calls of all buckets, less a later one; "
-        "hits/misses: in torch's caches; memory: the most of the process until then, without compilers it starts; "
-        "tokens: whether as eager"
+        "Medians, seconds from exec. first step: the first images are encoded and one token is decoded. Memory: "
+        "the most of the process until all buckets have run, without compilers that it starts."
     )
-    out.add("What a start costs", [*columns, "hits/misses", "peak MiB", "GPU MiB", "tokens"], rows, note)
-    cells = [(component, size) for component in COMPONENTS for size in buckets]
+    out.add_cases("What a start costs", cases, start, note)
     for suffix, title in (("", "Later steps"), ("_graph", "Later steps, replayed as CUDA graphs")):
-        rows = []
-        for name, samples in results.items():
-            row = [CASES[name].title]
-            for component, size in cells:
-                key = f"{component}_{size}{suffix}"
-                row += [number(samples.median(key), 3), ratio(eager.median(key), samples.median(key))]
-            if any(row[1:]):
-                rows.append(row)
-        columns = [column for component, size in cells for column in (f"{_WHAT[component]} × {size}", "faster")]
-        out.add(title, ["", *columns], rows, "ms; faster: than eager of the same kind")
-
-
-def _compile_seconds(samples: Samples, component: str) -> float | None:
-    """Returns by how many seconds the first calls took longer than later ones."""
-    first = samples.median(f"initial_{component}")
-    keys = (key for key in samples.values if key.startswith(f"{component}_") and not key.endswith("_graph"))
-    return None if first is None else max(first - sum(map(samples.need, keys)) / 1000, 0.0)
-
-
-@dataclass
-class Results(Turns):
-    """The numbers and tokens of each case."""
-
-    end: float
-    problems: dict[str, str] = field(default_factory=dict)
-    samples: dict[str, Samples] = field(default_factory=dict)
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-
-    def add(self, name: str, found: Mapping[str, Any]) -> None:
-        numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
-        self.samples.setdefault(name, Samples()).add(numbers)
-        self.tokens[name] = found["tokens"]
+        columns: dict[str, Column] = {}
+        for what, component in (("encode", "encoder"), ("step", "decoder")):
+            for size in buckets:
+                columns[f"{what} × {size}"] = f"{component}_{size}{suffix} .3f"
+                columns[f"{what} × {size} /eager"] = beside(f"{component}_{size}{suffix}")
+        measured = {name: each for name, each in cases.items() if f"encoder_{buckets[0]}{suffix}" in each.values}
+        out.add_cases(title, measured, columns, "Medians, ms.")
+    wrong = [[CASES[name].title] for name, found in tokens.items() if found != tokens.get(EAGER, found)]
+    out.add("Tokens", ["other than eager's"], wrong)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,27 +118,34 @@ def run(options: argparse.Namespace, device: str) -> int:
         workload = open_workload(options.model, cache)
         images = workload.write_images(work / "images")
         setup = Setup(workload.folder, images / FIRST_IMAGE, device, tuple(options.buckets))
-        end = time.monotonic() + options.time_limit
-        results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
-    fill(report, results.samples, results.tokens, options.buckets, options.runs)
+        turns = Turns(end=time.monotonic() + options.time_limit)
+        found = measure_all(turns, with_needed(options.cases), options.runs, setup, work)
+    samples = {
+        name: Samples.of(
+            {key: value for key, value in each.items() if isinstance(value, int | float)} for each in runs
+        )
+        for name, runs in found.items()
+    }
+    tokens = {name: runs[-1]["tokens"] for name, runs in found.items()}
+    fill(report, samples, tokens, options.buckets)
     titles = {name: case.title for name, case in CASES.items()}
-    return report.end(options, device, results.problems, titles, results.samples, tokens=results.tokens)
+    return report.end(options, device, turns.problems, titles, samples, tokens=tokens)
 
 
-def measure_all(names: Sequence[str], runs: int, setup: Setup, kept: Path, end: float) -> Results:
-    """Runs every case once, and then all again, until ``end`` on `time.monotonic`."""
-    results = Results(end)
+def measure_all(
+    turns: Turns, names: Sequence[str], runs: int, setup: Setup, kept: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs every case once, and then all again. Returns what each case found in each run."""
 
-    def run(name: str) -> None:
+    def run(name: str) -> dict[str, Any]:
         case = CASES[name]
         if case.cuda and setup.device != "cuda":
             raise UnavailableError("needs a CUDA device")
-        if case.restores in results.problems:
+        if case.restores in turns.problems:
             raise UnavailableError(f"there is nothing to restore of {CASES[case.restores].title}")
-        results.add(name, measure(name, setup, kept))
+        return measure(name, setup, kept)
 
-    results.rounds(names, runs, run)
-    return results
+    return turns.rounds(names, runs, run)
 
 
 def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
@@ -183,10 +161,9 @@ def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
     job = Job(setup, case.how, save, restore)
     command = (sys.executable, "-m", "snapcap.benchmarks.harness.compiled_case", to_json(job))
     with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
-        spawned, lines = run_measured(command, CASE_LIMIT_S, fresh_caches(Path(folder)))
-    marks = read_marks(lines)
-    found = read_result(lines) | {f"until_{mark}": moment - spawned for moment, mark in marks}
+        marks, found = run_measured(command, CASE_LIMIT_S, fresh_caches(Path(folder)))
     # The mark follows the decode of a token after an image was encoded: first at the first bucket, and last at all
     # of them.
-    decoded = [moment - spawned for moment, mark in marks if mark == "compile_decoder"]
+    decoded = [moment for mark, moment in marks if mark == "compile_decoder"]
+    found |= {f"until_{mark}": moment for mark, moment in marks}
     return found | {"until_first_step": decoded[0], "until_all_buckets": decoded[-1]}

@@ -9,25 +9,22 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapcap.benchmarks.contenders import BACKENDS, PEERS, Contenders, UnavailableError, open_contenders
+from snapcap.benchmarks.contenders import BACKENDS, PEERS, Contenders, Start, UnavailableError, open_contenders
 from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
-from snapcap.benchmarks.harness.load import SERVING_COMPILES
-from snapcap.benchmarks.harness.marks import read_marks, read_result
-from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
 from snapcap.benchmarks.harness.processes import descendants, own_parts, peak_host_bytes
-from snapcap.benchmarks.harness.report import Report, Samples, number, ratio
+from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import (
     SNAPCAP_API,
     START_LIMIT_S,
     Endpoint,
-    Server,
+    S3Artifacts,
     run_measured,
+    s3_artifacts,
     serving,
-    steady_caption,
 )
 from snapcap.benchmarks.harness.workload import fresh_caches, scratch, serve_command
 
@@ -47,28 +44,6 @@ TITLES = {
 DEFAULT = (FLOOR, "aot", "eager", COLD, PEER, "onnxruntime")
 
 
-@dataclass
-class Start:
-    """The measurements of a start.
-
-    values: all numbers, each quoted as a median over the runs. ``total`` is the seconds from the spawn to the first
-        caption, or to the end of a program that makes none.
-    startup: what ``/startup`` of this server says after its first caption. Empty for other programs.
-    """
-
-    values: dict[str, float]
-    startup: Mapping[str, Any] = field(default_factory=dict)
-
-
-def start_script(command: Sequence[str], extra: Mapping[str, str], last: str) -> Start:
-    """Runs a child that marks its own start and ends. The total is the seconds until its last mark."""
-    spawned, lines = run_measured(command, START_LIMIT_S, extra)
-    marks = read_marks(lines)
-    if not marks or marks[-1][1] != last:
-        raise RuntimeError(f"the child did not come to {last!r}: {lines[-1:]}")
-    return Start({"total": marks[-1][0] - spawned, **read_result(lines)})
-
-
 def require_backend(startup: Mapping[str, Any], backend: str, *, later: bool = False) -> None:
     """Checks that a start serves ``backend`` in every bucket. With ``later``, buckets may be warmed after READY, as
     buckets of decode steps alone always are.
@@ -86,14 +61,9 @@ def require_backend(startup: Mapping[str, Any], backend: str, *, later: bool = F
 
 @dataclass
 class Bench:
-    """The state that all cases share.
-
-    work: files of this run.
-    stack: closes the resources that cases have opened.
-    """
+    """The state that all cases share. ``stack`` closes the resources that cases have opened."""
 
     contenders: Contenders
-    work: Path
     stack: ExitStack
     _remote: S3Artifacts | None = None
 
@@ -126,10 +96,11 @@ class Bench:
         is_snapcap = api is SNAPCAP_API
         with serving(command, api, extra) as server:
             try:
-                start = self._first_captions(server)
+                start = self.contenders.first_captions(server)
             except OSError as error:
                 server.check()  # raises with the server's exit, if it has ended
                 raise RuntimeError(f"{error}: {server.last_line()}") from error
+            start.values |= server.compiles()
             # The workers of a peer are parts of it. The compilers of a build are no parts of this server.
             parts = own_parts(server.pid) if is_snapcap else descendants(server.pid)
             peaks = [peak_host_bytes(pid) for pid in (server.pid, *parts)]
@@ -137,37 +108,11 @@ class Bench:
                 start.values["peak_host_mib"] = sum(peak for peak in peaks if peak is not None) / (1 << 20)
             return start
 
-    def _first_captions(self, server: Server) -> Start:
-        """Asks a server until it is ready, then for a first caption, then for more until it is warm."""
-        image, _ = self.contenders.workload.first_image
-        start = Start({})
-        connection = server.connect()
-        is_snapcap = server.api is SNAPCAP_API
-        if is_snapcap:
-            connection.request("/livez")
-            start.values["live"] = server.seconds()
-        server.wait_ready(connection)
-        ready = start.values["ready"] = server.seconds()
-        reply = server.caption(connection, image)
-        total = start.values["total"] = server.seconds()
-        self.contenders.workload.check(reply.json())
-        if is_snapcap:
-            start.startup = connection.request("/startup").json()
-        steady = steady_caption(server, connection, image)
-        start.values |= {"first_to_steady": (total - ready) / steady, "steady_ms": steady * 1000}
-        connection.close()
-        if is_snapcap:
-            start.values["compiles_serving"] = server.metrics().get(SERVING_COMPILES, 0.0)
-        return start
-
     def _floor(self, case: str, extra: Mapping[str, str]) -> Start:
-        if case == IMPORT_TORCH:
-            marks = "from snapcap.benchmarks.harness.marks import mark"
-            script = f"{marks}; import torch; mark('import_torch')"
-            return start_script([sys.executable, "-c", script], extra, "import_torch")
-        command = [sys.executable, "-m", "snapcap.benchmarks.harness.floor"]
-        command += ["--model", str(self.contenders.workload.folder), "--device", self.contenders.device]
-        return start_script(command, extra, "load_weights")
+        command = [sys.executable, "-m", "snapcap.benchmarks.harness.marks", self.contenders.device]
+        command += [str(self.contenders.workload.folder)] if case == FLOOR else []
+        marks, found = run_measured(command, START_LIMIT_S, extra)
+        return Start({"total": marks[-1][1], **found})
 
     def _from_s3(self, empty: Path, extra: Mapping[str, str]) -> Start:
         """Starts from packages, checkpoint and weights in S3. This machine does not have them."""
@@ -175,10 +120,10 @@ class Bench:
         if importlib.util.find_spec("moto") is None:
             raise UnavailableError("not installed: moto, which stands in for S3")
         if self._remote is None:
-            given = (contenders.sets, self.work, contenders.model_options[2:], contenders.workload.folder)
+            given = (contenders.sets, contenders.work, contenders.model_options[2:], contenders.workload.folder)
             self._remote = self.stack.enter_context(s3_artifacts(*given))
-        # A later option overrides an earlier one.
-        options = (*contenders.options("aot"), "--cache-dir", str(empty), *self._remote.options)
+        # The remote options name the model, which may be named once. Other later options override earlier ones.
+        options = (*contenders.options("aot")[2:], "--cache-dir", str(empty), *self._remote.options)
         start = self._serve(serve_command(*options), {**extra, **self._remote.environment})
         require_backend(start.startup, "aot")
         fetched = start.startup["weights"] or {}
@@ -189,29 +134,26 @@ class Bench:
 
 
 def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
-    floor, peer = (samples[name].median("total") if name in samples else None for name in (FLOOR, PEER))
-    rows = []
-    for name, case in samples.items():
-        ready, total = case.median("ready"), case.need("total")
-        row = [
-            TITLES[name],
-            str(len(case.values["total"])),
-            number(case.median("live")),
-            number(ready),
-            number(total),
-        ]
-        row += [ratio(value, base) for base in (floor, peer) for value in (ready, total)]
-        row += [number(case.median("steady_ms"), 1), ratio(case.median("first_to_steady"), 1.0)]
-        rows.append([*row, number(case.median("peak_host_mib"), 0)])
-    columns = ["exec → …, s", "n", "/livez", "READY", "caption", "READY /floor", "caption /floor", "READY /peer"]
-    columns += ["caption /peer", "steady ms", "first /steady", "host MiB"]
+    floor, peer = (samples.get(name, Samples()).median("total") for name in (FLOOR, PEER))
+    columns: dict[str, Column] = {
+        "n": lambda case: str(len(case.values["total"])),
+        "/livez s": "live .2f",
+        "READY s": "ready .2f",
+        "caption s": "total .2f",
+        "READY /floor": lambda case: ratio(case.median("ready"), floor),
+        "caption /floor": lambda case: ratio(case.median("total"), floor),
+        "caption /peer": lambda case: ratio(case.median("total"), peer),
+        "steady ms": "steady_ms .1f",
+        "first /steady": "first_to_steady .2f",
+        "host MiB": "peak_host_mib .0f",
+    }
     note = (
-        "Medians of alternating runs, each a fresh process with fresh caches, seconds since its spawn. caption: "
+        "Medians of n alternating runs, each a fresh process with fresh caches, seconds since its spawn. caption: "
         "the first caption, for the floor and `import torch` their end. /peer: to the first caption of FastAPI + "
         "transformers, unbatched. steady: a lone caption when warm; first: the one asked for at READY. host: "
         "VmHWM, the sum over a server's processes, which counts what they share more than once."
     )
-    report.add("Cold start", columns, rows, note)
+    report.add_cases("Cold start", {TITLES[name]: case for name, case in samples.items()}, columns, note)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,8 +168,7 @@ def run(options: argparse.Namespace, device: str) -> int:
     report = Report()
     with ExitStack() as stack:
         contenders = open_contenders(stack, options, device)
-        work = stack.enter_context(scratch())
-        bench = Bench(contenders, work, stack)
+        bench = Bench(contenders, stack)
         # Brings files into the page cache: the first import of a package reads the disk.
         contenders.rounds([name for name in options.cases if name in (FLOOR, *PEERS)], 1, bench.start)
         starts = contenders.rounds(options.cases, options.runs, bench.start)

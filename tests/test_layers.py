@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "peers",
         "contenders",
         ("engine", "soak"),
-        ("comparison", "latency", "modes", "startup"),
+        ("latency", "modes", "startup"),
         "figures",
         "command",
     ),

@@ -1,9 +1,13 @@
 """Parses values of options, and adds the options that measurements share."""
 
 import argparse
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
+
+from snapcap.warmup.option import parse_int, parse_seconds
+
+Value = TypeVar("Value")
 
 
 def make_parser(text: str | None) -> argparse.ArgumentParser:
@@ -66,27 +70,21 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def count(text: str) -> int:
-    """Parses a whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number above 0")
-    return int(text)
+def typed(parse: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Returns a parser of snapcap's options in the form that argparse needs."""
+
+    def read(text: str) -> Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must {error}") from None
+
+    return read
+
+
+count, seconds = typed(parse_int(1)), typed(parse_seconds(above=True))
 
 
 def counts(text: str) -> list[int]:
     """Parses "4,1,16" to [1, 4, 16]."""
-    try:
-        return sorted({count(word) for word in text.split(",")})
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError("must be numbers above 0, as 1,4,16") from None
-
-
-def seconds(text: str) -> float:
-    """Parses a number of seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
-    return value
+    return sorted({count(word) for word in text.split(",")})

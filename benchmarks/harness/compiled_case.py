@@ -13,18 +13,28 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from snapcap.benchmarks.harness.marks import mark, memory, result
 from snapcap.models.json_object import from_json
+from snapcap.models.processing.packed import grid_of
+from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+from snapcap.warmup.plan.plan import Bucket, inductor_options
+from snapcap.warmup.progress.status import COMPONENTS, ComponentName
+from snapcap.warmup.runtime.devices import Device, Pixels
+from snapcap.warmup.runtime.model import EagerBackend
+from snapcap.warmup.runtime.runner import Callables, Runner, open_callables
+from snapcap.warmup.runtime.slot_request import SlotRequest
+
+if TYPE_CHECKING:
+    from snapcap.warmup.runtime.torch_model import LoadedModel
 
 Way = Literal["eager", "full", "hierarchical", "regional", "jit"]
 Mode = Literal["default", "max-autotune", "reduce-overhead"]
-COMPONENTS = ("encoder", "decoder")
 REPEATS = 30
 TOKENS = 20
 
@@ -47,9 +57,6 @@ class How:
 
     def of(self, component: str) -> Way:
         return self.way if self.only in (None, component) else "eager"
-
-    def mode(self, component: str) -> Mode:
-        return self.encoder_mode if component == "encoder" else self.decoder_mode
 
     @property
     def captures(self) -> bool:
@@ -77,152 +84,101 @@ class Job:
     restore: Path | None = None
 
 
-class CompiledSteps:
-    """Encode and decode step at each bucket, compiled when they first run."""
+class CompiledRunner(Runner[Any]):
+    """Runs regions that are compiled one by one, or all regions of a component as one function."""
 
-    def __init__(self, model: Any, device: Any, image: Any, how: How) -> None:
-        """``image`` holds the pixels of every row, uint8 [height, width, 3]."""
-        import torch
-
-        from snapcap.models.processing.packed import grid_of
-
-        self._model = model
-        self._device = device
+    def __init__(self, model: "LoadedModel", device: Device[Any], how: How) -> None:
+        super().__init__(model, device)
         self._how = how
-        self._steps: dict[tuple[str, int], Callable[[], Any]] = {}
-        rows, buckets = model.state.slots, model.config.vision.token_buckets
-        self._tokens = 0  # to which the picture is padded, if it may have any shape
-        if buckets:
-            grid = grid_of(image)
-            model.state.write_grids(range(rows), [grid] * rows)
-            self._tokens = next(most for most in buckets if most >= math.prod(grid))
-        self._pixels = torch.tensor(image[: self._tokens or None], device=device).repeat(rows, 1, 1, 1)
-        self._slots = torch.arange(rows, device=device)
+        self._torch = model.device
 
-    def run(self, component: str, rows: int) -> Any:
-        """Encodes one batch of images, or decodes one token in the first rows. Waits for the device."""
-        if (component, rows) not in self._steps:
-            self._steps[component, rows] = self._encode(rows) if component == "encoder" else self._step(rows)
-        out = self._steps[component, rows]()
-        self._wait()
-        return out
+    def open(self, bucket: Bucket, image: Pixels) -> None:
+        """Binds the regions of a bucket, which are compiled when they first run. A model for pictures of any shape
+        encodes for one number of tokens."""
+        for component in COMPONENTS:
+            run = tuple(self._region(component, region, bucket) for region in self.regions.of(component))
+            eager = open_callables(self.regions, component, bucket, EagerBackend())
+            self.bind(component, bucket, eager._replace(regions=run))
+        plan, tokens = self._encode[bucket], math.prod(grid_of(image)) if self.state.grids is not None else 0
+        self._encode[bucket] = replace(plan, encodes={0: plan.holding(tokens)})
 
-    def capture(self, component: str, rows: int) -> None:
-        """Captures a step as a CUDA graph, which later runs replay, as in a server."""
-        import torch
-
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._steps[component, rows]()
-        self._steps[component, rows] = graph.replay
-
-    def begin(self) -> None:
-        """Puts every row at its start token."""
-        state = self._model.state
-        state.tokens.fill_(self._model.config.generation.start_id)
-        state.positions.zero_()
-        state.forced.fill_(-1)
-        self._wait()
-
-    def caption(self, rows: int, count: int) -> list[int]:
-        """Returns greedy tokens of the image. Each token is read back at once, as a server does to find the last
-        one."""
-        self.run("encoder", rows)
-        self.begin()
-        found = []
-        for _ in range(count):
-            self.run("decoder", rows)
-            found.append(int(self._model.state.tokens[0]))
-        return found
-
-    def _encode(self, rows: int) -> Callable[[], Any]:
-        return self._bound("encoder", rows, self._pixels[:rows], {"slots": self._slots[:rows]})
-
-    def _step(self, rows: int) -> Callable[[], Any]:
-        from snapcap.models.regions.table import ROWS
-
-        own = dict(zip(ROWS, self._model.state.rows(ROWS, rows), strict=True))
-        return self._bound("decoder", rows, own["tokens"], own)
-
-    def _bound(self, component: str, rows: int, first: Any, own: Mapping[str, Any]) -> Callable[[], Any]:
-        """Returns the component's regions bound to ``own``, which are buffers of the step's rows, and to the
-        model's buffers."""
-        from snapcap.models.regions.table import layer_inputs, layer_order
-
-        model = self._model
-        regions = [region for region in model.regions.of(component) if region.tokens in (0, self._tokens)]
-        parts, order = self._parts(component, regions, rows), layer_order(regions)
-
-        def whole(first: Any, inputs: Any) -> Any:
-            hidden = first
-            for place, layer in order:
-                hidden = parts[place](hidden, *inputs[place][layer])
-            return hidden
-
-        inputs = [
-            [
-                (*self._fixed(*buffers), *weights)
-                for buffers, weights in zip(
-                    layer_inputs(region, model.state, rows, own), model.weights.of(region), strict=True
-                )
-            ]
-            for region in regions
-        ]
-        return partial(self._whole(component, whole, rows), *self._fixed(first), inputs)
-
-    def _parts(self, component: str, regions: Sequence[Any], rows: int) -> list[Callable[..., Any]]:
-        """Returns the functions of the component's regions that a greedy caption runs."""
+    def _region(self, component: ComponentName, region: Region, bucket: Bucket) -> RegionCall:
         import torch
 
         from snapcap.models.layers.fused import compiled_function
 
-        way = self._how.of(component)
-        parts = []
-        for region in regions:
-            function = region.function
-            if way == "jit":
-                function = compiled_function(region.function, self._device, self._model.dtype)
-            if way in ("regional", "jit"):
-                function = self._compiled(component, function, f"{region.name}_b{rows}")
-            elif way == "hierarchical" and region.layers > 1:
-                function = torch.compiler.nested_compile_region(_plain(function))
-            parts.append(function)
-        return parts
-
-    def _whole(self, component: str, function: Callable[..., Any], rows: int) -> Callable[..., Any]:
-        if self._how.of(component) in ("full", "hierarchical"):
-            return self._compiled(component, function, f"{component}_b{rows}")
+        way, function = self._how.of(component), region.function
+        if way == "jit":
+            function = compiled_function(function, self._torch, self.state.key.dtype)
+        if way in ("regional", "jit"):
+            return self._compiled(component, function, f"{region.name}_b{bucket.size}")
+        if way == "hierarchical" and region.layers > 1:
+            function = torch.compiler.nested_compile_region(_plain(function))
         return function
 
-    def _compiled(self, component: str, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _calls(
+        self,
+        component: ComponentName,
+        bucket: Bucket,
+        callables: Callables,
+        own: Mapping[str, Any],
+        tokens: int = 0,
+    ) -> list[tuple[RegionCall, tuple[Any, ...]]]:
+        calls = super()._calls(component, bucket, callables, own, tokens)
+        if self._how.captures:
+            import torch
+
+            # Without this mark, torch captures no graph of a step that writes to a tensor.
+            for tensor in (*own.values(), *(tensor for _, inputs in calls for tensor in inputs)):
+                torch._dynamo.mark_static_address(tensor)
+        if self._how.of(component) not in ("full", "hierarchical"):
+            return calls
+        run = [call for call, _ in calls]
+
+        def whole(hidden: Any, inputs: Sequence[Any]) -> Any:
+            for place, call in enumerate(run):
+                hidden = call(hidden, *inputs[place])
+            return hidden
+
+        name = f"{component}_b{bucket.size}_{tokens}"
+        return [(self._compiled(component, whole, name), ([inputs for _, inputs in calls],))]
+
+    def _compiled(self, component: ComponentName, function: Callable[..., Any], name: str) -> RegionCall:
         """Returns the function compiled under a code object of its own, with the options of its component's
         mode."""
-        from snapcap.warmup.plan.plan import inductor_options
         from snapcap.warmup.start.jit import ALONE, compile_static, own_code
 
-        mode = self._how.mode(component)
-        options = inductor_options(mode, self._device.type)
+        mode = self._how.encoder_mode if component == "encoder" else self._how.decoder_mode
+        options = inductor_options(mode, self._torch.type)
         if mode == "reduce-overhead":
             options["triton.cudagraphs"] = True
         if self._how.way == "jit":
             options |= ALONE
         return compile_static(own_code(function, function, name, lambda: None), options)
 
-    def _fixed(self, *tensors: Any) -> tuple[Any, ...]:
-        """Marks tensors as staying at their address, without which torch captures no graph of a step that writes
-        to them."""
-        if self._how.captures:
-            import torch
+    def step(self, component: ComponentName, bucket: Bucket, image: Pixels) -> None:
+        """Encodes one batch of images, or decodes one token of each row. Waits for the device."""
+        if component == "encoder":
+            self.encode(bucket, [image] * bucket.size, 0)
+        else:
+            self.decode_step(bucket)
+        self.device.wait()
 
-            for tensor in tensors:
-                torch._dynamo.mark_static_address(tensor)
-        return tensors
+    def begin(self, bucket: Bucket) -> None:
+        """Puts every row at its start token."""
+        self.admit(0, [SlotRequest()] * bucket.size)
+        self.device.wait()
 
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
+    def caption(self, bucket: Bucket, image: Pixels) -> list[int]:
+        """Returns greedy tokens of the image. Each token is read back at once, as a server does to find the last
+        one."""
+        self.step("encoder", bucket, image)
+        self.begin(bucket)
+        found = []
+        for _ in range(TOKENS):
+            self.decode_step(bucket)
+            found.append(self.tokens(1)[0])
+        return found
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,39 +190,34 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def first_steps(steps: CompiledSteps, buckets: tuple[int, ...]) -> dict[str, float]:
+def first_steps(runner: CompiledRunner, buckets: Sequence[Bucket], image: Pixels) -> dict[str, float]:
     """Runs every component and bucket for the first time, which compiles it. Returns seconds by component."""
-    seconds = dict.fromkeys(COMPONENTS, 0.0)
-    steps.begin()
-    for size in buckets:
+    seconds = dict.fromkeys((f"initial_{component}" for component in COMPONENTS), 0.0)
+    for bucket in buckets:
+        runner.open(bucket, image)
+        runner.begin(bucket)
         for component in COMPONENTS:
             began = time.perf_counter()
-            steps.run(component, size)
-            seconds[component] += time.perf_counter() - began
+            runner.step(component, bucket, image)
+            seconds[f"initial_{component}"] += time.perf_counter() - began
             mark(f"compile_{component}")
-    return {f"initial_{component}": value for component, value in seconds.items()}
+    return seconds
 
 
-def steady_steps(steps: CompiledSteps, buckets: tuple[int, ...], suffix: str = "") -> dict[str, float]:
+def steady_steps(
+    runner: CompiledRunner, buckets: Sequence[Bucket], image: Pixels, suffix: str = ""
+) -> dict[str, float]:
     """Returns the median milliseconds of every component and bucket once compiled."""
     found = {}
-    for component in COMPONENTS:
-        for size in buckets:
-            seconds = []
-            for _ in range(REPEATS + 3):
-                steps.begin()
-                began = time.perf_counter()
-                steps.run(component, size)
-                seconds.append(time.perf_counter() - began)
-            found[f"{component}_{size}{suffix}"] = statistics.median(seconds[3:]) * 1000
+    for component, bucket in product(COMPONENTS, buckets):
+        seconds = []
+        for _ in range(REPEATS + 3):
+            runner.begin(bucket)
+            began = time.perf_counter()
+            runner.step(component, bucket, image)
+            seconds.append(time.perf_counter() - began)
+        found[f"{component}_{bucket.size}{suffix}"] = statistics.median(seconds[3:]) * 1000
     return found
-
-
-def capture(steps: CompiledSteps, buckets: tuple[int, ...]) -> None:
-    for size in reversed(buckets):
-        for component in COMPONENTS:
-            steps.capture(component, size)
-    mark("capture_graphs")
 
 
 def restore(folder: Path, libraries: bool) -> None:
@@ -292,11 +243,16 @@ def save(folder: Path) -> None:
         shutil.copy(path, folder)
 
 
-def open_model(setup: Setup) -> tuple[Any, Any, Any, Any]:
-    """Returns checkpoint, plan, model and device, as a start has them before anything is compiled."""
+def main() -> int:
+    job = from_json(Job, sys.argv[1])
+    setup, how = job.setup, job.how
+    mark("interpreter")
+    import torch
+
+    mark("import_torch")
     from snapcap.warmup.plan.checkpoint import read_checkpoint
     from snapcap.warmup.plan.plan import make_plan
-    from snapcap.warmup.runtime.torch_model import load_model, open_device
+    from snapcap.warmup.runtime.torch_model import load_model, open_device, torch_device
 
     compute = ComputeOptions(device=setup.device, backend="eager", buckets=setup.buckets)
     start = StartOptions(ModelOptions(str(setup.model)), compute)
@@ -307,18 +263,7 @@ def open_model(setup: Setup) -> tuple[Any, Any, Any, Any]:
     mark("device_init")
     model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
     mark("load_weights")
-    return checkpoint, plan, model, device
-
-
-def main() -> int:
-    job = from_json(Job, sys.argv[1])
-    how = job.how
-    mark("interpreter")
-    import torch
-
-    mark("import_torch")
-    checkpoint, plan, model, device = open_model(job.setup)
-    image = checkpoint.transform.decode(job.setup.image.read_bytes()).pixels
+    image, buckets = checkpoint.transform.decode(setup.image.read_bytes()).pixels, plan.table.buckets
     if how.way != "eager":
         import torch._dynamo
         import torch._inductor.compile_fx
@@ -327,18 +272,19 @@ def main() -> int:
     if job.restore:
         restore(job.restore, how.way == "jit")
         mark("restore")
-    steps, buckets = CompiledSteps(model, device, image, how), plan.buckets
-    values: dict[str, Any] = first_steps(steps, buckets)
-    values |= memory()
+    runner = CompiledRunner(model, torch_device(device), how)
+    values: dict[str, Any] = {**first_steps(runner, buckets, image), **memory()}
     if device.type == "cuda":
         values["device_peak_mib"] = torch.cuda.max_memory_allocated() / (1 << 20)
-    values |= steady_steps(steps, buckets)
+    values |= steady_steps(runner, buckets, image)
     captures = device.type == "cuda" and not how.captures
     if captures:
-        capture(steps, buckets)
-    values["tokens"] = steps.caption(buckets[0], TOKENS)
+        for bucket, component in product(reversed(buckets), COMPONENTS):
+            runner.capture(component, bucket)
+        mark("capture_graphs")
+    values["tokens"] = runner.caption(buckets[0], image)
     if captures:
-        values |= steady_steps(steps, buckets, "_graph")
+        values |= steady_steps(runner, buckets, image, "_graph")
     if how.way != "eager":
         from snapcap.warmup.progress.status import cache_counts, compiled_graphs
 

@@ -1,8 +1,14 @@
-"""Marks the phases of a measured process's start: it prints a line when a phase ends, and its parent reads them.
+"""Marks the phases of a measured process's start, and passes them and other results to its parent.
 
 The module imports nothing slow, because the first mark of a child comes before its imports. The clock is
 CLOCK_MONOTONIC, which all processes of a machine share, so the parent can count the marks from the moment it
-spawned the child.
+spawned the child. The module is also a program, the floor of every start: it imports torch, opens the
+device and loads the weights, and runs no model.
+
+    python -m snapcap.benchmarks.harness.marks cuda FOLDER
+
+The weights are read in the plainest way: from safetensors to the device in the served precision, one tensor after
+the other. Without the checkpoint's folder, the program ends after the import of torch.
 """
 
 import json
@@ -10,22 +16,24 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.processes import peak_host_bytes
 
-_MARK = "bench-mark "
+Marks = list[tuple[str, float]]
 _RESULT = "bench-result "
+_marks: Marks = []
 
 
 def mark(name: str) -> None:
-    """Prints that the phase ``name``, which began with the mark before, has ended."""
-    print(f"{_MARK}{time.monotonic():.6f} {name}", flush=True)
+    """Notes that the phase ``name``, which began with the mark before, has ended."""
+    _marks.append((name, time.monotonic()))
 
 
 def result(value: Mapping[str, Any]) -> None:
-    """Prints other results for the parent."""
-    print(_RESULT + json.dumps(value), flush=True)
+    """Prints the marks so far and other results for the parent."""
+    print(_RESULT + json.dumps([_marks, value]), flush=True)
 
 
 def memory() -> dict[str, float]:
@@ -38,20 +46,37 @@ def memory() -> dict[str, float]:
     return found
 
 
-def read_marks(lines: Iterable[str]) -> list[tuple[float, str]]:
-    """Returns the marks in a child's output in order: (moment on ``time.monotonic``, name)."""
-    found = []
-    for line in lines:
-        if line.startswith(_MARK):
-            moment, _, name = line.removeprefix(_MARK).rstrip().partition(" ")
-            found.append((float(moment), name))
-    return found
+def read_result(lines: Iterable[str]) -> tuple[Marks, dict[str, Any]]:
+    """Returns the marks, in seconds of ``time.monotonic``, and the other results in a child's output.
 
-
-def read_result(lines: Iterable[str]) -> dict[str, Any]:
-    """Returns the merged results in a child's output."""
-    found: dict[str, Any] = {}
+    Raises:
+        RuntimeError: the child printed no result.
+    """
     for line in lines:
         if line.startswith(_RESULT):
-            found |= json.loads(line.removeprefix(_RESULT))
-    return found
+            marks, found = json.loads(line.removeprefix(_RESULT))
+            return marks, found
+    raise RuntimeError("the program printed no result")
+
+
+def main(device: str, *folders: str) -> None:
+    import torch
+
+    mark("import_torch")
+    for folder in folders:
+        torch.zeros(1, device=device)
+        mark("device_init")
+        from safetensors.torch import load_file
+
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        tensors = load_file(Path(folder) / "model.safetensors")
+        weights = [tensor.to(device=device, dtype=dtype) for tensor in tensors.values()]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        mark("load_weights")
+        del weights
+    result(memory())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

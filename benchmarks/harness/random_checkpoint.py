@@ -7,9 +7,9 @@ CPU snapcap runs them in float32, as the peers do. A token that ends a caption i
 each caption is exactly as long as its limit, and has no meaning.
 """
 
+import contextlib
 import json
 import re
-import shutil
 import string
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from snapcap.benchmarks.harness.arguments import make_parser
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers.implementations.base_tokenizer import BaseTokenizer
 
 SEED = 0
 NEW_TOKENS = 20
@@ -31,11 +31,6 @@ _CROSS_STD = 0.2  # for Florence-2's cross-attention, so that a caption depends 
 _POSITIONS = re.compile(r"(wpe|embed_positions|\bembeddings\.position_embeddings)\.weight")
 _NEVER = -1e4  # bias of a token that must not be chosen: far below every logit, and within float16
 _PADDING, _UNKNOWN, _CLS, _SEP, _MASK = 0, 100, 101, 102, 103  # the ids of bert-base-uncased
-_HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-_CLIP = {
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
 _END = "<|endoftext|>"
 _CHAT_TOKENS = ("<|im_start|>", "<fake_token_around_image>", "<global-img>", "<image>", "<end_of_utterance>")
 # Like in the checkpoints' own tokenizer, the default instruction and the text behind it are eleven tokens.
@@ -76,7 +71,7 @@ class Captioner:
     architecture: str
     special: Mapping[str, int | None]
     processor: Mapping[str, Any]
-    tokenizer: "Tokenizer"
+    tokenizer: "BaseTokenizer"
     tokenizer_config: Mapping[str, Any]
     fixed: Mapping[str, Mapping[Any, float]] = field(default_factory=dict)
     template: str = ""
@@ -121,7 +116,7 @@ def _vit_gpt2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         pair,
         "VisionEncoderDecoderModel",
         special,
-        {**_processor("ViTImageProcessor", encoder.image_size, 2), **_HALVES},
+        _processor("ViTImageProcessor", encoder.image_size),
         _byte_pairs(config.vocab_size),
         {
             "tokenizer_class": "GPT2Tokenizer",
@@ -142,12 +137,11 @@ def _blip(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     special = {"bos_token_id": size - 2, "eos_token_id": _SEP, "pad_token_id": _PADDING}  # [DEC] begins a text
     heads = {"num_attention_heads": 12, **text}  # the published checkpoint's number, not transformers' default
     config = transformers.BlipConfig(vision_config=vision, text_config={**special, "sep_token_id": _SEP, **heads})
-    processor = _processor("BlipImageProcessor", config.vision_config.image_size, 3)
     return Captioner(
         config,
         "BlipForConditionalGeneration",
         {"pad_token_id": _PADDING},
-        {**processor, "do_convert_rgb": True, **_CLIP},
+        _processor("BlipImageProcessor", config.vision_config.image_size),
         _word_pieces(size),
         _bert_tokenizer(config.text_config.max_position_embeddings),
         {"cls.predictions.bias": dict.fromkeys((_PADDING, _SEP), _NEVER)},
@@ -160,13 +154,12 @@ def _git(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     special = {"bos_token_id": _CLS, "eos_token_id": _SEP, "pad_token_id": _PADDING}
     config = transformers.GitConfig(vision_config=vision, **special, **text)
     side = config.vision_config.image_size
-    processor = _processor("CLIPImageProcessor", side, 3)
-    crop = {"do_center_crop": True, "crop_size": processor["size"], "size": {"shortest_edge": side}}
+    processor = _processor("CLIPImageProcessor", side)
     return Captioner(
         config,
         "GitForCausalLM",
         special,
-        {**processor, "do_convert_rgb": True, **_CLIP, **crop},
+        {**processor, "crop_size": processor["size"], "size": {"shortest_edge": side}},
         _word_pieces(config.vocab_size),
         _bert_tokenizer(config.max_position_embeddings),
         {"output.bias": dict.fromkeys((_PADDING, _SEP), _NEVER)},
@@ -200,7 +193,7 @@ def _florence2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         "Florence2ForConditionalGeneration",
         special,
         {
-            **_processor("CLIPImageProcessor", side, 3),
+            **_processor("CLIPImageProcessor", side),
             "do_center_crop": False,
             "image_mean": [0.485, 0.456, 0.406],
             "image_std": [0.229, 0.224, 0.225],
@@ -228,12 +221,8 @@ def _smolvlm(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         tie_word_embeddings=False,
     )
     side = vision["image_size"]
-    processor = {
-        **_processor("Idefics3ImageProcessor", side, 1),
-        **dict.fromkeys(("do_convert_rgb", "do_pad", "do_image_splitting"), True),
-        "size": {"longest_edge": 4 * side},
-        "max_image_size": {"longest_edge": side},
-    }
+    processor = _processor("Idefics3ImageProcessor", side)
+    processor |= {"size": {"longest_edge": 4 * side}, "max_image_size": {"longest_edge": side}}
     return _chat(config, "Idefics3ForConditionalGeneration", text, processor, "<image>")
 
 
@@ -254,7 +243,7 @@ def _llava(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         vision_feature_select_strategy="full",
         tie_word_embeddings=False,
     )
-    processor = _processor("SiglipImageProcessor", vision["image_size"], 3)
+    processor = _processor("SiglipImageProcessor", vision["image_size"])
     # A separator token stands between image and text.
     return _chat(config, "LlavaForConditionalGeneration", text, processor, "<image><global-img>")
 
@@ -273,9 +262,11 @@ def _qwen3_vl(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         tie_word_embeddings=True,
     )
     processor = {
-        **_processor("Qwen2VLImageProcessor", 0, 3),
+        "image_processor_type": "Qwen2VLImageProcessor",
         "size": {"shortest_edge": 65536, "longest_edge": 16777216},
-        **{"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2},
+        "patch_size": 16,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
     }
     captioner = _chat(
         config, "Qwen3VLForConditionalGeneration", text, processor, "", _QWEN_TOKENS, _QWEN_WORDS, _QWEN_TEMPLATE
@@ -307,7 +298,7 @@ def _chat(
         config,
         architecture,
         _chat_ids(text),
-        {**processor, **_HALVES},
+        processor,
         tokenizer,
         {
             "tokenizer_class": "GPT2TokenizerFast",
@@ -335,14 +326,9 @@ def _image_id(text: Mapping[str, Any]) -> int:
     return int(text["vocab_size"]) - len(_CHAT_TOKENS) + _CHAT_TOKENS.index("<image>")
 
 
-def _processor(kind: str, side: int, resample: int) -> dict[str, Any]:
-    return {
-        "image_processor_type": kind,
-        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
-        "size": {"height": side, "width": side},
-        "rescale_factor": 1 / 255,
-        "resample": resample,
-    }
+def _processor(kind: str, side: int) -> dict[str, Any]:
+    """Returns the fields of an image processor that are not its defaults."""
+    return {"image_processor_type": kind, "size": {"height": side, "width": side}}
 
 
 def _bert_tokenizer(length: int) -> dict[str, Any]:
@@ -351,15 +337,16 @@ def _bert_tokenizer(length: int) -> dict[str, Any]:
     return {"tokenizer_class": "BertTokenizer", **flags, **tokens, "model_max_length": length}
 
 
-def _byte_pairs(size: int, *words: str) -> "Tokenizer":
+def _byte_pairs(size: int, *words: str) -> "BaseTokenizer":
     """Returns a byte-level BPE tokenizer with made-up merges, which at GPT-2's size takes as long to load as
     GPT-2's.
 
     Each of ``words``, written with Ġ for a space, is one token. The last token is the end token.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
+    from tokenizers.pre_tokenizers import ByteLevel
 
-    vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab = {symbol: index for index, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[tuple[str, str]] = []
     for word in (*words, *_words(size, "Ġ" + string.ascii_letters)):
         for left, joined in pairwise(accumulate(word)):
@@ -367,33 +354,23 @@ def _byte_pairs(size: int, *words: str) -> "Tokenizer":
                 vocab[joined] = len(vocab)
                 merges.append((left, joined[-1]))
     vocab[_END] = size - 1
-    tokenizer = Tokenizer(models.BPE(vocab, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = ByteLevelBPETokenizer(vocab, merges)
     tokenizer.add_special_tokens([_END])
     return tokenizer
 
 
-def _word_pieces(size: int) -> "Tokenizer":
+def _word_pieces(size: int) -> "BaseTokenizer":
     """Returns a WordPiece tokenizer with made-up words, laid out like BLIP's: BERT's uncased one, then [DEC] and
     [ENC]."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
     specials = {"[PAD]": _PADDING, "[UNK]": _UNKNOWN, "[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
     specials |= {"[DEC]": size - 2, "[ENC]": size - 1}
     characters = string.ascii_lowercase + string.digits
     words = ((word, f"##{word}") for word in (*characters, *_words(size, string.ascii_lowercase)))
-    pieces = [*(f"[unused{index}]" for index in range(_UNKNOWN)), *string.punctuation, *chain(*words)]
-    vocab = dict(specials)
+    pieces = [*(f"[unused{index}]" for index in range(1, _UNKNOWN)), *string.punctuation, *chain(*words)]
     free = (index for index in range(size) if index not in specials.values())
-    vocab |= dict(zip(pieces[1:], free, strict=False))
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    ends = [("[CLS]", _CLS), ("[SEP]", _SEP)]
-    pair = "[CLS] $A [SEP] $B [SEP]"
-    tokenizer.post_processor = processors.TemplateProcessing(single=pair[:14], pair=pair, special_tokens=ends)
-    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    tokenizer = BertWordPieceTokenizer(dict(specials) | dict(zip(pieces, free, strict=False)))
     tokenizer.add_special_tokens([*specials])
     return tokenizer
 
@@ -449,20 +426,23 @@ RANDOM_MODELS = {
 }
 
 
-def write_checkpoint(model: RandomModel, folder: Path) -> None:
-    """Writes all files of a checkpoint. The folder appears complete or not at all."""
+@contextlib.contextmanager
+def complete_folder(folder: Path) -> Iterator[Path]:
+    """Yields a folder to be filled, which gets its name at the end: it appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # A unique name, which no other writer uses.
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        staging.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
+        staging = Path(name) / folder.name
+        staging.mkdir()
+        yield staging
+        staging.replace(folder)
+
+
+def write_checkpoint(model: RandomModel, folder: Path) -> None:
+    """Writes all files of a checkpoint."""
+    with complete_folder(folder) as staging:
         captioner = model.describe()
         write_weights(captioner, model.dtype, staging)
         write_files(captioner, staging)
-        staging.replace(folder)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
 
 
 def write_files(captioner: Captioner, folder: Path) -> None:

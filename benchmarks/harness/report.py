@@ -12,21 +12,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from snapcap.benchmarks.harness.processes import gpu_name
 from snapcap.benchmarks.harness.workload import ROOT
 
 VERSIONS = ("torch", "triton", "transformers", "litserve", "onnxruntime", "fastapi", "uvicorn")
-_NUMBER = re.compile(r"[≤≥<>+-]? ?\d")
 # Width of output to a file, which fits the widest table.
 FILE_WIDTH = 150
 
@@ -49,18 +48,17 @@ class Samples:
         for name, value in measured.items():
             self.values.setdefault(name, []).append(value)
 
-    def median(self, name: str) -> float | None:
-        values = self.values.get(name)
-        return statistics.median(values) if values else None
+    def median(self, name: str) -> float:
+        """Returns the median of a measurement, or NaN if the case has none."""
+        return statistics.median(self.values.get(name) or [math.nan])
 
-    def need(self, name: str) -> float:
-        """Returns the median of a measurement that must exist."""
-        return statistics.median(self.values[name])
+
+Column = str | Callable[[Samples], str]
 
 
 def figures_of(cases: Mapping[str, Samples]) -> dict[str, float]:
     """Returns the median of each measurement of each case, named ``case.measurement``."""
-    return {f"{case}.{name}": samples.need(name) for case, samples in cases.items() for name in samples.values}
+    return {f"{case}.{name}": samples.median(name) for case, samples in cases.items() for name in samples.values}
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -85,16 +83,33 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
 class Report:
     """The tables in order, and the load of the machine when the report was begun."""
 
-    tables: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[Group] = field(default_factory=list)
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def add(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
         """Adds a table with a title above and a note below, unless it has no rows."""
-        if not rows:
-            return
-        self.tables.append(
-            {"title": title, "columns": list(columns), "rows": [list(row) for row in rows], "note": note}
-        )
+        if rows:
+            table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+            for row in rows:
+                table.add_row(*row)
+            self.tables.append(Group(table, note))
+
+    def add_cases(
+        self, title: str, cases: Mapping[str, Samples], columns: Mapping[str, Column], note: str = ""
+    ) -> None:
+        """Adds a table of medians, with a row for each case.
+
+        A column is a measurement and its format, such as "ready .2f", or a function that returns a case's cell.
+        """
+
+        def cell(case: Samples, column: Column) -> str:
+            if callable(column):
+                return column(case)
+            name, _, form = column.partition(" ")
+            return "" if math.isnan(value := case.median(name)) else f"{value:{form}}"
+
+        rows = [[name, *(cell(case, column) for column in columns.values())] for name, case in cases.items()]
+        self.add(title, ["", *columns], rows, note)
 
     def add_problems(self, problems: Mapping[str, str], titles: Mapping[str, str]) -> int:
         """Adds the cases that were not measured, with the reasons.
@@ -121,7 +136,7 @@ class Report:
         self.write(options.json, figures_of(samples), **about, samples=values, **further)
         return status
 
-    def write(self, file: Path | None, figures: Mapping[str, float | None], **further: Any) -> None:
+    def write(self, file: Path | None, figures: Mapping[str, float], **further: Any) -> None:
         """Prints all tables.
 
         If a file is given, also writes the figures and ``further`` results to it. A figure is a number that a page
@@ -129,22 +144,13 @@ class Report:
         """
         about = {**setting(), "load_average": f"{self.load_before:.1f} before, {os.getloadavg()[0]:.1f} after"}
         console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-        for table in self.tables:
-            shown = Table(title=table["title"], title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-            for index, column in enumerate(table["columns"]):
-                numbers = all(_NUMBER.match(row[index]) for row in table["rows"] if row[index])
-                shown.add_column(column, justify="right" if index and numbers else "left", no_wrap=index == 0)
-            for row in table["rows"]:
-                shown.add_row(*row)
-            console.print(shown)
-            if table["note"]:
-                console.print(table["note"], highlight=False, style="dim")
-                console.print()
+        console.print(*self.tables, sep="\n")
         load = f"load average {about['load_average']}"
         console.print(f"{about['machine']}; {about['versions']}; {load}; {about['date']}", highlight=False)
         console.print(f"$ {about['command']}", highlight=False, soft_wrap=True)
         if file is not None:
-            known = {name: rounded(value) for name, value in figures.items() if value is not None}
+            # Six digits are more than any measurement is sure of.
+            known = {name: float(f"{value:.6g}") for name, value in figures.items()}
             text = json.dumps({**about, **further, "figures": known}, indent=1)
             # A list of numbers takes one line.
             lines = re.sub(r"\[[^][{}\"]*\]", lambda each: " ".join(each[0].split()), text)
@@ -179,36 +185,20 @@ def cpu_model() -> str:
 
 def commit() -> str:
     """Returns the commit that was measured, with a + if the tree differs from it."""
-    state = [_git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")]
-    return (state[0] + ("+" if state[1] else "")) or "unknown"
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or "unknown"
+    return "unknown"
 
 
-def rounded(value: float) -> float:
-    """Returns a number with six digits, which is more than any measurement is sure of."""
-    return float(f"{value:.6g}")
-
-
-def ratio(value: float | None, base: float | None) -> str:
-    return "" if value is None or not base else f"{value / base:.2f} ×"
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
+def ratio(value: float, base: float) -> str:
+    """Returns a cell with a ratio. The cell is empty if either value was not measured."""
+    return "" if not base or math.isnan(value / base) else f"{value / base:.2f} ×"
 
 
 def per_second(rate: float) -> str:
-    return number(rate, 0 if rate >= 100 else 1)
-
-
-def _git(*arguments: str) -> str:
-    with contextlib.suppress(OSError):
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-    return ""
+    return f"{rate:.{0 if rate >= 100 else 1}f}"
 
 
 def _versions() -> list[str]:

@@ -1,32 +1,41 @@
-"""Runs measured processes and servers, with a clock that starts just before they are spawned."""
+"""Runs measured processes and servers, with a clock that starts just before they are spawned.
 
+An S3 server on loopback is one of them, which has signed artifacts.
+"""
+
+import asyncio
 import base64
 import contextlib
 import http.client
 import json
 import os
+import re
 import signal
-import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple, TextIO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from snapcap.benchmarks.harness.workload import ROOT, environment, free_port
+from snapcap.benchmarks.harness.marks import Marks, read_result
+from snapcap.benchmarks.harness.workload import ROOT, build_store, environment, free_port, run_snapcap
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 BINARY = "application/octet-stream"
 START_LIMIT_S = 600.0
-STEADY_CAPTIONS = 20
-STEADY_LIMIT_S = 5.0
 
 
 class Reply(NamedTuple):
-    """Status and body of a reply."""
+    """A reply. ``fields`` of an `AsyncConnection`: the head's fields by their names in lower case."""
 
     status: int
     body: bytes
+    fields: Mapping[str, str]
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -46,18 +55,46 @@ class Connection:
         else:
             self._http.request("POST", path, body, {"Content-Type": content_type})
         reply = self._http.getresponse()
-        return Reply(reply.status, reply.read())
+        return Reply(reply.status, reply.read(), {})
 
     def close(self) -> None:
         self._http.close()
 
 
-def request_bytes(
-    path: str, body: bytes | None = None, content_type: str = BINARY, *, close: bool = False
-) -> bytes:
+class AsyncConnection:
+    """A keep-alive connection to a port of this machine, for an event loop, with one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> "AsyncConnection":
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def ask(self, request: bytes) -> Reply:
+        """Sends a whole request and returns its reply, which must have its length.
+
+        Raises:
+            OSError: the connection was lost before the reply was whole.
+        """
+        self._writer.write(request)
+        try:
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            pairs = (line.partition(":") for line in head[1:])
+            fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
+            body = await self._reader.readexactly(int(fields.get("content-length", "0")))
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError("the reply was cut") from error
+        return Reply(int(head[0].split()[1]), body, fields)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def request_bytes(path: str, body: bytes | None = None, content_type: str = BINARY) -> bytes:
     """Returns the bytes of a GET, or of a POST if there is a body."""
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
-    head += "Connection: close\r\n" if close else ""
     if body is None:
         return f"{head}\r\n".encode()
     return f"{head}Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
@@ -82,13 +119,6 @@ class Endpoint:
 
 
 SNAPCAP_API = Endpoint("/v1/caption", "/readyz")
-
-
-class Measured(NamedTuple):
-    """The moment of a process's spawn, on `time.monotonic`, and the lines of its output."""
-
-    spawned: float
-    lines: list[str]
 
 
 def spawn(
@@ -146,7 +176,7 @@ class Process:
             RuntimeError: it has ended, or takes longer than ``START_LIMIT_S``.
         """
         if self._process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {self._process.returncode}:\n{self.log()}")
+            raise RuntimeError(f"ended with status {self._process.returncode}: {self.last_line()}\n{self.log()}")
         if self.seconds() > START_LIMIT_S:
             raise RuntimeError(f"the server was not ready after {START_LIMIT_S:.0f} s: {self.last_line()}")
 
@@ -167,8 +197,10 @@ class Process:
         self._log.close()
 
 
-def run_measured(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> Measured:
-    """Runs a command that ends by itself.
+def run_measured(
+    command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None
+) -> tuple[Marks, dict[str, Any]]:
+    """Runs a program that ends by itself. Returns its marks, in seconds since its spawn, and its results.
 
     Raises:
         RuntimeError: it failed, or took longer than ``limit`` seconds.
@@ -176,7 +208,8 @@ def run_measured(command: Sequence[str], limit: float, extra: Mapping[str, str] 
     process = Process(command, extra)
     try:
         process.wait(limit)
-        return Measured(process.spawned, process.log().splitlines())
+        marks, found = read_result(process.log().splitlines())
+        return [(name, moment - process.spawned) for name, moment in marks], found
     finally:
         process.stop()
 
@@ -212,20 +245,15 @@ class Server(Process):
             raise RuntimeError(f"status {reply.status}: {reply.body.decode()}\n{self.log()}")
         return reply
 
-    def get(self, path: str) -> Reply:
-        connection = self.connect()
-        try:
-            return connection.request(path)
-        finally:
-            connection.close()
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the values of /metrics by the full sample name, labels included. Empty for a peer."""
+    def compiles(self) -> dict[str, float]:
+        """Returns the number of compiled graphs since READY, by its name. Empty for a peer."""
         if self.api is not SNAPCAP_API:
             return {}
-        lines = self.get("/metrics").body.decode().splitlines()
-        fields = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
-        return {name: float(value) for name, _, value in fields}
+        connection = self.connect()
+        metrics = connection.request("/metrics").body.decode()
+        connection.close()
+        found = re.search(r'^snapcap_compile_events_total{when="serving"} (\S+)$', metrics, re.MULTILINE)
+        return {"compiles_serving": float(found[1]) if found else 0.0}
 
 
 @contextlib.contextmanager
@@ -239,11 +267,68 @@ def serving(
         server.stop()
 
 
-def steady_caption(server: Server, connection: Connection, image: bytes) -> float:
-    """Returns the seconds of a lone caption once the server is warm: the median of several, one after the other."""
-    seconds: list[float] = []
-    while len(seconds) < 3 or (len(seconds) < STEADY_CAPTIONS and sum(seconds) < STEADY_LIMIT_S):
-        began = time.monotonic()
-        server.caption(connection, image)
-        seconds.append(time.monotonic() - began)
-    return statistics.median(seconds)
+_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "NO_PROXY": "127.0.0.1,localhost",
+}
+_BUCKET = "bench"
+
+
+@dataclass(frozen=True)
+class S3Artifacts:
+    """The options and environment with which a server finds the set, and the port of the S3 server."""
+
+    port: int
+    options: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
+    """Uploads the files of a folder to S3, and returns their source for `--model`."""
+    from snapcap.warmup.checkpoints.local import checkpoint_names
+
+    names = [path.name for path in checkpoint.iterdir()]
+    for name in checkpoint_names(names, lambda index: (checkpoint / index).read_bytes()):
+        s3.upload_file(str(checkpoint / name), _BUCKET, f"model/{name}")
+    return f"s3://{_BUCKET}/model"
+
+
+@contextlib.contextmanager
+def s3_artifacts(
+    cache: Path, folder: Path, options: tuple[str, ...] = (), checkpoint: Path | None = None
+) -> Iterator[S3Artifacts]:
+    """Publishes and signs the artifact set that `cache` holds, and yields how to find it. Keys go to `folder`.
+
+    `options` name the model. With a `checkpoint`, they lack the model's name: the checkpoint is uploaded to S3,
+    and published with its weights.
+    """
+    import boto3
+
+    key = folder / "bench.key"
+    # S3 is another process too. A server inside the measuring process would share its interpreter lock.
+    with serving((sys.executable, "-m", "moto.server"), Endpoint("/", None), _CREDENTIALS) as moto:
+        moto.connect().close()
+        endpoint = f"http://127.0.0.1:{moto.port}"
+        s3 = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=_CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        )
+        s3.create_bucket(Bucket=_BUCKET)
+        if not key.exists():
+            run_snapcap("keygen", str(key))
+        store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
+        trusted: tuple[str, ...] = ("--trusted-key", f"{key}.pub")
+        signing: tuple[str, ...] = ("--sign-key", str(key))
+        if checkpoint is not None:
+            trusted += ("--model", _uploaded(s3, checkpoint))
+            signing += ("--weights",)
+        build_store(cache, *options, *store, *signing, *trusted, extra=_CREDENTIALS)
+        yield S3Artifacts(moto.port, (*store, *trusted), _CREDENTIALS)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from snapcap.benchmarks.harness.arguments import make_parser
-from snapcap.benchmarks.peers.onnx_captioner import DECODER, DESCRIPTION, ENCODER, TOKENIZER, Description
+from snapcap.benchmarks.harness.random_checkpoint import complete_folder
+from snapcap.benchmarks.peers.onnx_server import DECODER, DESCRIPTION, ENCODER, TOKENIZER, Description
 
 # The first opset in which attention is one operation. Compared with opset 18, an encode is 1.1 times as fast, and
 # a decode step of eight rows 1.2 times.
@@ -83,22 +84,13 @@ def _cache(tensors: tuple[Tensor, ...]) -> DynamicCache:
     return cache
 
 
-def export(checkpoint: Path, output: Path, *, int8: bool) -> None:
-    """Writes all files of an export. The folder appears complete or not at all."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as name:
-        staging = Path(name) / "export"
-        staging.mkdir()
-        _write(checkpoint, staging, Path(name), int8)
-        staging.replace(output)
-
-
-def _write(checkpoint: Path, staging: Path, work: Path, int8: bool) -> None:
+def export(checkpoint: Path, output: Path, work: Path, *, int8: bool) -> None:
+    """Writes all files of an export to ``output``. ``work`` has the graphs before they are optimised."""
     model: Any = transformers.VisionEncoderDecoderModel
     model = model.from_pretrained(checkpoint, dtype=torch.float32).eval()
     about = describe(model, checkpoint)
-    (staging / DESCRIPTION).write_text(json.dumps(asdict(about), indent=2) + "\n")
-    shutil.copyfile(checkpoint / TOKENIZER, staging / TOKENIZER)
+    (output / DESCRIPTION).write_text(json.dumps(asdict(about), indent=2) + "\n")
+    shutil.copyfile(checkpoint / TOKENIZER, output / TOKENIZER)
 
     # torch takes sizes of 0 and 1 for constants, so the example has two rows and three tokens.
     rows, tokens = 2, 3
@@ -128,7 +120,7 @@ def _write(checkpoint: Path, staging: Path, work: Path, int8: bool) -> None:
             # Attention is left out, because the quantiser takes this operation for an older one of the same name.
             quant_pre_process(work / name, work / name, skip_symbolic_shape=True)
             quantize_dynamic(work / name, work / name, op_types_to_quantize=["MatMul"], per_channel=True)
-        _optimise(work / name, staging / name)
+        _optimise(work / name, output / name)
 
 
 def describe(model: Any, checkpoint: Path) -> Description:
@@ -186,7 +178,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to be made")
     parser.add_argument("--precision", choices=("float32", "int8"), default="float32")
     options = parser.parse_args()
-    export(options.model, options.output, int8=options.precision == "int8")
+    with complete_folder(options.output) as folder, tempfile.TemporaryDirectory() as work:
+        export(options.model, folder, Path(work), int8=options.precision == "int8")
 
 
 if __name__ == "__main__":

@@ -8,29 +8,137 @@ Decoded images that wait for the model go through it as one batch, of up to eigh
 the model, 16 clients of the demo model got most captions/s on two CPUs (`benchmarks/NOTES.md`).
 """
 
+import asyncio
+import io
+import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer
+
 from snapcap.benchmarks.harness.arguments import count, make_parser
-from snapcap.benchmarks.peers.batcher import Batcher
+from snapcap.benchmarks.peers.transformers_server import Batcher
 
 _BATCH = 8
+ENCODER, DECODER, TOKENIZER = "encoder.onnx", "decoder.onnx", "tokenizer.json"
+DESCRIPTION = "captioner.json"
+Pixels = NDArray[np.float32]
 
 
-def create_app(captioner: Any) -> Any:
+@dataclass(frozen=True)
+class Description:
+    """The facts about an export beside its two models.
+
+    resample: Pillow's number of the filter.
+    scale, shift: numbers of each channel, which rescale and normalise a pixel by one product and one sum.
+    ends: the tokens that end a caption. There may be none.
+    limit: greatest number of tokens after the start token.
+    """
+
+    height: int
+    width: int
+    resample: int
+    scale: list[float]
+    shift: list[float]
+    layers: int
+    heads: int
+    head_size: int
+    start: int
+    ends: list[int]
+    limit: int
+
+    @property
+    def cache_names(self) -> list[str]:
+        """Names of the keys and values of each layer, in the order of the decoder's inputs."""
+        return [f"{what}_{layer}" for layer in range(self.layers) for what in ("key", "value")]
+
+
+class Captioner:
+    """Opens an export. Threads may share it."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        """``threads`` is the number of threads of one operation."""
+        about = self.description = Description(**json.loads((folder / DESCRIPTION).read_text()))
+        self._encoder = _open(folder / ENCODER, threads)
+        self._decoder = _open(folder / DECODER, threads)
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._scale, self._shift = np.array(about.scale, np.float32), np.array(about.shift, np.float32)
+        self._cross = [f"cross_{name}" for name in about.cache_names]
+        self._past = [f"past_{name}" for name in about.cache_names]
+        self._next = ["next", *(f"present_{name}" for name in about.cache_names)]
+
+    def pixels(self, image: bytes) -> Pixels:
+        """Returns an encoded image as [3, H, W], normalised as by transformers' processor."""
+        about = self.description
+        picture = Image.open(io.BytesIO(image)).convert("RGB")
+        picture = picture.resize((about.width, about.height), Image.Resampling(about.resample))
+        values = np.asarray(picture, np.float32) * self._scale + self._shift
+        return np.ascontiguousarray(values.transpose(2, 0, 1))
+
+    def encode(self, pixels: Pixels) -> dict[str, Any]:
+        """Encodes a batch [B, 3, H, W]. Returns the decoder's inputs before its first step."""
+        about, rows = self.description, len(pixels)
+        values = {"pixels": _value(pixels)}
+        cross = self._encoder.run_with_ort_values(self._cross, values)
+        empty = _value(np.zeros((rows, about.heads, 0, about.head_size), np.float32))
+        start = _value(np.full((rows, 1), about.start, np.int64))
+        return {"tokens": start, **dict.fromkeys(self._past, empty), **dict(zip(self._cross, cross, strict=True))}
+
+    def step(self, inputs: dict[str, Any]) -> NDArray[np.int64]:
+        """Decodes one token, and updates ``inputs`` for the next step. Only the tokens leave the runtime."""
+        tokens, *present = self._decoder.run_with_ort_values(self._next, inputs)
+        inputs.update(zip(["tokens", *self._past], [tokens, *present], strict=True))
+        chosen: NDArray[np.int64] = tokens.numpy()[:, 0]
+        return chosen
+
+    def generate(self, pixels: Pixels) -> list[list[int]]:
+        """Returns the tokens of each row, without the end token."""
+        inputs, ends = self.encode(pixels), self.description.ends
+        rows: list[list[int]] = [[] for _ in pixels]
+        going = set(range(len(rows)))
+        for _ in range(self.description.limit):
+            chosen = self.step(inputs).tolist()
+            for row in list(going):
+                if chosen[row] in ends:
+                    going.remove(row)
+                else:
+                    rows[row].append(chosen[row])
+            if not going:
+                break
+        return rows
+
+    def text(self, tokens: list[int]) -> str:
+        caption: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return caption.strip()
+
+
+def _open(model: Path, threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    # The export was optimised ahead of time.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _value(array: NDArray[Any]) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def create_app(captioner: Captioner) -> Any:
     """Returns the application over an open captioner."""
-    import asyncio
-
-    import numpy as np
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
 
-    def run(batch: Sequence[Any]) -> list[list[int]]:
-        rows: list[list[int]] = captioner.generate(np.stack(batch))
-        return rows
+    def run(batch: Sequence[Pixels]) -> list[list[int]]:
+        return captioner.generate(np.stack(batch))
 
     app = FastAPI()
     batcher = Batcher(run, _BATCH)
@@ -54,8 +162,6 @@ def main() -> None:
     text = "CPU threads of one operation (default: all CPUs but one, which HTTP has)"
     parser.add_argument("--threads", type=count, default=max(len(os.sched_getaffinity(0)) - 1, 1), help=text)
     options = parser.parse_args()
-    from snapcap.benchmarks.peers.onnx_captioner import Captioner
-
     with ThreadPoolExecutor(1) as beside:  # the runtime releases Python's lock while it opens models
         opening = beside.submit(Captioner, options.model, options.threads)
         import fastapi  # noqa: F401

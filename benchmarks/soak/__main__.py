@@ -14,9 +14,7 @@ status is 1 if a request was lost, a caption was wrong, or a server answered 500
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -24,26 +22,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from snapcap.benchmarks.harness.arguments import add_files, add_serve, count, make_parser, some_of
-from snapcap.benchmarks.harness.moto_store import s3_artifacts
+from snapcap.benchmarks.harness.processes import descendants, is_gone
 from snapcap.benchmarks.harness.report import Report
-from snapcap.benchmarks.harness.workload import SNAPCAP, build_store, scratch
-from snapcap.benchmarks.soak.clients import BadClients, GoodClients, captions_rightly, requests
-from snapcap.benchmarks.soak.faults import FAULTS, Fault, Healed, World
-from snapcap.benchmarks.soak.servers import LyingProxy, Replica, ask, lone_request
+from snapcap.benchmarks.harness.server import S3Artifacts, request_bytes, s3_artifacts
+from snapcap.benchmarks.harness.workload import SNAPCAP, samples, scratch
+from snapcap.benchmarks.soak.clients import (
+    BadClients,
+    GoodClients,
+    captions_rightly,
+    leave,
+    requests,
+    status_of,
+)
+from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica
 
 NAMES = ("one", "two")
-COUNTS = ("requests", "retried", "lost", "wrong")  # fields of `Tally` that are counted for each fault
 # Time limits are short enough for a campaign to wait for. There are two decode processes, to be stopped and
 # killed.
 OPTIONS = (
@@ -54,72 +57,193 @@ OPTIONS = (
 RECOVERY_LIMIT_S = 180.0
 START_LIMIT_S = 300.0
 QUIET_S = 2.0  # between two faults
-SETTLE_S = 5.0
 CACHE_BYTES = 512 << 20
-_ENDPOINT = "--s3-endpoint-url"
+ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # indexes of `Replica.parts`
+Healed = Callable[[], bool]
+STALLED, STALL_S = 200, 5.0
+LEAVING = 300
+FLOOD = 400
 
 
-@dataclass
-class Setting:
-    """The environment of a campaign.
+@dataclass(frozen=True)
+class World:
+    """Everything that a fault can reach. ``proxy`` is None if the servers have no store but their own folders."""
 
-    options, environment: of all servers.
-    unavailable: why a kind of fault cannot be injected here.
+    replicas: Sequence[Replica]
+    proxy: LyingProxy | None
+    bad: BadClients
+    chooser: Random
+
+
+Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault.
+
+    kind: the requirement of the fault, by which a campaign leaves it out where it cannot be injected.
+    inject: injects the fault into one server, yields a function that tells whether the broken part has recovered,
+        and removes the fault.
     """
 
-    folder: Path
-    options: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
-    proxy: LyingProxy | None = None
-    unavailable: dict[str, str] = field(default_factory=dict)
+    name: str
+    kind: str
+    inject: Injection
 
-    @contextlib.contextmanager
-    def artifacts(self, sets: Path, chooser: Random, *options: str) -> Iterator[None]:
-        """Provides the demo model's artifacts, and builds them if ``sets`` has none.
 
-        The artifacts are on S3 behind the proxy, or in a folder if no S3 server is installed.
-        """
-        self.options += ["--backend", "auto", "--build", "off"]
-        if importlib.util.find_spec("moto") is None:
-            reason = "moto is not installed, so nothing is fetched from S3"
-            self.unavailable |= dict.fromkeys(("s3", "disk"), reason)
-            build_store(sets, *options)
-            self.options += ["--store", str(sets / "store")]
-            yield
-            return
-        with s3_artifacts(sets, self.folder, options) as published:
-            given = list(published.options)
-            self.proxy = LyingProxy(urlsplit(given[given.index(_ENDPOINT) + 1]).port or 80, chooser)
-            self.options += given
-            self.environment |= published.environment
-            yield
+def signalled(number: int, part: int | None) -> Injection:
+    """Returns a fault that sends a signal to a part of the server, or to the process that answers if ``part`` is
+    None.
 
-    @contextlib.contextmanager
-    def small_disks(self) -> Iterator[None]:
-        """Puts the cache folder of each server on a file system of its own, if mounting is permitted."""
-        mounted: list[Path] = []
+    A stopped process is never continued. The server has recovered when this process is gone, and there are as many
+    parts as before.
+    """
+
+    @asynccontextmanager
+    async def inject(_: World, replica: Replica) -> AsyncIterator[Healed]:
+        before = replica.parts
+        pid = replica.pid if part is None else before[part]
+        os.kill(pid, number)
+
+        def healed() -> bool:
+            try:
+                return is_gone(pid) and len(replica.parts) >= (len(before) if part != DECODE_PARENT else 1)
+            except RuntimeError:
+                return False
+
+        yield healed
+
+    return inject
+
+
+@asynccontextmanager
+async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Drains the server, as a rolling update does."""
+    start = replica.starts
+    replica.signal(signal.SIGTERM)
+    yield lambda: replica.starts > start
+
+
+@asynccontextmanager
+async def model_killed(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Kills a process of a model that wakes, is ready or leaves, or an engine process in reserve."""
+    born = descendants(replica.pid)
+    pid = world.chooser.choice(born) if born else 0
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    yield lambda: not pid or is_gone(pid)
+
+
+PROCESS_FAULTS = (
+    Fault("engine-stopped", "parts", signalled(signal.SIGSTOP, ENGINE)),
+    Fault("engine-killed", "parts", signalled(signal.SIGKILL, ENGINE)),
+    Fault("decode-stopped", "parts", signalled(signal.SIGSTOP, FIRST_DECODE)),
+    Fault("decode-killed", "parts", signalled(signal.SIGKILL, FIRST_DECODE)),
+    Fault("decode-parent-killed", "parts", signalled(signal.SIGKILL, DECODE_PARENT)),
+    Fault("server-stopped", "processes", signalled(signal.SIGSTOP, None)),
+    Fault("server-killed", "processes", signalled(signal.SIGKILL, None)),
+    Fault("drained", "processes", drained),
+    Fault("model-killed", "models", model_killed),
+)
+
+
+def store_that(lie: Lie) -> Injection:
+    """Returns a fault that starts a server without a cache, while the store's proxy applies ``lie``."""
+
+    @asynccontextmanager
+    async def inject(world: World, replica: Replica) -> AsyncIterator[Healed]:
+        if world.proxy is None:
+            raise RuntimeError("there is no store")
+        world.proxy.lie = lie
         try:
-            for name in NAMES:
-                folder = self.folder / name
-                folder.mkdir(parents=True, exist_ok=True)
-                reason = _mount(folder)
-                if reason:
-                    self.unavailable["disk"] = f"a small file system cannot be mounted ({reason})"
-                    break
-                mounted.append(folder)
-            yield
+            replica.empty_cache()
+            async with drained(world, replica) as healed:
+                yield healed
         finally:
-            for folder in mounted:
-                subprocess.run(["umount", "-l", str(folder)], check=False)
+            world.proxy.lie = Lie.NONE
+
+    return inject
 
 
-def _mount(folder: Path) -> str:
-    """Mounts a small file system. Returns why that failed, or an empty text."""
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        return "this needs root and mount"
-    command = ["mount", "-t", "tmpfs", "-o", f"size={CACHE_BYTES}", "snapcap-soak", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stderr.strip() if done.returncode else ""
+@asynccontextmanager
+async def disk_full(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server with an empty cache folder, on a disk without a free byte."""
+    filler = replica.cache / "filler"
+    replica.empty_cache()
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"\0" * (1 << 16)):
+                pass
+        async with drained(world, replica) as healed:
+            yield healed
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def disk_read_only(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server with a read-only cache folder, like a volume whose file system has an error."""
+    remount(replica.cache, "ro")
+    try:
+        async with drained(world, replica) as healed:
+            yield healed
+    finally:
+        remount(replica.cache, "rw")
+
+
+def remount(folder: Path, mode: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], check=True, capture_output=True)
+
+
+STORE_FAULTS = (
+    Fault("s3-black-hole", "s3", store_that(Lie.SILENCE)),
+    Fault("s3-slow", "s3", store_that(Lie.DELAY)),
+    Fault("s3-truncates", "s3", store_that(Lie.CUT)),
+    Fault("s3-corrupts", "s3", store_that(Lie.CORRUPTION)),
+    Fault("disk-full", "disk", disk_full),
+    Fault("disk-read-only", "disk", disk_read_only),
+)
+
+
+def good_request() -> bytes:
+    return request_bytes("/v1/caption", next(iter(samples().values()))[0], "image/png")
+
+
+@asynccontextmanager
+async def stalled(_: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends half a body from each client, and nothing more."""
+    half = good_request()[:-100]
+    stalling = asyncio.gather(*(leave(replica.port, half, STALL_S) for _ in range(STALLED)))
+    yield lambda: True
+    await stalling
+
+
+@asynccontextmanager
+async def left(_: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends a whole request from each client, which leaves before the reply."""
+    leaving = asyncio.gather(*(leave(replica.port, good_request(), turn % 10 / 100) for turn in range(LEAVING)))
+    yield lambda: True
+    await leaving
+
+
+@asynccontextmanager
+async def flooded(world: World, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends many times more good requests than the queue holds."""
+    asking = asyncio.gather(*(status_of(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
+    yield asking.done
+    world.bad.answered.update(await asking)
+
+
+CLIENT_FAULTS = (
+    Fault("clients-stall", "clients", stalled),
+    Fault("clients-leave", "clients", left),
+    Fault("clients-flood", "clients", flooded),
+)
+
+
+FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS)
 
 
 @dataclass(frozen=True)
@@ -129,29 +253,22 @@ class Strike:
     at: seconds since the campaign's beginning.
     recovered: seconds until the server was ready, captioned rightly, and had recovered the broken part. None if it
         took longer than the limit.
-    peak: memory of the largest server so far, in MiB.
     """
 
     fault: str
     replica: str
     at: float
     recovered: float | None
-    requests: int
-    retried: int
-    lost: int
-    wrong: int
-    peak: float
     problem: str = ""
 
 
 class Campaign:
-    """Injects faults one after the other, and measures the effects of each."""
+    """Injects faults one after the other, and measures the recovery from each."""
 
-    def __init__(self, world: World, clients: GoodClients, console: Console) -> None:
+    def __init__(self, world: World) -> None:
         self.strikes: list[Strike] = []
         self._world = world
-        self._clients = clients
-        self._console = console
+        self._console = Console(stderr=True, highlight=False)
         self._requests = requests()
         self._began = time.monotonic()
 
@@ -162,19 +279,17 @@ class Campaign:
         while turns or time.monotonic() < end:
             await asyncio.sleep(QUIET_S)
             await self.all_well()  # only one fault at a time: with both servers down, no retry can succeed
-            if turns:
-                await self._strike(turns.pop())
-            elif faults:
-                await self._strike(chooser.choice(faults))
+            if turns or faults:
+                await self._strike(turns.pop() if turns else chooser.choice(faults))
 
-    async def all_well(self, limit: float = START_LIMIT_S) -> bool:
-        """Returns whether every server is ready and captions rightly, within ``limit`` seconds."""
-        found = await asyncio.gather(*(self._recovery(each, lambda: True, limit) for each in self._world.replicas))
-        return all(seconds is not None for seconds in found)
+    async def all_well(self) -> bool:
+        """Returns whether every server is ready and captions rightly, within a time limit."""
+        recoveries = (self._recovery(each, lambda: True, START_LIMIT_S) for each in self._world.replicas)
+        return None not in await asyncio.gather(*recoveries)
 
     async def _strike(self, fault: Fault) -> None:
         replica = self._world.chooser.choice(self._world.replicas)
-        before, began, problem = self._clients.tally.snapshot(), time.monotonic(), ""
+        at, problem = time.monotonic() - self._began, ""
         recovered: float | None = None
         try:
             async with fault.inject(self._world, replica) as healed:
@@ -185,15 +300,11 @@ class Campaign:
             # The campaign goes on. Killing the container also removes the rest of the fault.
             replica.kill()
             await self._recovery(replica, lambda: True, RECOVERY_LIMIT_S)
-        after = self._clients.tally
-        peak = max((value for each in self._world.replicas for _, value in each.memory), default=0) / (1 << 20)
-        counted = {name: getattr(after, name) - getattr(before, name) for name in COUNTS}
-        at = began - self._began
-        strike = Strike(fault.name, replica.name, at, recovered, **counted, peak=peak, problem=problem)
-        self.strikes.append(strike)
+        for each in self._world.replicas:
+            each.sample_memory()
+        self.strikes.append(Strike(fault.name, replica.name, at, recovered, problem))
         told = "NOT RECOVERED" if recovered is None else f"{recovered:.1f} s"
-        text = f"{strike.at:6.0f} s  {fault.name} on {replica.name}: {told} {problem}"
-        self._console.print(text, highlight=False)
+        self._console.print(f"{at:6.0f} s  {fault.name} on {replica.name}: {told} {problem}")
 
     async def _recovery(self, replica: Replica, healed: Healed, limit: float) -> float | None:
         """Returns the seconds until a server has recovered the broken part, is ready and captions rightly. None
@@ -207,18 +318,6 @@ class Campaign:
         return None
 
 
-async def events_of_models(replicas: Sequence[Replica]) -> dict[str, int]:
-    """Returns how often models woke, by result, and left, by reason, since the last start of each server."""
-    found: Counter[str] = Counter()
-    for replica in replicas:
-        text = (await ask(replica.port, lone_request("/metrics"), 10.0)).body.decode()
-        for event, label, value in re.findall(
-            r'^snapcap_model_(\w+)_total\{.*"(\w+)"\} (\S+)$', text, re.MULTILINE
-        ):
-            found[f"{event} {label}"] += int(float(value))
-    return dict(found)
-
-
 def went_well(totals: dict[str, Any]) -> bool:
     """Returns whether no request was lost, no caption wrong, no server answered 500, and every server recovered."""
     failed = totals["lost"] or totals["wrong"] or totals["not_recovered"] or not totals["ended_well"]
@@ -229,18 +328,15 @@ def write_report(file: Path | None, strikes: list[Strike], totals: dict[str, Any
     """Prints the tables. Also writes the results if a file is given."""
     report = Report()
     rows = [
-        [
-            *(each.fault, each.replica, f"{each.at:.0f}"),
-            "NEVER" if each.recovered is None else f"{each.recovered:.1f}",
-            *(str(getattr(each, name)) for name in COUNTS),
-        ]
+        (each.fault, each.replica, f"{each.at:.0f}", "NEVER" if each.recovered is None else f"{each.recovered:.1f}")
         for each in strikes
     ]
-    columns = ["fault", "server", "at s", "recovered s", *COUNTS]
     note = "recovered: until the server was ready, captioned rightly, and had what was broken."
-    report.add("Faults, in the order in which they were injected", columns, rows, note)
-    report.add("Not injected", ["fault", "why"], [[name, why] for name, why in skipped.items()])
-    report.add("The whole campaign", ["", "value"], [[name, str(value)] for name, value in totals.items()])
+    report.add(
+        "Faults, in the order in which they were injected", ["fault", "server", "at s", "recovered s"], rows, note
+    )
+    report.add("Not injected", ["fault", "why"], [*skipped.items()])
+    report.add("The whole campaign", ["", "value"], [(name, str(value)) for name, value in totals.items()])
     figures = {name: value for name, value in totals.items() if isinstance(value, int | float)}
     report.write(file, figures, strikes=[asdict(each) for each in strikes], totals=totals, skipped=skipped)
 
@@ -262,57 +358,66 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def mounted(folder: Path, exits: contextlib.ExitStack) -> str:
+    """Puts a folder on a small file system until the exit. Returns why that failed, or an empty text."""
+    folder.mkdir()
+    if shutil.which("mount") is None or os.geteuid() != 0:
+        return "this needs root and mount"
+    command = ["mount", "-t", "tmpfs", "-o", f"size={CACHE_BYTES}", "snapcap-soak", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return done.stderr.strip()
+    exits.callback(subprocess.run, ["umount", "-l", str(folder)], check=False)
+    return ""
+
+
 async def run(
-    options: argparse.Namespace, setting: Setting, faults: Sequence[Fault]
+    options: argparse.Namespace, folder: Path, store: S3Artifacts | None, faults: Sequence[Fault]
 ) -> tuple[list[Strike], dict[str, Any]]:
     """Runs the campaign. Returns its strikes and totals."""
     chooser = Random(options.seed)
-    if setting.proxy is not None:
-        await setting.proxy.start()
-        place = setting.options.index(_ENDPOINT) + 1
-        setting.options[place] = f"http://127.0.0.1:{setting.proxy.port}"
-    command = [*SNAPCAP, "serve", "--host", "127.0.0.1", "--device", options.device]
+    command = [*SNAPCAP, "serve", "--host", "127.0.0.1", "--device", options.device, "--build", "off", *OPTIONS]
+    environment, proxy = {}, None
+    if store is None:
+        command += ["--backend", "eager"]
+    else:
+        environment, proxy = store.environment, LyingProxy(store.port, chooser)
+        await proxy.start()
+        command += [*store.options, "--s3-endpoint-url", f"http://127.0.0.1:{proxy.port}"]
     models = ["demo", *(f"demo-{number}" for number in range(2, options.models + 1))]
     if options.models > 1:
         command += ["--idle-unload", "1", *(word for name in models for word in ("--model", f"{name}=demo"))]
-    command += [*OPTIONS, *setting.options, *shlex.split(options.serve)]
-    replicas = [Replica(name, command, setting.environment, setting.folder / name) for name in NAMES]
-    bad, clients = BadClients(replicas, chooser), GoodClients(replicas, options.clients, chooser, models)
-    campaign = Campaign(World(replicas, setting.proxy, bad, chooser), clients, Console(stderr=True))
+    command += shlex.split(options.serve)
+    replicas = [Replica(name, command, environment, folder / name) for name in NAMES]
+    bad, clients = BadClients(replicas, chooser), GoodClients(replicas, chooser, models)
+    campaign = Campaign(World(replicas, proxy, bad, chooser))
     try:
         for replica in replicas:
             replica.start()
         if not await campaign.all_well():
             raise RuntimeError(f"the servers do not start:\n{replicas[0].log()[-2000:]}")
-        clients.start()
-        bad.start()
-        began = time.monotonic()
-        await campaign.run(faults, options.minutes * 60)
-        bad.stop()
-        await clients.stop()
-        ended_well = await campaign.all_well()
-        await asyncio.sleep(SETTLE_S)
-        seconds, model_events = time.monotonic() - began, await events_of_models(replicas)
+        began, over = time.monotonic(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(options.clients):
+                group.create_task(clients.run(over))
+            for _ in range(2):
+                group.create_task(bad.run(over))
+            await campaign.run(faults, options.minutes * 60)
+            over.set()
+        ended_well, seconds = await campaign.all_well(), time.monotonic() - began
     finally:
         await asyncio.gather(*(replica.stop() for replica in replicas))
-        if setting.proxy is not None:
-            setting.proxy.stop()
-    tally = vars(clients.tally)
-    memory = {each.name: [f"{value / (1 << 20):.0f}" for _, value in each.memory] for each in replicas}
+        if proxy is not None:
+            proxy.stop()
     return campaign.strikes, {
         "seed": options.seed,
         "seconds": round(seconds, 1),
         "faults": len(campaign.strikes),
-        **{name: tally[name] for name in (*COUNTS, "slowest", "problems")},
+        **vars(clients.tally),
         "bad_requests_by_status": {str(status): count for status, count in sorted(bad.answered.items())},
-        "model_events": model_events,
         "server_starts": {each.name: each.starts for each in replicas},
         "exit_statuses": {each.name: each.exits for each in replicas},
-        "memory_mib_first_peak_last": {
-            name: [values[len(values) // 20], max(values, key=float), values[-1]]
-            for name, values in memory.items()
-            if values
-        },
+        "memory_mib": {each.name: each.memory_mib for each in replicas},
         "not_recovered": [each.fault for each in campaign.strikes if each.recovered is None],
         "ended_well": ended_well,
     }
@@ -323,28 +428,23 @@ def main() -> int:
     # Raises SystemExit, so that servers are stopped and mounts removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     chosen = [fault for fault in FAULTS if fault.name in options.faults]
-    kinds = {fault.kind for fault in chosen}
     with scratch() as folder, contextlib.ExitStack() as exits:
-        setting = Setting(folder)
-        if options.models == 1:
-            setting.unavailable["models"] = "it needs --models"
-        else:
-            setting.unavailable["parts"] = "a server of several models forks none of their processes"
-        if options.device != "cuda":
-            setting.unavailable["gpu"] = "it needs --device cuda"
-        if kinds & {"s3", "disk", "gpu"} - setting.unavailable.keys():
-            sets = (options.cache or folder).resolve() / "sets"
-            exits.enter_context(setting.artifacts(sets, Random(options.seed), "--device", options.device))
-        else:
-            setting.options += ["--backend", "eager", "--build", "off"]
-        if "disk" in kinds:
-            exits.enter_context(setting.small_disks())
-        skipped = {each.name: setting.unavailable[each.kind] for each in chosen if each.kind in setting.unavailable}
+        unavailable = {"models": "this needs --models"}
+        if options.models > 1:
+            unavailable = {"parts": "a server of several models forks none of their processes"}
+        if any(fault.kind == "disk" for fault in chosen):
+            reasons = [mounted(folder / name, exits) for name in NAMES]
+            unavailable |= {"disk": f"no small file system: {max(reasons)}"} if any(reasons) else {}
+        skipped = {each.name: unavailable[each.kind] for each in chosen if each.kind in unavailable}
         for name, why in skipped.items():
             print(f"NOT INJECTED: {name}: {why}", file=sys.stderr)
         print(f"seed {options.seed}", file=sys.stderr)
         faults = [fault for fault in chosen if fault.name not in skipped]
-        strikes, totals = asyncio.run(run(options, setting, faults))
+        store = None
+        if any(fault.kind in ("s3", "disk") for fault in faults):
+            sets = (options.cache or folder).resolve() / "sets"
+            store = exits.enter_context(s3_artifacts(sets, folder, ("--device", options.device)))
+        strikes, totals = asyncio.run(run(options, folder, store, faults))
     write_report(options.json, strikes, totals, skipped)
     return 0 if went_well(totals) else 1
 

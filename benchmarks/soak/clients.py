@@ -5,19 +5,21 @@ import base64
 import contextlib
 import itertools
 import json
+import operator
 import random
 import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
+from snapcap.benchmarks.harness.server import Reply, request_bytes
 from snapcap.benchmarks.harness.workload import samples
-from snapcap.benchmarks.soak.servers import Replica, Reply, ask, lone_request
+from snapcap.benchmarks.soak.servers import Replica, ask
 
-_BOUNDARY = "------------------------d74496d66958873e"
 PATIENCE_S = 180.0
 TIMEOUT_S = 90.0
 THOUGHT_S = 0.05  # average time between a caption and a good client's next request
@@ -28,21 +30,19 @@ _HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: a\r\n"
 
 
 def multipart(image: bytes) -> tuple[bytes, str]:
-    """Returns the body and content type of a form with the image as a file, as `curl -F image=@photo.jpg` sends
-    it."""
-    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n'
-    body = f"{head}Content-Type: image/jpeg\r\n\r\n".encode() + image + f"\r\n--{_BOUNDARY}--\r\n".encode()
-    return body, f"multipart/form-data; boundary={_BOUNDARY}"
+    """Returns the body and content type of a form with the image as a file."""
+    head = '--b\r\nContent-Disposition: form-data; name="image"; filename="photo.png"\r\n\r\n'
+    return head.encode() + image + b"\r\n--b--\r\n", "multipart/form-data; boundary=b"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request and its known caption. ``read`` finds the caption in the reply's document."""
+    """A request and its known caption. ``place``: the keys that lead to the caption in the reply's document."""
 
     api: str
     data: bytes
     caption: str
-    read: Callable[[Any], str]
+    place: tuple[str | int, ...]
 
 
 @dataclass
@@ -56,12 +56,9 @@ class Tally:
     slowest: float = 0.0
     problems: list[str] = field(default_factory=list)
 
-    def snapshot(self) -> "Tally":
-        return replace(self, problems=list(self.problems))
-
-    def problem(self, text: str) -> None:
+    def problem(self, request: Request, text: str) -> None:
         if len(self.problems) < 100:
-            self.problems.append(text)
+            self.problems.append(f"{time.strftime('%H:%M:%S')} {request.api}: {text}")
 
 
 def requests(models: Sequence[str] = ("demo",)) -> list[Request]:
@@ -72,65 +69,37 @@ def requests(models: Sequence[str] = ("demo",)) -> list[Request]:
         named = "" if model == models[0] else f"?model={model}"
         text = base64.b64encode(image).decode()
         chat = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}]
+        turns = [{"role": "user", "content": chat}]
         tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}
-        documents: Mapping[str, tuple[Any, Callable[[Any], str]]] = {
-            f"/v1/caption{named}": ({"image": text}, lambda reply: str(reply["caption"])),
-            f"/models/{model}" if named else "/": (
-                {"inputs": text},
-                lambda reply: str(reply[0]["generated_text"]),
-            ),
-            "/v1/chat/completions": (
-                {"model": model, "messages": [{"role": "user", "content": chat}]},
-                lambda reply: str(reply["choices"][0]["message"]["content"]),
-            ),
-            "/v1/responses": (
-                {"model": model, "input": [{"role": "user", "content": chat}]},
-                lambda reply: str(reply["output"][0]["content"][0]["text"]),
-            ),
-            "/api/generate": (
-                {"model": model, "images": [text], "stream": False},
-                lambda reply: str(reply["response"]),
-            ),
-            f"/v2/models/{model}/infer": (
-                {"inputs": [tensor]},
-                lambda reply: str(reply["outputs"][0]["data"][0]),
-            ),
-        }
-        for path, (document, read) in documents.items():
-            found.append(Request(path, lone_request(path, json.dumps(document).encode(), JSON), caption, read))
-        for kind, body in (("raw", (image, "image/png")), ("form", multipart(image))):
-            data = lone_request(f"/v1/caption{named}", *body)
-            found.append(Request(f"/v1/caption{named} {kind}", data, caption, lambda reply: str(reply["caption"])))
+        documents: tuple[tuple[str, Any, tuple[str | int, ...]], ...] = (
+            (f"/v1/caption{named}", {"image": text}, ("caption",)),
+            (f"/models/{model}" if named else "/", {"inputs": text}, (0, "generated_text")),
+            ("/v1/chat/completions", {"model": model, "messages": turns}, ("choices", 0, "message", "content")),
+            ("/v1/responses", {"model": model, "input": turns}, ("output", 0, "content", 0, "text")),
+            ("/api/generate", {"model": model, "images": [text], "stream": False}, ("response",)),
+            (f"/v2/models/{model}/infer", {"inputs": [tensor]}, ("outputs", 0, "data", 0)),
+        )
+        for path, document, place in documents:
+            found.append(Request(path, request_bytes(path, json.dumps(document).encode(), JSON), caption, place))
+        bodies = [request_bytes(f"/v1/caption{named}", *body) for body in ((image, "image/png"), multipart(image))]
+        found += [Request("/v1/caption", body, caption, ("caption",)) for body in bodies]
     return found
 
 
 class GoodClients:
-    """Clients that retry as the API tells them to, each at the other server first.
-
-    Each of ``count`` clients waits a moment after a caption and then sends the next request.
-    """
+    """Clients that retry as the API tells them to, each at the other server first."""
 
     def __init__(
-        self, replicas: Sequence[Replica], count: int, chooser: random.Random, models: Sequence[str] = ("demo",)
+        self, replicas: Sequence[Replica], chooser: random.Random, models: Sequence[str] = ("demo",)
     ) -> None:
         self.tally = Tally()
         self._replicas = replicas
-        self._count = count
         self._chooser = chooser
         self._requests = requests(models)
-        self._over = False
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._client()) for _ in range(self._count)]
-
-    async def stop(self) -> None:
-        """Stops the clients once their current requests have ended."""
-        self._over = True
-        await asyncio.gather(*self._tasks)
-
-    async def _client(self) -> None:
-        while not self._over:
+    async def run(self, over: asyncio.Event) -> None:
+        """Is one client, which waits a moment after a caption and then sends the next request."""
+        while not over.is_set():
             await self._caption(self._chooser.choice(self._requests))
             await asyncio.sleep(THOUGHT_S * self._chooser.random() * 2)
 
@@ -152,20 +121,21 @@ class GoodClients:
                     self._judge(request, reply)
                     return
                 last = f"{reply.status} {reply.body[:200]!r}"
-                wait = reply.retry_after or wait
+                after = reply.fields.get("retry-after", "")
+                wait = float(after) if after.isdecimal() else wait
             tally.retried += 1
             if attempt % len(self._replicas) == 0:
                 await asyncio.sleep(wait)
         tally.lost += 1
-        tally.problem(f"{request.api}: gave up after {PATIENCE_S:.0f} s: {last}")
+        tally.problem(request, f"gave up after {PATIENCE_S:.0f} s: {last}")
 
     def _judge(self, request: Request, reply: Reply) -> None:
         if reply.status != 200:
             self.tally.lost += 1
-            self.tally.problem(f"{request.api}: {reply.status} {reply.body[:300]!r}")
+            self.tally.problem(request, f"{reply.status} {reply.body[:300]!r}")
         elif (found := caption_of(request, reply)) != request.caption:
             self.tally.wrong += 1
-            self.tally.problem(f"{request.api}: {found!r} instead of {request.caption!r}")
+            self.tally.problem(request, f"{found!r} instead of {request.caption!r}")
 
 
 async def captions_rightly(port: int, requests: Sequence[Request], within: float = 5.0) -> bool:
@@ -181,7 +151,7 @@ async def captions_rightly(port: int, requests: Sequence[Request], within: float
 def caption_of(request: Request, reply: Reply) -> str:
     """Returns the caption in a reply, or the reply's body if it has none."""
     try:
-        return request.read(json.loads(reply.body))
+        return str(reduce(operator.getitem, request.place, json.loads(reply.body)))
     except (ValueError, KeyError, IndexError, TypeError):
         return repr(reply.body[:300])
 
@@ -206,7 +176,7 @@ def bad_requests() -> list[bytes]:
         _HEAD + b"Content-Length: -1\r\n\r\n",
         b"\x16\x03\x01" + b"\0" * 300 + b"\r\n\r\n",
     ]
-    return [*(lone_request(*body) for body in bodies), *raw]
+    return [*(request_bytes(*body) for body in bodies), *raw]
 
 
 class BadClients:
@@ -217,17 +187,10 @@ class BadClients:
         self._replicas = replicas
         self._chooser = chooser
         self._requests = bad_requests()
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._client()) for _ in range(2)]
-
-    def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    async def _client(self) -> None:
-        while True:
+    async def run(self, over: asyncio.Event) -> None:
+        """Is one client."""
+        while not over.is_set():
             port, request = self._chooser.choice(self._replicas).port, self._chooser.choice(self._requests)
             if self._chooser.random() < 0.3:
                 await leave(port, request[: self._chooser.randrange(1, len(request))])

@@ -11,66 +11,37 @@ import random
 import shutil
 import signal
 import subprocess
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.processes import own_parts, tree_memory
-from snapcap.benchmarks.harness.server import request_bytes, spawn
+from snapcap.benchmarks.harness.server import AsyncConnection, Reply, request_bytes, spawn
 from snapcap.benchmarks.harness.workload import free_port
 
-# Builds a request whose connection is closed after the reply.
-lone_request = partial(request_bytes, close=True)
 LIVENESS_PERIOD_S = 10.0
 LIVENESS_TIMEOUT_S = 5.0
 LIVENESS_FAILURES = 3
 TERMINATION_S = 45.0
 BACK_OFF_S = 0.5
-MEMORY_S = 0.5
 DELAY_S = 0.5  # for each piece that a slow store sends
 PIECE = 1 << 16
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A reply. The connection was closed after it."""
-
-    status: int
-    fields: Mapping[str, str]
-    body: bytes
-
-    @property
-    def retry_after(self) -> float | None:
-        """Seconds after which the server asks to retry, or None."""
-        text = self.fields.get("retry-after", "")
-        return float(text) if text.isdecimal() else None
-
-
 async def ask(port: int, request: bytes, within: float) -> Reply:
-    """Sends a whole request and returns its reply.
+    """Sends a whole request on a connection of its own and returns its reply.
 
     Raises:
         OSError: the connection was refused, or lost before the reply was whole.
         TimeoutError: there was no whole reply ``within`` seconds.
     """
     async with asyncio.timeout(within):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        connection = await AsyncConnection.open(port)
         try:
-            writer.write(request)
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            pairs = (line.partition(":") for line in head[1:])
-            fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
-            body = await reader.readexactly(int(fields.get("content-length", "0")))
-        except asyncio.IncompleteReadError as error:
-            raise ConnectionResetError("the reply was cut") from error
+            return await connection.ask(request)
         finally:
-            writer.close()
-        return Reply(int(head[0].split()[1]), fields, body)
+            connection.close()
 
 
 class Replica:
@@ -78,7 +49,7 @@ class Replica:
 
     cache: its own cache folder.
     starts: number of its processes so far.
-    memory: moments and bytes of the server's processes together.
+    memory_mib: memory of the server's processes together, after each fault.
     """
 
     def __init__(self, name: str, command: Sequence[str], extra: Mapping[str, str], cache: Path) -> None:
@@ -87,11 +58,11 @@ class Replica:
         self.cache = cache
         self.starts = 0
         self.exits: list[int] = []
-        self.memory: list[tuple[float, int]] = []
+        self.memory_mib: list[int] = []
         self._extra = {"PYTHONFAULTHANDLER": "1", **extra}
         self._command = [*command, "--port", str(self.port), "--cache-dir", str(cache)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the replica
+        self._log = cache.with_suffix(".log")
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -112,15 +83,13 @@ class Replica:
         return own_parts(self.pid)
 
     def start(self) -> None:
-        jobs = (self._supervise(), self._look_for_life(), self._sample_memory())
-        self._tasks = [asyncio.create_task(job) for job in jobs]
+        self._tasks = [asyncio.create_task(job) for job in (self._supervise(), self._look_for_life())]
 
     async def stop(self) -> None:
         self._over = True
         self.signal(signal.SIGTERM)
-        supervisor, *others = self._tasks
-        for task in others:
-            task.cancel()
+        supervisor, probes = self._tasks
+        probes.cancel()
         try:
             await asyncio.wait_for(asyncio.shield(supervisor), TERMINATION_S)
         except TimeoutError:
@@ -141,20 +110,23 @@ class Replica:
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
 
     def log(self) -> str:
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(size - 200_000, 0))
-        return self._log.read().decode(errors="replace")
+        return self._log.read_text(errors="replace")
+
+    def sample_memory(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.memory_mib.append(tree_memory(self.pid) >> 20)
 
     async def answers(self, path: str, within: float) -> bool:
         """Returns whether a GET of a path is answered with 200."""
         with contextlib.suppress(OSError, TimeoutError):
-            return (await ask(self.port, lone_request(path), within)).status == 200
+            return (await ask(self.port, request_bytes(path), within)).status == 200
         return False
 
     async def _supervise(self) -> None:
         while not self._over:
             self.cache.mkdir(parents=True, exist_ok=True)
-            self._process = spawn(self._command, self._log, self._extra)
+            with self._log.open("ab") as log:
+                self._process = spawn(self._command, log, self._extra)
             self.starts += 1
             group = self._process.pid
             self.exits.append(await asyncio.to_thread(self._process.wait))
@@ -169,24 +141,11 @@ class Replica:
             if start != self.starts:
                 failures, start = 0, self.starts
             failures = 0 if await self.answers("/livez", LIVENESS_TIMEOUT_S) else failures + 1
-            if failures >= LIVENESS_FAILURES:
-                failures = 0
-                await self._terminate()
-
-    async def _terminate(self) -> None:
-        start = self.starts
-        self.signal(signal.SIGTERM)
-        end = time.monotonic() + TERMINATION_S
-        while self.starts == start and time.monotonic() < end:  # noqa: ASYNC110 - the loop has a time limit
-            await asyncio.sleep(0.2)
-        if self.starts == start:
-            self.kill()
-
-    async def _sample_memory(self) -> None:
-        while True:
-            with contextlib.suppress(RuntimeError):
-                self.memory.append((time.monotonic(), await asyncio.to_thread(tree_memory, self.pid)))
-            await asyncio.sleep(MEMORY_S)
+            if failures == LIVENESS_FAILURES:
+                self.signal(signal.SIGTERM)
+                await asyncio.sleep(TERMINATION_S)
+                if self.starts == start:
+                    self.kill()
 
 
 class Lie(Enum):

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snapcap.models.memory.host import HostMemory
-from snapcap.models.memory.memory import CopySlots, Memory, Spec, row_major
+from snapcap.models.memory.memory import CopySlots, HostMemory, Memory, Spec, row_major
 
 
 def torch_memory(device: torch.device) -> Memory[Tensor]:

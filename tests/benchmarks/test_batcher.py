@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from snapcap.benchmarks.peers.batcher import Batcher
+from snapcap.benchmarks.peers.transformers_server import Batcher
 
 LIMIT_S = 10.0
 

@@ -22,11 +22,11 @@ from snapcap.service.cli.main import main
         (["bench", "startup", "--model", "bert"], "invalid choice: 'bert'"),
         (["bench", "startup", "--runs", "many"], "--runs"),
         (["bench", "startup", "--runs", "0"], "--runs"),
-        (["bench", "latency", "--concurrency", "1,0"], "must be numbers above 0"),
+        (["bench", "latency", "--concurrency", "1,0"], "must be a whole number of at least 1"),
         (["bench", "peers", "--cases", "floor"], "must be all, or some of aot"),
         (["bench", "peers", "--seconds", "-1"], "--seconds"),
         (["bench", "modes", "--cases", "aot"], "must be all, or some of eager"),
-        (["bench", "modes", "--buckets", "0"], "must be numbers above 0"),
+        (["bench", "modes", "--buckets", "0"], "must be a whole number of at least 1"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from snapcap.benchmarks import comparison, contenders
-from snapcap.benchmarks.contenders import PEERS, TITLES, Contenders
+from snapcap.benchmarks import contenders
+from snapcap.benchmarks.contenders import PEERS, TITLES, Contenders, Start
 from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import Workload, open_workload
-from snapcap.benchmarks.startup import Start, judge
+from snapcap.benchmarks.startup import judge
 
 
 class Rounds:
@@ -25,9 +25,9 @@ class Rounds:
         self.broken: dict[str, BaseException] = {}
         self.clock = 0.0
         self._file = tmp_path / "peers.json"
-        found = Contenders(cast(Workload, None), "cpu", tmp_path, tmp_path, (), 100.0, problems)
+        found = Contenders(cast(Workload, None), "cpu", *[tmp_path] * 3, (), end=100.0, problems=problems)
         monkeypatch.setattr(contenders, "open_contenders", lambda *_: found)
-        monkeypatch.setattr(comparison, "measure", lambda _, name, __: self._measure(name))
+        monkeypatch.setattr(contenders, "measure", lambda _, name, __: self._measure(name))
         monkeypatch.setattr("time.monotonic", lambda: self.clock)
 
     def _measure(self, name: str) -> dict[str, float]:
@@ -39,9 +39,9 @@ class Rounds:
         return dict.fromkeys((*names, "cpu_ms_per_caption"), float(len(self.order)))
 
     def run(self, *cases: str, rounds: int) -> tuple[int, dict[str, Any]]:
-        given = {"cases": list(cases), "rounds": rounds, "clients": 4, "seconds": 1.0, "processes": 1}
+        given = {"cases": list(cases), "rounds": rounds, "clients": 4, "seconds": 1.0}
         options = argparse.Namespace(**given, measure="peers", model="demo", json=self._file, time_limit=100.0)
-        return comparison.run(options, "cpu"), json.loads(self._file.read_text())
+        return contenders.run(options, "cpu"), json.loads(self._file.read_text())
 
 
 def test_servers_take_turns_and_figures_are_medians(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

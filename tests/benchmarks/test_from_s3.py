@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from snapcap.benchmarks import startup
-from snapcap.benchmarks.contenders import Contenders
-from snapcap.benchmarks.harness.moto_store import S3Artifacts
+from snapcap.benchmarks.contenders import Contenders, Start
+from snapcap.benchmarks.harness.server import S3Artifacts
 from snapcap.benchmarks.harness.workload import open_workload
-from snapcap.benchmarks.startup import PUBLISHED, Bench, Start
+from snapcap.benchmarks.startup import PUBLISHED, Bench
 
 HIT = {"result": "hit", "bytes_fetched": 3 << 20}
 
@@ -23,7 +23,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, An
     @contextmanager
     def artifacts(*given: Any) -> Iterator[S3Artifacts]:
         seen.append(given[2:])
-        yield S3Artifacts(("--store", "s3://x"), {"KEY": "x"})
+        yield S3Artifacts(1, ("--store", "s3://x"), {"KEY": "x"})
 
     def serve(_: Bench, command: tuple[str, ...], *__: Any) -> Start:
         seen.append(command)
@@ -34,8 +34,8 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, An
     monkeypatch.setattr(Bench, "_serve", serve)
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
-        contenders = Contenders(workload, "cpu", tmp_path, tmp_path, ("--buckets=1",), float("inf"))
-        return Bench(contenders, tmp_path, stack).start(PUBLISHED), seen
+        contenders = Contenders(workload, "cpu", *[tmp_path] * 3, ("--buckets=1",), end=float("inf"))
+        return Bench(contenders, stack).start(PUBLISHED), seen
 
 
 def test_the_checkpoint_is_in_s3_and_the_bytes_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,6 +44,7 @@ def test_the_checkpoint_is_in_s3_and_the_bytes_are_noted(monkeypatch: pytest.Mon
     assert "--model" not in options
     assert (checkpoint / "config.json").is_file()
     assert "--strict" in command
+    assert "--model" not in command
     assert start.values["weights_mib"] == 3.0
 
 

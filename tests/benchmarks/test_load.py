@@ -1,24 +1,21 @@
 """The load generator against a small server: what it counts, and that it does not hide a slow answer."""
 
+import asyncio
 import http.server
 import itertools
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from snapcap.benchmarks.harness.load import __name__ as LOAD
-from snapcap.benchmarks.harness.load import padding
+from snapcap.benchmarks.harness.load import HttpLoad, Tally, generate
+from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import read_images
 
-ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], tuple[int, bytes]]
 
 
@@ -56,11 +53,9 @@ def images(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(port: int, images: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", LOAD, "--port", str(port), "--images", str(images), *options]
-    done = subprocess.run(command, cwd=ROOT, input="go\n", capture_output=True, text=True, check=True, timeout=60)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def load(port: int, images: Path, clients: int, seconds: float, rate: float = 0.0) -> Tally:
+    api = Endpoint("/v1/caption", None)
+    return asyncio.run(generate(HttpLoad(images, clients, seconds, rate=rate), port, api, 0, lambda: None))
 
 
 def right(body: bytes) -> tuple[int, bytes]:
@@ -69,11 +64,11 @@ def right(body: bytes) -> tuple[int, bytes]:
 
 def test_right_captions_are_counted_with_their_latencies(images: Path) -> None:
     with answering(right) as port:
-        result = load(port, images, "--clients", "3", "--seconds", "0.5")
-    assert (result["wrong"], result["errors"]) == (0, 0)
-    assert len(result["latencies"]) >= 3
-    assert all(0 < latency <= result["elapsed"] for latency in result["latencies"])
-    assert result["elapsed"] > 0.4
+        result = load(port, images, 3, 0.5)
+    assert (result.wrong, result.errors) == (0, 0)
+    assert len(result.latencies) >= 3
+    assert all(0 < latency <= result.elapsed for latency in result.latencies)
+    assert result.elapsed > 0.4
 
 
 def test_a_reply_that_comes_after_the_time_is_counted_with_the_time_it_took(images: Path) -> None:
@@ -82,12 +77,13 @@ def test_a_reply_that_comes_after_the_time_is_counted_with_the_time_it_took(imag
         return right(body)
 
     with answering(slowly) as port:
-        result = load(port, images, "--clients", "2", "--seconds", "0.2")
-    assert len(result["latencies"]) == 2
-    assert result["elapsed"] >= max(result["latencies"]) > 0.6
+        result = load(port, images, 2, 0.2)
+    assert len(result.latencies) == 2
+    assert result.elapsed >= max(result.latencies) > 0.6
 
 
-def test_what_has_no_reply_at_the_end_costs_no_other_reply(images: Path) -> None:
+def test_what_has_no_reply_at_the_end_costs_no_other_reply(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapcap.benchmarks.harness.load.GRACE_S", 0.1)
     turns, released = itertools.count(), threading.Event()
 
     def first_only(body: bytes) -> tuple[int, bytes]:
@@ -96,23 +92,23 @@ def test_what_has_no_reply_at_the_end_costs_no_other_reply(images: Path) -> None
         return right(body)
 
     with answering(first_only) as port:
-        result = load(port, images, "--clients", "2", "--seconds", "0.3", "--grace", "0.1")
+        result = load(port, images, 2, 0.3)
         released.set()
-    assert (len(result["latencies"]), result["errors"], result["unanswered"]) == (1, 0, 2)
-    assert 0 < result["elapsed"] < 0.3
+    assert (len(result.latencies), result.errors, result.unanswered) == (1, 0, 2)
+    assert 0 < result.elapsed < 0.3
 
 
 def test_wrong_captions_are_counted(images: Path) -> None:
     with answering(lambda body: (200, b'{"caption": "caption b"}')) as port:
-        result = load(port, images, "--clients", "1", "--seconds", "0.3")
-    assert abs(2 * result["wrong"] - len(result["latencies"])) <= 2
+        result = load(port, images, 1, 0.3)
+    assert abs(2 * result.wrong - len(result.latencies)) <= 2
 
 
 def test_refusals_are_errors_and_no_captions(images: Path) -> None:
     with answering(lambda body: (503, b"{}")) as port:
-        result = load(port, images, "--clients", "2", "--seconds", "0.2")
-    assert result["latencies"] == []
-    assert result["errors"] == result["statuses"]["503"] > 1
+        result = load(port, images, 2, 0.2)
+    assert result.latencies == []
+    assert result.errors > 1
 
 
 def test_an_open_loop_asks_at_its_rate_and_counts_from_the_due_moment(images: Path) -> None:
@@ -125,20 +121,10 @@ def test_an_open_loop_asks_at_its_rate_and_counts_from_the_due_moment(images: Pa
         return right(body)
 
     with answering(slowly) as port:
-        result = load(port, images, "--clients", "2", "--seconds", "1", "--rate", "40")
-    assert 20 < len(result["latencies"]) < 70
-    assert max(result["latencies"]) > 0.3
+        result = load(port, images, 2, 1.0, rate=40)
+    assert 20 < len(result.latencies) < 70
+    assert max(result.latencies) > 0.3
 
 
 def test_images_are_read_as_they_were_written(images: Path) -> None:
     assert read_images(images) == [(b"image a", "caption a"), (b"image b", "caption b")]
-
-
-def test_padding_is_a_share_of_the_rows_between_two_scrapes() -> None:
-    before = {'snapcap_rows_total{component="encoder"}': 8.0}
-    after = {
-        'snapcap_rows_total{component="encoder"}': 16.0,
-        'snapcap_padding_rows_total{component="encoder"}': 2.0,
-        'snapcap_rows_total{component="decoder"}': 0.0,
-    }
-    assert padding(before, after) == {"encoder_padding": 0.25}

@@ -1,8 +1,12 @@
 """What is quoted of repeated measurements."""
 
-import pytest
+import io
+import math
 
-from snapcap.benchmarks.harness.report import Samples, figures_of, percentile, percentiles_ms
+import pytest
+from rich.console import Console
+
+from snapcap.benchmarks.harness.report import Column, Report, Samples, figures_of, percentile, percentiles_ms, ratio
 
 
 @pytest.mark.parametrize(
@@ -29,7 +33,8 @@ def test_samples_keep_every_value_and_give_the_median() -> None:
     samples = Samples()
     for value in (3.0, 1.0, 2.0):
         samples.add({"ready": value})
-    assert (samples.need("ready"), samples.median("live")) == (2.0, None)
+    assert samples.median("ready") == 2.0
+    assert math.isnan(samples.median("live"))
     assert samples.values["ready"] == [3.0, 1.0, 2.0]
 
 
@@ -39,3 +44,17 @@ def test_figures_are_the_medians_of_each_case() -> None:
         "aot.ready": 2.0,
         "eager.ready": 4.0,
     }
+
+
+def test_a_case_without_a_measurement_has_an_empty_cell() -> None:
+    report, output = Report(), io.StringIO()
+    cases = {"one": Samples({"ready": [1.0, 2.0]}), "two": Samples({"total": [3.0]})}
+    columns: dict[str, Column] = {"READY": "ready .2f", "÷": lambda case: ratio(case.median("total"), 2.0)}
+    report.add_cases("Starts", cases, columns, "a note")
+    report.add_cases("Empty", {}, columns)
+    Console(file=output, width=150).print(*report.tables)
+    rows = [line.split() for line in output.getvalue().splitlines()]
+    assert ["one", "1.50"] in rows
+    assert ["two", "1.50", "×"] in rows
+    assert ["a", "note"] in rows
+    assert len(report.tables) == 1

@@ -37,7 +37,7 @@ def workload(sets: Path) -> Workload:
 
 
 def open_captioner(folder: Path) -> Any:
-    from snapcap.benchmarks.peers.onnx_captioner import Captioner
+    from snapcap.benchmarks.peers.onnx_server import Captioner
 
     return Captioner(folder, threads=1)
 
@@ -138,9 +138,8 @@ _SERVE = """
 import json, sys
 from pathlib import Path
 from snapcap.benchmarks.peers import onnx_server as server
-from snapcap.benchmarks.peers.onnx_captioner import Captioner
 import uvicorn
-captioner = Captioner(Path(sys.argv[1]), threads=1)
+captioner = server.Captioner(Path(sys.argv[1]), threads=1)
 app = server.create_app(captioner)
 pixels = captioner.pixels(Path(sys.argv[2]).read_bytes())
 print(captioner.text(captioner.generate(pixels[None])[0]))

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import pytest
 
+from snapcap.benchmarks.harness.server import request_bytes
 from snapcap.benchmarks.soak.__main__ import went_well
 from snapcap.benchmarks.soak.clients import GoodClients, requests
-from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, ask, lone_request
+from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, ask
 
 ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], Awaitable[bytes]]
@@ -54,11 +55,12 @@ def tally_of(*servers: Answering) -> dict[str, Any]:
 
     async def run() -> dict[str, Any]:
         started = [await each.start() for each in servers]
-        clients = GoodClients(cast("list[Replica]", started), 1, Random(0))
-        clients.start()
-        while clients.tally.requests < 2:  # noqa: ASYNC110  they count for themselves
-            await asyncio.sleep(0.01)
-        await clients.stop()
+        clients, over = GoodClients(cast("list[Replica]", started), Random(0)), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(clients.run(over))
+            while clients.tally.requests < 2:  # noqa: ASYNC110  they count for themselves
+                await asyncio.sleep(0.01)
+            over.set()
         return vars(clients.tally)
 
     return asyncio.run(run())
@@ -101,7 +103,7 @@ def test_the_proxy_lies(lie: Lie, whole: bool) -> None:
         proxy.lie = lie
         await proxy.start()
         try:
-            return (await ask(proxy.port, lone_request("/"), 10)).body
+            return (await ask(proxy.port, request_bytes("/"), 10)).body
         except ConnectionResetError:
             return b""
         finally:
@@ -117,7 +119,7 @@ def test_the_proxy_keeps_silent() -> None:
         proxy.lie = Lie.SILENCE
         await proxy.start()
         try:
-            await ask(proxy.port, lone_request("/", b"x", "text/plain"), 0.5)
+            await ask(proxy.port, request_bytes("/", b"x", "text/plain"), 0.5)
         finally:
             proxy.stop()
 

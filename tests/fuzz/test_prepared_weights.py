@@ -9,8 +9,8 @@ from support.attacks.fuzzing import fuzzed
 from support.attacks.mutations import mutated
 
 from snapcap.models.regions.table import Weights
+from snapcap.models.weights.load import lay_out
 from snapcap.models.weights.prepared import ITEM_BYTES, Header, PreparedError, read_header, sealed
-from snapcap.models.weights.prepared_tensors import lay_out
 
 SHARED = torch.arange(8.0)
 TURNED = torch.arange(6.0).reshape(2, 3).t()

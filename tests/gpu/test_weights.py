@@ -12,9 +12,8 @@ from support.checkpoints.random_pairs import PAIRS
 from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights.load import load_weights, weight_bytes
+from snapcap.models.weights.load import load_weights, prepared_weights, weight_bytes
 from snapcap.models.weights.prepared import map_weights
-from snapcap.models.weights.prepared_tensors import prepared_weights
 
 SOME = (
     "vit and bert",

@@ -13,8 +13,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import numpy as np
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.host import HostMemory
-from snapcap.models.memory.memory import B, Memory
+from snapcap.models.memory.memory import B, HostMemory, Memory
 from snapcap.warmup.machine.worker import fulfil
 
 B_co = TypeVar("B_co", covariant=True)

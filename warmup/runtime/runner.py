@@ -15,8 +15,7 @@ import numpy as np
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import BEAMS, MAX_BEAMS, PENALTIES, SAMPLING, forced_end
-from snapcap.models.memory.host import move_rows
-from snapcap.models.memory.memory import B
+from snapcap.models.memory.memory import B, move_rows
 from snapcap.models.processing.packed import examples, grid_of
 from snapcap.models.regions.state import BeamState, DecodeState, RowStart, TokenRules
 from snapcap.models.regions.table import (

@@ -19,9 +19,8 @@ from snapcap.models.memory.torch_memory import TorchDeviceMemory, TorchHostMemor
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.state import DecodeState
 from snapcap.models.regions.table import Regions, Weights, build_regions
-from snapcap.models.weights.load import load_weights
+from snapcap.models.weights.load import load_weights, prepared_weights
 from snapcap.models.weights.prepared import MappedWeights
-from snapcap.models.weights.prepared_tensors import prepared_weights
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.cuda_driver import NO_GPU
 from snapcap.warmup.plan.plan import Plan

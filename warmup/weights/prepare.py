@@ -44,7 +44,7 @@ from snapcap.warmup.weights.find import (
 )
 
 if TYPE_CHECKING:
-    from snapcap.models.weights.prepared_tensors import Contents
+    from snapcap.models.weights.load import Contents
 
 _FLUSHED_BYTES = 64 << 20  # written and flushed at a time, so that other writers never wait for more
 _PROCESS_BYTES = 512 << 20  # memory of this process with torch
@@ -138,8 +138,7 @@ def _write(
 def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
     import torch  # noqa: PLC0415  takes seconds, and the file may exist already
 
-    from snapcap.models.weights.load import load_weights  # noqa: PLC0415
-    from snapcap.models.weights.prepared_tensors import lay_out  # noqa: PLC0415
+    from snapcap.models.weights.load import lay_out, load_weights  # noqa: PLC0415  imports torch
 
     torch.set_num_threads(1)  # leaves the other CPUs to the server
     pixels, dtype = checkpoint.transform.normalisation, getattr(torch, plan.dtype)

@@ -1,16 +1,22 @@
 """Paints a scene: shapes, textures, background, then light, blur, noise and JPEG artefacts.
 
-Imports only Pillow and numpy.
+    python -m snapcap.models.demo.training.drawing --out models/demo/samples
+
+This command paints the sample pictures. The module imports only Pillow and numpy.
 """
 
+import argparse
 import io
+import json
 from functools import cache
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from snapcap.models.demo.training.scenes import EXTENT, Placed, Scene
+from snapcap.models.demo.training.scenes import EXTENT, Placed, Scene, scene_of
 
 Floats = NDArray[np.float32]
 
@@ -32,6 +38,9 @@ GROUND = {
     "grass": (58, 100, 45),
 }
 OVERSAMPLING = 2
+FIRST = 100_000  # number far behind the held-out scenes of the accuracy measurement
+SIZE = 192  # twice the model's image size, so that serving a sample resizes it
+WANTED = {"one": 2, "group": 2, "inside": 2, "pair": 4, "row": 2}
 
 
 def paint(scene: Scene, size: int = 96) -> Image.Image:
@@ -154,3 +163,23 @@ def _moon() -> Floats:
     inner = np.linspace(2 * np.pi - meet, meet, 32)[1:-1]
     arcs = [(np.cos(outer), np.sin(outer)), (centre + bite * np.cos(inner), bite * np.sin(inner))]
     return np.concatenate([np.stack(arc, axis=1) for arc in arcs]).astype(np.float32)
+
+
+def write_samples(folder: Path) -> None:
+    """Paints the first held-out scenes of each kind, each with a background unlike the one before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    captions: dict[str, str] = {}
+    for kind, wanted in WANTED.items():
+        scenes, background = (scene_of("held_out", index) for index in count(FIRST)), ""
+        for number in range(1, wanted + 1):
+            scene = next(each for each in scenes if each.kind == kind and each.background != background)
+            name, background = f"{kind}-{number}.png", scene.background
+            paint(scene, SIZE).save(folder / name, optimize=True)
+            captions[name] = scene.caption
+    (folder / "captions.json").write_text(json.dumps(captions, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the pictures and captions.json")
+    write_samples(parser.parse_args().out)

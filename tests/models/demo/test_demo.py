@@ -10,8 +10,7 @@ from PIL import Image
 
 import snapcap.models.demo
 from snapcap.models.demo.training.accuracy import Captioner, answers, exact_match
-from snapcap.models.demo.training.drawing import paint
-from snapcap.models.demo.training.samples import write_samples
+from snapcap.models.demo.training.drawing import paint, write_samples
 from snapcap.models.demo.training.scenes import (
     BACKGROUNDS,
     COLOURS,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapcap.models.layers.choice import _PART, best_log_probs, largest, reorder
-from snapcap.models.memory.host import move_rows
+from snapcap.models.memory.memory import move_rows
 
 NEVER = float("-inf")
 # Of few different values, so that many are equal, or almost none of them finite.

@@ -17,7 +17,7 @@ from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.regions.table import Weights
-from snapcap.models.weights.load import load_weights, weight_bytes
+from snapcap.models.weights.load import load_weights, prepared_weights, weight_bytes
 from snapcap.models.weights.prepared import (
     CHUNK_BYTES,
     MAX_HEADER_BYTES,
@@ -26,7 +26,6 @@ from snapcap.models.weights.prepared import (
     map_weights,
     sealed,
 )
-from snapcap.models.weights.prepared_tensors import prepared_weights
 
 KEY = "made-of-this"
 CPU = torch.device("cpu")

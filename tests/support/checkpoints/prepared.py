@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from snapcap.models.regions.table import Weights
-from snapcap.models.weights.prepared_tensors import lay_out
+from snapcap.models.weights.load import lay_out
 
 
 def write_prepared(path: Path, weights: Weights, key: str) -> None:

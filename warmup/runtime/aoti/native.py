@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.host import HostMemory
-from snapcap.models.memory.memory import Spec, row_major
+from snapcap.models.memory.memory import HostMemory, Spec, row_major
 from snapcap.models.regions.table import Region, RegionCall, Weights
 from snapcap.models.weights.prepared import MappedWeights, PreparedTensor
 from snapcap.warmup.artifacts.manifest import VerifiedFile
