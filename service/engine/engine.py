@@ -311,8 +311,8 @@ class Engine:
             lanes.serve(alone=scheduler.is_lone)
         if admitted and others and lanes is not None and runner.encodes_beside:
             first = scheduler.running.index(admitted[0])
-            rows = [self._row(row) for row in admitted]
-            encode = lanes.beside(partial(self._encode_images, runner, admitted, rows, first))
+            contents = [self._row(row) for row in admitted]
+            encode = lanes.beside(partial(self._encode_images, runner, admitted, contents, first))
             scheduler.set_aside(admitted)
             self._beside = _Beside(admitted, first, encode)
         elif admitted:

@@ -451,7 +451,7 @@ class Scheduler:
         eos_ids = self.limits.eos_ids
         if row.searches:
             if hypothesis is None:
-                return False  # it stands in other slots too
+                return False  # a search stands in several slots, and ends under one of them
             row.found(hypothesis[1 + len(row.request.prompt_ids) :], eos_ids)
         elif row.prompt_left:
             row.prompt_left -= 1

@@ -30,7 +30,7 @@ OPTIONS = ("num_warps", "num_stages")
 WIDTH, HEADS, HEAD_DIM, LENGTH, VOCABULARY = 768, 12, 64, 160, 1000
 # A step's rows by the path through a product: whole rows, and tensor cores.
 ROWS = (1, 4)
-FEW_TOKENS, MANY_TOKENS = 65, 577  # of an image: less and more than attention holds at once
+FEW_TOKENS, MANY_TOKENS = 65, 577  # tokens of an image: less and more than attention holds at once
 
 
 class Launches:

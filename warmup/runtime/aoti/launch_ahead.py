@@ -15,7 +15,7 @@ from typing import Any
 from snapcap.warmup.machine.cuda_driver import LIBRARY, open_library
 
 AHEAD = b"_ahead"
-LEAST_MAJOR = 9  # of the compute capability, as in `models.kernels.launch.ahead`
+LEAST_MAJOR = 9  # the least compute capability, as in `models.kernels.launch.ahead`
 _KERNEL = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, and CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
 _logger = logging.getLogger("snapcap.start")
