@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import sys
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
@@ -35,7 +36,10 @@ pytest_plugins = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have all workers share one compiler and one folder of artifacts, which stay for the next run."""
+    """Have all workers share one compiler and one folder of artifacts, which stay for the next run; byte code does
+    too."""
+    # Whatever the environment says: otherwise every worker would rewrite the assertions of 400 files in every run.
+    sys.dont_write_bytecode = False
     if "PYTEST_XDIST_WORKER" in os.environ:  # which has both by its environment
         return
     if _KEPT not in os.environ:
