@@ -31,7 +31,7 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def guarded(tmp_path_factory: pytest.TempPathFactory, compiled_options: tuple[str, ...]) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("keys")
     keys = folder / "keys"
     keys.write_text(f"# the team\n{KEYS[0]}\n\n  {KEYS[1]}  \n")
@@ -39,7 +39,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ("--backend", "eager", "--cache-dir", str(folder), "--metrics-port", str(port))
+    options = (*compiled_options, "--metrics-port", str(port))
     with ServerProcess(*options, "--api-key-file", str(keys)) as process:
         yield Guarded(process.wait_ready(), port)
 

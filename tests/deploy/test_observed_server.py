@@ -50,7 +50,7 @@ def server(
 ) -> Iterator[ServerProcess]:
     """It has seen all kinds of traffic, and has built, published and swapped in every bucket."""
     folder = tmp_path_factory.mktemp("observed")
-    nearly_built(built_cache, folder / "store")
+    nearly_built(built_cache, folder / "store", missing=())
     options = ("--cache-dir", str(folder), "--buckets", "1,4", "--build", "local", *TIGHT)
     picture = next(iter(samples))
     with ServerProcess(*options, "--decode-processes", "1") as process:
@@ -61,6 +61,7 @@ def server(
         refusals(process, picture)
         late(process, picture)
         os.kill(process.decode_pids[0], signal.SIGKILL)
+        process.wait_for(lambda: process.metrics()["snapcap_decode_process_deaths_total"] > 0)
         process.wait_for(lambda: process.startup()["build"]["state"] == "published", seconds=300)
         yield process
 

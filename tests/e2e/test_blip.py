@@ -87,7 +87,7 @@ def store(built_cache: Path, folder: Path, tmp_path_factory: pytest.TempPathFact
     shutil.copytree(built_cache, cache, dirs_exist_ok=True)
     (cache / "store").chmod(0o700)
     options = ("--model", str(folder), "--cache-dir", str(cache), *BUCKETS, "--prepared-weights")
-    run = snapcap("build", *options, "--build-workers", "2", timeout=600)
+    run = snapcap("build", *options, "--build-workers", "1", timeout=600)
     assert run.returncode == 0, run.stderr
     return cache
 

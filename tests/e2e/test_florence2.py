@@ -106,7 +106,7 @@ def test_a_compiled_server_without_torch_captions_as_transformers_does(
     folder: Path, tmp_path: Path, images: list[Path], expected: dict[str, list[str]]
 ) -> None:
     options = ("--model", str(folder), "--cache-dir", str(tmp_path), *BUCKETS)
-    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "2", timeout=600)
+    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "1", timeout=600)
     assert run.returncode == 0, run.stderr
     with ServerProcess(*options, "--backend", "aot", "--strict") as server:
         startup = server.wait_ready().startup()

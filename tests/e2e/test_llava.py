@@ -68,7 +68,7 @@ def test_a_compiled_server_without_torch_answers_as_transformers_does(
     folder: Path, tmp_path: Path, reference: Callable[..., str]
 ) -> None:
     options = ("--model", str(folder), "--cache-dir", str(tmp_path / "store"), "--buckets", "4")
-    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "2", timeout=600)
+    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "1", timeout=600)
     assert run.returncode == 0, run.stderr
     (tmp_path / "images").mkdir()
     images = write_pictures(tmp_path / "images")

@@ -1,6 +1,7 @@
 """Servers that start cold on one store: one of them builds, whoever is killed is replaced, the others take it over.
 
-The build folders hold all packages but one, so that each test compiles one package instead of all.
+The build folders hold all packages but one, so that each test compiles one package instead of all, or none where no
+other server is to be faster.
 """
 
 import os
@@ -110,7 +111,7 @@ def test_build_local_builds_without_a_key_and_leaves_the_bucket_alone(
     bucket = f"local-{uuid4().hex}"
     s3 = client(S3Options(endpoint_url=s3_server, region="us-east-1"))
     s3.create_bucket(Bucket=bucket)
-    nearly_built(built_cache, tmp_path / "store")
+    nearly_built(built_cache, tmp_path / "store", missing=())
     remote = ("--store", f"s3://{bucket}/a", "--s3-endpoint-url", s3_server, "--s3-region", "us-east-1")
     options = ("--allow-unsigned", "--build", "local", "--cache-dir", str(tmp_path), *BUCKETS)
     assert start_all([(*remote, *options)], samples, compiler) == ["published"]

@@ -85,7 +85,7 @@ def test_a_compiled_server_without_torch_answers_as_transformers_does(
     folder: Path, tmp_path: Path, images: list[Path], reference: Callable[..., str]
 ) -> None:
     options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--buckets", "4", "--cache-length", "48")
-    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "2", timeout=600)
+    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "1", timeout=600)
     assert run.returncode == 0, run.stderr
     expected = {(path, text): reference(path, text) for path in images for text in INSTRUCTIONS}
     assert len(set(expected.values())) > len(images), "the answers of a random model must vary"

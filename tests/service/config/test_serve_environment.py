@@ -82,9 +82,11 @@ def test_a_bad_variable_stops_the_start_with_one_line(variable: str, value: str,
     assert says in line
 
 
-def test_a_request_under_way_at_sigterm_is_answered(tmp_path: Path, sample: tuple[Path, str]) -> None:
+def test_a_request_under_way_at_sigterm_is_answered(
+    compiled_options: tuple[str, ...], sample: tuple[Path, str]
+) -> None:
     data = sample[0].read_bytes()
-    options = ("--backend", "eager", "--cache-dir", str(tmp_path), "--body-timeout", "3600", "--grace-period", "60")
+    options = (*compiled_options, "--body-timeout", "3600", "--grace-period", "60")
     with ServerProcess(*options) as process, socket.socket() as client:
         process.wait_ready()
         client.settimeout(PATIENCE)

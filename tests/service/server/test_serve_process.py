@@ -121,8 +121,10 @@ def test_every_metric_is_there_and_set(server: ServerProcess, samples: dict[Path
     assert metrics["snapcap_warmup_buckets_completed"] == metrics["snapcap_warmup_buckets_expected"] == 6
 
 
-def test_full_queue_is_429_and_a_passed_deadline_504(tmp_path: Path, samples: dict[Path, str]) -> None:
-    options = ("--backend", "eager", "--cache-dir", str(tmp_path), "--queue-size", "1", "--buckets", "1")
+def test_full_queue_is_429_and_a_passed_deadline_504(
+    compiled_options: tuple[str, ...], samples: dict[Path, str]
+) -> None:
+    options = (*compiled_options, "--queue-size", "1")
     data = next(iter(samples)).read_bytes()
     with ServerProcess(*options) as process:
         process.wait_ready()
@@ -143,9 +145,9 @@ def test_full_queue_is_429_and_a_passed_deadline_504(tmp_path: Path, samples: di
 
 
 def test_sigterm_drains_and_a_stalled_upload_does_not_hold_the_exit(
-    tmp_path: Path, samples: dict[Path, str]
+    compiled_options: tuple[str, ...], samples: dict[Path, str]
 ) -> None:
-    options = ("--backend", "eager", "--cache-dir", str(tmp_path), "--drain-delay", "1", "--grace-period", "2")
+    options = (*compiled_options, "--drain-delay", "1", "--grace-period", "2")
     path, caption = next(iter(samples.items()))
     with ServerProcess(*options) as process, socket.socket() as stalled:
         process.wait_ready()

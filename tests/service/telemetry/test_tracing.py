@@ -94,10 +94,9 @@ def test_the_parts_of_a_caption_follow_one_another() -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, samples: dict[Path, str]) -> Any:
+def exported(compiled_options: tuple[str, ...], samples: dict[Path, str]) -> Any:
     """A collector, and what a real server answered to a caption, a refusal and a probe; it has been stopped."""
     path = next(iter(samples))
-    cache = str(tmp_path_factory.mktemp("cache"))
     with collecting() as collector:
         variables = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address,
@@ -105,8 +104,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, samples: dict[Path, str])
             "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
             "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
         }
-        options = ("--backend", "eager", "--cache-dir", cache, "--log-format", "json")
-        with ServerProcess(*options, **variables) as server:
+        with ServerProcess(*compiled_options, "--log-format", "json", **variables) as server:
             server.wait_ready()
             traced = {"traceparent": TRACEPARENT, "tracestate": "a=b", "X-Request-Id": "of-the-test"}
             replies = [

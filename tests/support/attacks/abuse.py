@@ -1,4 +1,4 @@
-"""Attacks a real server, and measures /livez and its memory all along and its capacity afterwards.
+"""Attacks a real server, and measures /livez and its memory meanwhile and its capacity afterwards.
 
 Bounds are of the server's own run: what /livez takes when nothing happens, what it holds before.
 
@@ -66,9 +66,7 @@ class Abused:
             for _ in range(3):
                 full_capacity(self.server, self.samples)
             self._watch = ServerWatch(self.port, self.server.process.pid, PROBE_S).__enter__()
-            began = time.monotonic()
-            time.sleep(IDLE_S)
-            self.idle = self._watch.window(began, time.monotonic())
+            self.idle = self._watched(lambda: time.sleep(IDLE_S))
         except BaseException:
             self.server.__exit__()
             raise
@@ -85,6 +83,12 @@ class Abused:
     def memory(self) -> int:
         """Bytes of all of the server's processes."""
         return tree_memory(self.server.process.pid)
+
+    def _watched(self, attack: Callable[[], object]) -> Window:
+        with self._watch.awake():
+            began = time.monotonic()
+            attack()
+            return self._watch.window(began, time.monotonic())
 
     def withstands(self, attack: Callable[[], object], slack: int = MEMORY_SLACK) -> Damage:
         """Run an attack, print what it did (`pytest tests/abuse -rP`), and assert that /livez stayed under the
@@ -105,9 +109,8 @@ class Abused:
 
     def suffer(self, attack: Callable[[], object], slack: int) -> Damage:
         """Run an attack, wait until the server has nothing to do, and until its memory is back."""
-        before, began = self.memory(), time.monotonic()
-        attack()
-        window = self._watch.window(began, time.monotonic())
+        before = self.memory()
+        window = self._watched(attack)
         # The machine's part: what a server that does nothing took meanwhile, and work on CPUs that are shared.
         allowed = max(FACTOR * self.idle.livez.p99, FLOOR_S * window.stretch) + window.control.worst
         wait_idle(self.server)

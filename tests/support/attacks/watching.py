@@ -2,8 +2,9 @@
 
     python tests/support/attacks/watching.py --port 8000 [--pid 4242] [--interval 0.01]
 
-Writes one JSON line for each observation, `[kind, began, value]`, until its standard input ends. `began` is
-CLOCK_MONOTONIC, which all processes share. There are five kinds:
+The line `on` on standard input begins the observations, the line `off` ends them, and the program ends with its
+input. Each observation is a JSON line, `[kind, began, value]`. `began` is CLOCK_MONOTONIC, which all processes
+share. There are five kinds:
 
 - `livez`: seconds until the whole reply.
 - `failed`: seconds of a probe without a reply of status 200.
@@ -14,11 +15,12 @@ CLOCK_MONOTONIC, which all processes share. There are five kinds:
 - `memory`: bytes of the process and all its descendants.
 
 The watcher is a separate process, because the interpreter lock of the measuring process would be part of each
-latency.
+latency. The watcher takes a fifth of a CPU, so it observes only when it is told to.
 """
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -26,8 +28,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from statistics import median
 from typing import NamedTuple
 
@@ -36,6 +40,7 @@ from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.report import percentile
 from snapcap.benchmarks.harness.workload import ROOT, environment
 
+ON, OFF = "on\n", "off\n"
 _PATIENCE_S = 300.0
 MEMORY_S = 0.2
 WORK_S, REST_S = 0.02, 0.4
@@ -89,7 +94,7 @@ class Probe(NamedTuple):
 
 
 class ServerWatch:
-    """Watches the server on a port. A context manager.
+    """Watches the server on a port during `awake`. A context manager.
 
     ``pid`` is the server's first process, for its memory and the stretch. ``interval`` is the seconds between two
     probes.
@@ -112,7 +117,8 @@ class ServerWatch:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.until(time.monotonic())
+        with self.awake():
+            self.until(time.monotonic())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,9 +127,23 @@ class ServerWatch:
         self._process.wait()
         self._reader.join()
 
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Observes during the block."""
+        self._tell(ON)
+        try:
+            yield
+        finally:
+            self._tell(OFF)
+
+    def _tell(self, line: str) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
     def window(self, began: float, ended: float) -> Window:
         """Returns the probes that were under way between two moments of `time.monotonic`. Waits for the probes
-        that still are.
+        that still are, so it must be `awake`.
 
         Raises:
             TimeoutError: the watcher has stopped writing.
@@ -200,9 +220,10 @@ async def get(port: int) -> bool:
     return reply.startswith(b"HTTP/1.1 200 ")
 
 
-async def probe(port: int, kind: str, interval: float, output: Output) -> None:
-    """Probes again and again, ``interval`` seconds apart. A probe is one observation, however long it waits."""
-    while True:
+async def probe(port: int, kind: str, interval: float, output: Output, awake: asyncio.Event) -> None:
+    """Probes again and again, ``interval`` seconds apart, while it is ``awake``. A probe is one observation,
+    however long it waits."""
+    while await awake.wait():
         began = time.monotonic()
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -236,12 +257,13 @@ def fork_control() -> tuple[int, int]:
     return child, port
 
 
-def fork_work(output: Output) -> int:
-    """Forks a process that works a little now and then. Returns its process id."""
+def fork_work(output: Output, awake: Event) -> int:
+    """Forks a process that works a little now and then while it is ``awake``. Returns its process id."""
     child = os.fork()
     if child:
         return child
     while True:
+        awake.wait()
         began, worked = time.monotonic(), time.process_time()
         while time.process_time() - worked < WORK_S:
             pass
@@ -249,16 +271,20 @@ def fork_work(output: Output) -> int:
         time.sleep(REST_S)
 
 
-def sample_memory(pid: int, output: Output) -> None:
+def sample_memory(pid: int, output: Output, awake: Event) -> None:
     while True:
+        awake.wait()
         output.tell("memory", time.monotonic(), tree_memory(pid))
         time.sleep(MEMORY_S)
 
 
-async def watch(port: int, control_port: int, interval: float, output: Output) -> None:
-    ports = {"livez": port, "control": control_port}
-    tasks = [asyncio.create_task(probe(each, kind, interval, output)) for kind, each in ports.items()]
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+async def watch(port: int, control_port: int, interval: float, output: Output, awake: Event) -> None:
+    """``awake`` is for other processes and threads, which it wakes as it does the probes."""
+    ports, probing = {"livez": port, "control": control_port}, asyncio.Event()
+    tasks = [asyncio.create_task(probe(each, kind, interval, output, probing)) for kind, each in ports.items()]
+    while line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
+        for each in (awake, probing):
+            (each.set if line == ON else each.clear)()
     for task in tasks:
         task.cancel()
 
@@ -271,13 +297,13 @@ def main() -> None:
     )
     parser.add_argument("--interval", type=float, default=0.01, help="seconds between two probes")
     options = parser.parse_args()
-    output = Output()
+    output, awake = Output(), multiprocessing.get_context("fork").Event()
     child, control_port = fork_control()
-    children = [child, *([] if options.pid is None else [fork_work(output)])]
+    children = [child, *([] if options.pid is None else [fork_work(output, awake)])]
     try:
         if options.pid is not None:
-            threading.Thread(target=sample_memory, args=(options.pid, output), daemon=True).start()
-        asyncio.run(watch(options.port, control_port, options.interval, output))
+            threading.Thread(target=sample_memory, args=(options.pid, output, awake), daemon=True).start()
+        asyncio.run(watch(options.port, control_port, options.interval, output, awake))
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)

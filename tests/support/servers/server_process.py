@@ -181,7 +181,7 @@ class ServerProcess:
                 raise AssertionError(f"snapcap ended with {self.process.returncode}: {self.log()}")
             waited = time.monotonic() - begun
             assert waited < seconds, f"not within {seconds} s: {self.call('/startup')[1]}"
-            time.sleep(0.02 if waited < 3 else 0.1)  # a long start compiles and needs the CPU time of a call
+            time.sleep(0.04 if waited < 3 else 0.2)  # a start needs the CPU time of a call, and a long one compiles
 
     def wait_ready(self) -> "ServerProcess":
         self.wait_for(lambda: self.call("/readyz")[0] == 200)
