@@ -132,6 +132,7 @@ BARE = ("jit", "eager", "cold", "floor", "import-torch")
 DEFAULT = ("aot", "transformers-eager", "transformers-batched", "litserve", "onnxruntime", "eager")
 TIME_LIMIT_S = 300.0
 STEADY_CAPTIONS = 20
+MAKING_READY_S = 60.0
 STEADY_LIMIT_S = 5.0
 _TIME_OVER = "not run in full: the time limit"
 Result = TypeVar("Result")
@@ -273,6 +274,10 @@ class Contenders(Turns):
         self.workload.check(reply.json())
         if is_snapcap:
             start.startup = connection.request("/startup").json()
+            # Buckets that are made ready after READY take time of the device meanwhile.
+            end = time.monotonic() + MAKING_READY_S
+            while time.monotonic() < end and b'"pending"' in connection.request("/startup").body:
+                time.sleep(0.05)
         lone: list[float] = []
         while len(lone) < 3 or (len(lone) < STEADY_CAPTIONS and sum(lone) < STEADY_LIMIT_S):
             began = time.monotonic()

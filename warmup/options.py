@@ -130,8 +130,9 @@ class ComputeOptions:
     step_buckets: tuple[int, ...] | None = option(
         "step_buckets",
         None,
-        "further batch sizes, of decode steps alone, made ready after READY; auto: on cuda, with --buckets auto, "
-        "those of 24,32,48,96,128,256 whose buffers take at most an eighth of the GPU's memory; else none",
+        "further batch sizes, of decode steps alone, made ready after READY; auto: on cuda without jit, with "
+        "--buckets auto, those of 24,32,48,96,128,256 whose buffers take at most an eighth of the GPU's memory; "
+        "else none",
         parse=parse_step_buckets,
         metavar="N,N,…",
         default_text="auto",

@@ -69,6 +69,9 @@ def attend_prefixed(
     from the prefix's first token."""
     rows, shared, width, length = key_cache.shape
     heads, prefix = qkv.shape[1] // width - 2 * shared, prefix_key.shape[3]
+    # A warp has registers for 64 positions of a head of 64.
+    chunk = min(_CROSS_CHUNK, triton.next_power_of_2(prefix)) if rows <= _ROOMY_ROWS else _CHUNK
+    warps = max(2, chunk // 64) if rows <= _ROOMY_ROWS else 1
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
     launch(_attend_prefixed_ahead)[(rows, heads)](
         qkv,
@@ -92,9 +95,9 @@ def attend_prefixed(
         LENGTH=length,
         CHUNK=_CHUNK,
         PREFIX=prefix,
-        PREFIX_CHUNK=min(_CROSS_CHUNK, triton.next_power_of_2(prefix)),
+        PREFIX_CHUNK=chunk,
         AHEAD=ahead(qkv),
-        num_warps=2 if rows <= _ROOMY_ROWS else 1,
+        num_warps=warps,
     )
     return out
 

@@ -12,6 +12,7 @@ from torch.library import triton_op
 from snapcap.models.kernels.launch import ahead, launch, let_next_begin, normalised, pointer, wait_for_last
 from snapcap.models.kernels.linear import FEW_ROWS, launch_norm
 
+_MOST_ROWS = 256  # rows that a program multiplies at once
 _MOST_WIDTH = 2048  # wider rows of the weight do not fit in a program's registers
 
 
@@ -39,6 +40,7 @@ def head(
     """
     rows, width = hidden.shape
     vocabulary = weight.shape[0]
+    held = min(max(16, triton.next_power_of_2(rows)), _MOST_ROWS)
     logits = torch.empty(rows, vocabulary, dtype=torch.float32, device=hidden.device)
     block = 8 if rows <= FEW_ROWS else 128
     blocks = triton.cdiv(vocabulary, block)
@@ -69,7 +71,7 @@ def head(
     else:
         # The norm is a launch of its own, because otherwise hundreds of programs would each normalise all rows.
         x = hidden if gamma is None else launch_norm(hidden, gamma, beta, eps)
-        launch(_many_rows_ahead)[(blocks,)](
+        launch(_many_rows_ahead)[(blocks, triton.cdiv(rows, held))](
             x,
             weight,
             pointer(bias, weight),
@@ -78,8 +80,8 @@ def head(
             which,
             rows,
             blocks,
-            BM=max(16, triton.next_power_of_2(rows)),
-            BK=64,
+            BM=held,
+            BK=64 if held <= 128 else 32,  # a GPU of 99 KiB of shared memory must hold three tiles
             AHEAD=launched_ahead,
             **common,
             num_warps=4 if rows <= 64 else 8,
@@ -167,7 +169,7 @@ def _many_rows_ahead(
     AHEAD: tl.constexpr,
 ):
     block = tl.program_id(0)
-    m = tl.arange(0, BM)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
     n = block * BN + tl.arange(0, BN) + let_next_begin(AHEAD)
     k = tl.arange(0, BK)
     here, live = m < rows, n < VOCABULARY

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from snapcap.service.engine.request import Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import after_ready
 from snapcap.warmup.errors import first_line
-from snapcap.warmup.machine.worker import begin
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.progress.status import StartupStatus
@@ -23,6 +23,8 @@ from snapcap.warmup.start.start import StartedModel, load
 if TYPE_CHECKING:
     from snapcap.warmup.weights.published import ModelFetcher
 
+_WARMING_ENDS_S = 5.0  # for the package that is being opened when the engine ends
+_LOOK_S = 0.01
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -82,9 +84,8 @@ class DeviceThread:
             scheduler = self._scheduler(loaded, cold=[bucket.size for bucket in loaded.cold])
             engine = Engine(scheduler, self._observer, self._turn_ended)
             self._on_ready(loaded, engine)
-            if loaded.cold:
-                after_ready(partial(self._warm_next, engine, loaded, scheduler, loaded.cold))
-            engine.run(loaded.runner, self._status.decoder_backend)
+            with self._warming(engine, loaded, scheduler) if loaded.cold else nullcontext():
+                engine.run(loaded.runner, self._status.decoder_backend)
         except Exception as error:
             self._on_failure(error)
 
@@ -107,33 +108,54 @@ class DeviceThread:
         threading.Thread(target=beside, name="rehearsal", daemon=True).start()
         engine.run(loaded.runner, self._status.decoder_backend)
 
-    def _warm_next(
-        self, engine: Engine, loaded: StartedModel, scheduler: Scheduler, cold: Sequence[Bucket]
+    @contextmanager
+    def _warming(self, engine: Engine, loaded: StartedModel, scheduler: Scheduler) -> Iterator[None]:
+        """Makes the cold buckets ready on a thread soon after READY, which ends with the block: an interpreter that
+        is finalized while a thread runs native code can crash."""
+        ended = threading.Event()
+        timer = after_ready(partial(self._warm_cold, engine, loaded, scheduler, ended))
+        try:
+            yield
+        finally:
+            ended.set()
+            timer.cancel()
+            timer.join(_WARMING_ENDS_S)
+
+    def _warm_cold(
+        self, engine: Engine, loaded: StartedModel, scheduler: Scheduler, ended: threading.Event
     ) -> None:
-        """Makes the first of the cold buckets ready, and begins the next one after it. Running rows wait only while
-        the bucket runs, on the device thread between two steps. Its packages are opened on the calling thread."""
-        bucket, *others = cold
-        loaded.warmer.prepare(bucket, loaded.backend)
-        warmed = engine.call(partial(self._warm, loaded, scheduler, bucket), f"make bucket {bucket.size} ready")
-        if others:
-            following = partial(self._warm_next, engine, loaded, scheduler, others)
-            warmed.add_done_callback(lambda _: begin(following, "warm-up"))
+        """Makes the cold buckets ready, the smallest first. Running rows wait only while a bucket runs, on the
+        device thread between two steps. Packages are opened on the calling thread."""
+        for bucket in loaded.cold:
+            if ended.is_set() or engine.is_stopping:
+                return
+            try:
+                loaded.warmer.prepare(bucket, loaded.backend)
+            except Exception as error:
+                self._give_up(loaded, scheduler, bucket, error)
+                continue
+            warm = partial(self._warm, loaded, scheduler, bucket)
+            warmed = engine.call(warm, f"make bucket {bucket.size} ready")
+            while not warmed.done():  # an engine that has ended makes no further call
+                if ended.wait(_LOOK_S):
+                    return
 
     def _warm(self, loaded: StartedModel, scheduler: Scheduler, bucket: Bucket) -> None:
         """Makes one more bucket ready, for batches that it fits better. If that fails, other buckets run them."""
         try:
             loaded.warmer.warm_aside(bucket, loaded.backend)
         except Exception as error:
-            for component in loaded.warmer.components(bucket):
-                self._status.update(
-                    component, bucket.size, "failed", self._status.bucket(component, bucket.size).backend
-                )
-            _logger.exception(
-                "bucket cannot be made ready", extra={"fields": {"bucket": bucket.size, "error": first_line(error)}}
-            )
-            scheduler.give_up(bucket.size)
+            self._give_up(loaded, scheduler, bucket, error)
             raise  # the engine checks whether the device is lost
         scheduler.warmed(bucket.size)
+
+    def _give_up(self, loaded: StartedModel, scheduler: Scheduler, bucket: Bucket, error: Exception) -> None:
+        for component in loaded.warmer.components(bucket):
+            backend = self._status.bucket(component, bucket.size).backend
+            self._status.update(component, bucket.size, "failed", backend)
+        fields = {"bucket": bucket.size, "error": first_line(error)}
+        _logger.error("bucket cannot be made ready", exc_info=error, extra={"fields": fields})
+        scheduler.give_up(bucket.size)
 
 
 def limits(loaded: StartedModel, options: StartOptions) -> Limits:

@@ -164,7 +164,7 @@ class Engine:
         self._doing = ""
         self._steps: deque[_Step] = deque()  # launched, but not yet read
         self._encoded: list[_Encoded] = []  # launched since the last step
-        self._results: list[Callable[[], None]] = []  # hand out the results of rows that have ended
+        self._results: list[Callable[[], None]] = []  # each hands out the result of a row that has ended
         self._beside: _Beside | None = None
 
     def submit(self, request: CaptionRequest) -> None:
@@ -205,6 +205,11 @@ class Engine:
         """Refuses new requests and lets ``run`` return once no request is left."""
         self._scheduler.close()  # before `_stopping`, so that every request that was accepted is served
         self._stopping = True
+
+    @property
+    def is_stopping(self) -> bool:
+        """Returns whether `stop` was called: new requests are refused."""
+        return self._stopping
 
     def run(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> None:
         """Serves requests until ``stop``; the calling thread becomes the device thread.
@@ -262,7 +267,9 @@ class Engine:
             done = self._read_next(runner, backend_of)
         if ahead:
             launched = self._launch_next(runner)
-        self._hand_out()
+        if self._results:
+            self._hand_out()
+            self._turn_ended()  # clients need not wait for the images of others
         encoded = self._encode_next(runner)
         self._encoded += encoded
         if not launched:

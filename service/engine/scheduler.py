@@ -212,8 +212,8 @@ class Scheduler:
         steps_alone: Collection[int] = (),
     ) -> None:
         """``table`` has the buckets that are ready. ``cold`` has the sizes of buckets that are not ready yet:
-        ``warmed`` or ``give_up`` is called with each of them later. ``steps_alone`` has the sizes, of either, in
-        which nothing is encoded."""
+        ``warmed`` or ``give_up`` is called with each of them later. ``steps_alone`` has the sizes, ready or
+        cold, in which nothing is encoded."""
         self.steps = table
         self.encodes = BucketTable.of(size for size in table.sizes if size not in steps_alone)
         self.limits = limits
@@ -424,8 +424,8 @@ class Scheduler:
         the rows that end with it. A row that has left since then is skipped.
 
         ``hypotheses`` has each beam search that ended, under one of its slots: the start token, the prompt and the
-        generated tokens with their end token. ``later``: a list that gets what hands out the results of the rows
-        that end, so that the next step can be launched first. Without it they are handed out at once.
+        generated tokens with their end token. ``later`` receives, for each row that ends, a function that hands
+        out its result, so that the next step can be launched first. Without it, results are handed out at once.
 
         Returns the moves (source slot, target slot) that close the gaps among running rows.
         """

@@ -111,7 +111,8 @@ def known(settings: Settings) -> Known:
     host = _TORCH_BYTES + files.size + _DECODE_BYTES * (decode_processes(settings.image_processes.count) + 1)
     found = Known(files, Memory(device[0], _COMPILED_BYTES), Memory(device[1], host))
     if excess := excess_of(settings, [found.least]):
-        raise StartError(f"the model {settings.http.model_name!r} needs more memory than there is: {excess}")
+        less = "; --step-buckets none takes less device memory" if "--device-memory" in excess else ""
+        raise StartError(f"the model {settings.http.model_name!r} needs more memory than there is: {excess}{less}")
     return found
 
 

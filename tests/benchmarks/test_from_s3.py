@@ -27,7 +27,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, An
 
     def serve(_: Bench, command: tuple[str, ...], *__: Any) -> Start:
         seen.append(command)
-        buckets = [{"backend": "aot", "state": "warm"}]
+        buckets = [{"component": "encoder", "size": 1, "backend": "aot", "state": "warm"}]
         return Start({"ready": 1.0}, {"tier": "aot", "buckets": buckets, "weights": weights})
 
     monkeypatch.setattr(startup, "s3_artifacts", artifacts)

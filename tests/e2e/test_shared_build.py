@@ -111,7 +111,7 @@ def test_build_local_builds_without_a_key_and_leaves_the_bucket_alone(
     bucket = f"local-{uuid4().hex}"
     s3 = client(S3Options(endpoint_url=s3_server, region="us-east-1"))
     s3.create_bucket(Bucket=bucket)
-    nearly_built(built_cache, tmp_path / "store", missing=())
+    nearly_built(built_cache, tmp_path / "store")
     remote = ("--store", f"s3://{bucket}/a", "--s3-endpoint-url", s3_server, "--s3-region", "us-east-1")
     options = ("--allow-unsigned", "--build", "local", "--cache-dir", str(tmp_path), *BUCKETS)
     assert start_all([(*remote, *options)], samples, compiler) == ["published"]

@@ -21,6 +21,17 @@ from snapcap.warmup.start.background_build import BackgroundBuild
 SIZES, STEPS = (1, 4), (8,)
 
 
+class Begun(threading.Thread):
+    """A timer that a test starts."""
+
+    def cancel(self) -> None:
+        """Has no time to wait for."""
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
+
+
 class Opened:
     """Where the packages of step buckets were opened; `after_ready` begins what follows READY."""
 
@@ -31,7 +42,12 @@ class Opened:
         self._digests: set[str] = set()
         self._open = Container.open
         monkeypatch.setattr(Container, "open", self._opened)
-        monkeypatch.setattr(device_thread, "after_ready", self.works.append)
+        monkeypatch.setattr(device_thread, "after_ready", self._after_ready)
+
+    def _after_ready(self, work: Callable[[], object]) -> threading.Thread:
+        self.works.append(work)
+        self._thread = Begun(target=work, name="after-ready", daemon=True)
+        return self._thread
 
     def watch(self, demo: Demo) -> None:
         assert demo.loaded.artifacts is not None
@@ -52,8 +68,8 @@ class Opened:
         return [thread for digest, thread in found if digest in self._digests]
 
     def go_on(self) -> None:
-        (work,) = self.works
-        threading.Thread(target=work, name="after-ready").start()
+        assert len(self.works) == 1
+        self._thread.start()
 
 
 @pytest.fixture

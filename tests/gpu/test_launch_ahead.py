@@ -23,7 +23,11 @@ def launches_ahead(device: torch.device) -> None:
 
 @pytest.mark.parametrize("family", ["vit-gpt2", "blip", "git", "smolvlm", "florence2"])
 def test_steps_of_packages(
-    family: str, captioners: dict[str, Captioner], packages: Any, device: torch.device
+    family: str,
+    captioners: dict[str, Captioner],
+    packages: Any,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     captioner = captioners[family]
     plan = plan_of(device, "bfloat16", BUCKETS[family])
@@ -31,6 +35,9 @@ def test_steps_of_packages(
     runner = open_runner(model, plan, packages.backend(family, "bfloat16", model))
     early = runner.device._edges
     assert early is not None
+    changed: list[int] = []
+    launch_ahead = early.launch_ahead
+    monkeypatch.setattr(early, "launch_ahead", lambda graph: changed.append(launch_ahead(graph)))
     for bucket in plan.table.buckets:
         found: list[tuple[list[list[int]], Tensor]] = []
         for edges in (None, early):
@@ -46,6 +53,8 @@ def test_steps_of_packages(
         (in_order, expected), (ahead, logits) = found
         assert ahead == in_order
         assert torch.equal(logits, expected)
+    assert len(changed) == len(plan.table.buckets)
+    assert min(changed) > 5
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 200])

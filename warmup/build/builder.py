@@ -271,7 +271,7 @@ class Builder:
         self._tasks = tasks_of(checkpoint, plan)
         self._folder = BuildFolder(folder)
         self._device_memory = device_memory
-        self._buckets = plan.buckets
+        self._plan = plan
         self._weights = checkpoint_bytes(checkpoint.folder, plan.dtype)
         self._most = workers or available_cpus()
         self._retries: list[Task] = []
@@ -517,10 +517,10 @@ class Builder:
 
     def _lacking(self, task: Task) -> str:
         """Returns advice for a package that does not fit into device memory, even alone."""
-        fitting = [str(size) for size in self._buckets if size < task.size]
-        advice = f"build with --buckets {','.join(fitting)}" if fitting else "a larger GPU is needed"
-        if task.size not in self._buckets:
-            advice = "build with --step-buckets none"
+        fitting = [str(size) for size in self._plan.buckets if size < task.size]
+        advice = f"build and serve with --buckets {','.join(fitting)}" if fitting else "a larger GPU is needed"
+        if self._plan.step_buckets:  # their slots make the inputs of every package larger
+            advice = "build and serve with --step-buckets none"
         free = "" if self._device_memory is None else f", and {gib(self._device_memory)} were free"
         return f"it ran alone and needs up to {gib(task.need + PROCESS_BYTES)}{free}: {advice}"
 

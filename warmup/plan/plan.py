@@ -241,7 +241,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
 
 def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> tuple[int, ...]:
     """Returns the sizes of decode steps alone, beside those of a plan without any. Raises StartError if an explicit
-    size is none."""
+    size cannot be one."""
     asked = compute.step_buckets
     if asked is None:
         none = plan.device_type == "cpu" or compute.buckets or compute.backend == "jit"
@@ -262,7 +262,8 @@ def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
     none if the driver does not tell its memory."""
     needs = {size: buffer_bytes(config, replace(plan, step_buckets=(size,))) for size in STEP_BUCKETS}
     try:
-        most = total_device_memory(plan.device_index) * BUFFER_PART
+        # Whole GiB, because drivers of one card differ by some hundred MiB.
+        most = (total_device_memory(plan.device_index) >> 30 << 30) * BUFFER_PART
     except (CudaDriverError, AttributeError):
         return ()
     return tuple(size for size, need in needs.items() if need <= most)

@@ -145,10 +145,11 @@ def load(
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
         StartError: a setting does not fit, or the start is strict and not what was asked for.
     """
-    try:
-        return _load(options, timeline, status, fetcher, callbacks)
-    except _SmallerPlanError as error:  # a smaller plan has another key, and so other artifacts
-        return _load(error.plan.pinned(options), timeline, status, None, NO_CALLBACKS)
+    while True:
+        try:
+            return _load(options, timeline, status, fetcher, callbacks)
+        except _SmallerPlanError as error:  # a smaller plan has another key, and so other artifacts
+            options, fetcher, callbacks = error.plan.pinned(options), None, NO_CALLBACKS
 
 
 def _load(

@@ -118,7 +118,7 @@ class ServerWatch:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         with self.awake():
-            self.until(time.monotonic())
+            pass
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,9 +129,10 @@ class ServerWatch:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Observes during the block."""
+        """Observes during the block, from the first probe on."""
         self._tell(ON)
         try:
+            self.until(time.monotonic())
             yield
         finally:
             self._tell(OFF)

@@ -1,4 +1,4 @@
-"""Compiles the kernels of decode steps for a GPU of compute capability 9.0, without a GPU; prints their names.
+"""Compiles the kernels of decode steps for GPUs, without one; prints their names.
 
 Triton's interpreter does not check types. The fused blocks run on empty tensors of real widths, with launches that
 only note the kernel and its arguments.
@@ -7,7 +7,7 @@ only note the kernel and its arguments.
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -22,22 +22,39 @@ from snapcap.models.layers.fused import compiled_function
 from snapcap.models.layers.linear import activation
 from snapcap.models.layers.weights import weight_names
 
-TARGET = GPUTarget("cuda", 90, 32)
+LARGE, SMALL = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 86, 32)
+SMALL_BYTES = 99 << 10  # shared memory of a program on compute capability 8.6, 8.9 and 12.0
 TYPES = {torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
 # Constants that decide which lines of a kernel there are, and whether two loops take steps of one length.
-DECIDING = ("NORM", "GATED", "PARTS", "ROTATED", "CHUNK", "PREFIX_CHUNK")
+DECIDING = ("NORM", "GATED", "PARTS", "ROTATED", "CHUNK", "PREFIX_CHUNK", "BM", "LATE")
 OPTIONS = ("num_warps", "num_stages")
 WIDTH, HEADS, HEAD_DIM, LENGTH, VOCABULARY = 768, 12, 64, 160, 1000
-# A step's rows by the path through a product: whole rows, and tensor cores.
-ROWS = (1, 4)
+# A step's rows by the path through a product: whole rows, and small and large tiles for tensor cores.
+ROWS = (1, 4, 256)
 FEW_TOKENS, MANY_TOKENS = 65, 577  # tokens of an image: less and more than attention holds at once
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    aligned: list[int]
+    options: dict[str, int]
+
+    def compiled(self, target: GPUTarget) -> Any:
+        """Returns the compiled kernel. Before 9.0 no kernel begins before the one in front has ended."""
+        constants = {**self.constants, "AHEAD": target is LARGE}
+        places = {(self.kernel.arg_names.index(name),): value for name, value in constants.items()}
+        attributes = {(place,): [["tt.divisibility", 16]] for place in self.aligned}
+        source = ASTSource(fn=self.kernel, signature=self.signature, constexprs=places, attrs=attributes)
+        return triton.compile(source, target=target, options=self.options)
 
 
 class Launches:
     """Stands in for `kernels.launch.launch`: notes each kernel with its signature and constants."""
 
     def __init__(self) -> None:
-        self.noted: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]] = {}
+        self.noted: dict[str, Launch] = {}
 
     def __call__(self, kernel: Any) -> "Launches":
         self._kernel = kernel
@@ -51,7 +68,8 @@ class Launches:
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
         signature: dict[str, str] = {}
         constants: dict[str, Any] = {}
-        for name in kernel.arg_names:
+        aligned = []  # as Triton's launcher finds them: pointers of torch's, and multiples of 16
+        for place, name in enumerate(kernel.arg_names):
             value = given[name]
             if isinstance(value, Tensor):
                 signature[name] = TYPES[value.dtype]
@@ -59,8 +77,12 @@ class Launches:
                 signature[name], constants[name] = "constexpr", value
             else:
                 signature[name] = "i32"
+            if isinstance(value, Tensor) or (signature[name] == "i32" and value % 16 == 0):
+                aligned.append(place)
         kinds = [given.get(name) for name in DECIDING]
-        self.noted[f"{kernel.fn.__module__} {kernel.__name__} {kinds}"] = kernel, signature, constants, options
+        self.noted[f"{kernel.fn.__module__} {kernel.__name__} {kinds}"] = Launch(
+            kernel, signature, constants, aligned, options
+        )
 
 
 def blocks(rows: int, tokens: int) -> Iterator[tuple[Any, list[Tensor]]]:
@@ -120,12 +142,13 @@ def main() -> None:
             for block, inputs in blocks(rows, FEW_TOKENS if rows == 1 else MANY_TOKENS):
                 compiled_function(block, torch.device("cuda"), torch.float16)(*inputs)
     names: list[str] = []
-    for kernel, signature, constants, options in launches.noted.values():
-        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=places)
-        assembly = triton.compile(source, target=TARGET, options=options).asm["ptx"]
-        assert assembly.count("griddepcontrol.wait") == 1, kernel.__name__
-        names.append(kernel.__name__)
+    for launch in launches.noted.values():
+        name = launch.kernel.__name__
+        assert launch.compiled(LARGE).asm["ptx"].count("griddepcontrol.wait") == 1, name
+        names.append(name)
+        if launch.constants.get("BM", 0) > 16:  # the largest tiles
+            shared = launch.compiled(SMALL).metadata.shared
+            assert shared <= SMALL_BYTES, f"{name} {launch.constants} takes {shared} bytes of shared memory"
     print(json.dumps(names))
 
 

@@ -90,6 +90,8 @@ def opened(options: StartOptions) -> Iterator[Demo]:
     )
     thread.start()
     loaded, engine = started.result(PATIENCE)
-    yield Demo(loaded, engine, observer, status)
-    engine.stop()
-    thread.join()
+    try:
+        yield Demo(loaded, engine, observer, status)
+    finally:
+        engine.stop()
+        thread.join()

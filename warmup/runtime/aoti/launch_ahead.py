@@ -61,8 +61,8 @@ class GraphEdges:
 
     @classmethod
     def of_device(cls, major: int) -> "GraphEdges | None":
-        """Returns what changes the graphs of a device of this compute capability, or None if the device or its
-        driver cannot launch kernels early."""
+        """Returns an instance for a device of this compute capability, or None if the device or its driver cannot
+        launch kernels early."""
         if major < LEAST_MAJOR:
             return None
         try:
@@ -74,6 +74,7 @@ class GraphEdges:
 
     def launch_ahead(self, graph: int) -> int:
         """Changes each edge between two kernels if the second kernel waits by itself and depends on no other node.
+        If the driver does not describe the graph, all edges stay.
 
         Args:
             graph: the CUgraph, not yet instantiated.
@@ -82,16 +83,16 @@ class GraphEdges:
             The number of kernels that may begin early.
 
         Raises:
-            OSError: the driver refused a call; the graph must not be used.
+            OSError: the driver changed a part of the graph and refused the rest; the graph must not be used.
         """
-        sources, targets, kinds = self._read_edges(graph)
-        before = Counter(targets)
-        names = {node: self._name(node) for node in {*sources, *targets}}
-        chosen = [
-            (source, target)
-            for source, target, kind in zip(sources, targets, kinds, strict=True)
-            if kind.type == 0 and before[target] == 1 and names[source] and names[target].endswith(AHEAD)
-        ]
+        try:
+            chosen = self._chosen(graph)
+        except OSError as error:
+            fields = {"error": str(error)}
+            _logger.warning(
+                "this CUDA driver does not describe a graph: steps take longer", extra={"fields": fields}
+            )
+            return 0
         if not chosen:
             return 0
         count = len(chosen)
@@ -100,6 +101,17 @@ class GraphEdges:
         for change, kind in ((self._remove, full), (self._add, early)):
             _require("changing a graph", change(ctypes.c_void_p(graph), *edges, kind, ctypes.c_size_t(count)))
         return count
+
+    def _chosen(self, graph: int) -> list[tuple[int, int]]:
+        """Returns the edges to change, each as its first and its second node."""
+        sources, targets, kinds = self._read_edges(graph)
+        before = Counter(targets)
+        names = {node: self._name(node) for node in {*sources, *targets}}
+        return [
+            (source, target)
+            for source, target, kind in zip(sources, targets, kinds, strict=True)
+            if kind.type == 0 and before[target] == 1 and names[source] and names[target].endswith(AHEAD)
+        ]
 
     def _read_edges(self, graph: int) -> tuple[list[int], list[int], list[_Edge]]:
         """Returns the first and the second node of each edge, and its kind."""

@@ -98,11 +98,12 @@ class CudaGraph:
     def __init__(self, functions: ctypes.PyDLL) -> None:
         self.memory = ctypes.create_string_buffer(_SPARE_BYTES)
         self.executable = 0
-        getattr(functions, _MAKE)(self.memory, True)  # keeps the recorded graph until it is instantiated
+        self.recorded = False
+        getattr(functions, _MAKE)(self.memory, True)  # the recorded graph is kept, to be changed
         self._destroy = getattr(functions, _DESTROY)
 
     def __del__(self) -> None:
-        if self.executable:
+        if self.recorded:
             self._destroy(self.memory)
 
 
@@ -146,7 +147,6 @@ class CudaRuntime:
         major = ctypes.c_int()
         self.call("cudaDeviceGetAttribute", ctypes.byref(major), _MAJOR, index)
         self._edges = GraphEdges.of_device(major.value)
-        self.launched_ahead = 0  # kernels of recorded graphs
         self.stream = self.new_stream()
         self._make_current()  # for good: it is the thread's stream until that ends
         self._pool: _Pool = make_pool()
@@ -240,7 +240,7 @@ class CudaRuntime:
             CudaError: work before has failed.
             NoRoomError: there is too little memory.
             CaptureError: the capture was broken off.
-            OSError: the driver does not let the graph be changed.
+            OSError: the driver changed a part of the graph only.
         """
         self.wait()
         if self.free_bytes()[0] < _LEAST_BYTES:
@@ -256,8 +256,9 @@ class CudaRuntime:
                 self.broken = graph  # the allocator still knows it
                 raise CaptureError("a capture was broken off")
             self._end(graph.memory)
+            graph.recorded = True
         if self._edges is not None:
-            self.launched_ahead += self._edges.launch_ahead(int(self._recorded(graph.memory)))
+            self._edges.launch_ahead(int(self._recorded(graph.memory)))
         self._instantiate(graph.memory)
         graph.executable = int(self._executable(graph.memory))
         return graph
