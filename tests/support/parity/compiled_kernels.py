@@ -68,7 +68,7 @@ class Launches:
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
         signature: dict[str, str] = {}
         constants: dict[str, Any] = {}
-        aligned = []  # as Triton's launcher finds them: pointers of torch's, and multiples of 16
+        aligned = []  # Triton's launcher finds torch's pointers, and multiples of 16
         for place, name in enumerate(kernel.arg_names):
             value = given[name]
             if isinstance(value, Tensor):

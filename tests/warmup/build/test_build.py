@@ -144,7 +144,7 @@ def test_a_step_bucket_has_packages_of_the_decoder_and_may_be_left_out(build: An
     assert [task.on_demand for task in tasks] == [False] * 3 + [True] * 3
     assert len(builder.tasks) == 9 + 6 == [event.kind for event in events].count("built")
     assert builder.is_settled("decoder", 8)
-    assert builder._lacking(tasks[0]).endswith("build with --step-buckets none")
+    assert builder._lacking(builder.tasks[0]).endswith("build and serve with --step-buckets none")
 
 
 def test_the_cpu_library_is_in_a_set_whose_packages_all_run_on_it(build: Any) -> None:
