@@ -33,7 +33,7 @@ class Begun(threading.Thread):
 
 
 class Opened:
-    """Where the packages of step buckets were opened; `after_ready` begins what follows READY."""
+    """Notes the thread that opens each package of a step bucket. A test begins the work that follows READY."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: list[str] = []

@@ -30,7 +30,8 @@ def test_a_step_is_launched_before_the_last_is_read_where_the_device_runs_ahead(
 
 
 def test_a_result_is_handed_out_behind_the_launch_of_the_next_step(served: Served) -> None:
-    """Where the device works on while clients get their results; and before it, where the host does the work."""
+    """A device that runs ahead works on while clients get their results. Otherwise the host does the next step's
+    work itself, and hands the results out first."""
     release = served.hold()
     short, long, *_ = [served.send(image, max_new_tokens=2 if image == 1 else 6) for image in (1, 2, 3, 4)]
     done: list[bool] = []

@@ -196,16 +196,7 @@ class Served:
             self.outcome.set_exception(error)
 
     def hold(self) -> threading.Event:
-        """Stop the device thread between two steps until the event is set."""
-        reached, release = threading.Event(), threading.Event()
-
-        def wait() -> None:
-            reached.set()
-            release.wait(PATIENCE)
-
-        self.engine.call(wait)
-        assert reached.wait(PATIENCE)
-        return release
+        return hold(self.engine)
 
     def send(
         self, image: int, prompt: tuple[int, ...] = (), deadline: float = 1e12, **params: Any
@@ -214,6 +205,19 @@ class Served:
         sent = CaptionRequest(str(image), pixels, prompt, SamplingParams(**params), deadline, Future())
         self.engine.submit(sent)
         return sent
+
+
+def hold(engine: Engine, patience: float = PATIENCE) -> threading.Event:
+    """Stop the device thread of an engine between two steps until the event is set."""
+    reached, release = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        reached.set()
+        release.wait(patience)
+
+    engine.call(wait)
+    assert reached.wait(patience)
+    return release
 
 
 def result(sent: CaptionRequest) -> Completion:

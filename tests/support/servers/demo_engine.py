@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.fakes.list_engine import hold
+
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion
@@ -64,16 +66,7 @@ class Demo:
         return [request.future.result(PATIENCE) for request in requests]
 
     def hold(self) -> threading.Event:
-        """Stop the device thread between two steps until the event is set."""
-        reached, release = threading.Event(), threading.Event()
-
-        def wait() -> None:
-            reached.set()
-            release.wait(PATIENCE)
-
-        self.engine.call(wait)
-        assert reached.wait(PATIENCE)
-        return release
+        return hold(self.engine, PATIENCE)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which edges of a recorded graph are changed, with a driver that is made up."""
+"""Only the edges in front of kernels that wait by themselves are changed in a graph. The driver is made up."""
 
 import ctypes
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is done between two steps changes nothing that a running row reads: a bucket that runs, images that move."""
+"""Work between two steps changes nothing that a running row reads: a bucket that runs, images that move."""
 
 from pathlib import Path
 

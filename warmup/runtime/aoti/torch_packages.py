@@ -19,7 +19,7 @@ from snapcap.models.layers.weights import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.runtime.aoti.native import Libtorch, NativeTensor
-from snapcap.warmup.runtime.aoti.packages import AotiError, Container, Containers, PackageError
+from snapcap.warmup.runtime.aoti.packages import Container, Containers
 from snapcap.warmup.runtime.model import AotBackend, Model
 
 # torch's Python module passes handles in capsules without a name.
@@ -88,11 +88,7 @@ def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
 
     The package is opened only from verified bytes. Nothing checks the inputs of a call: they must have the shapes,
     strides and dtypes for which the package was compiled. Raises PackageError if the file cannot be opened."""
-    try:
-        container = Container.open(package, str(device))
-    except AotiError as error:
-        raise PackageError(f"{package.path.name} cannot be opened: {error}") from error
-    return function_of(container, device)
+    return function_of(Containers(str(device)).open(package.path.name, package), device)
 
 
 def function_of(container: Container, device: torch.device) -> RegionFunction:
