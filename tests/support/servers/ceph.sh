@@ -42,6 +42,9 @@ osd_pool_default_pgp_num = 1
 osd_pool_default_pg_autoscale_mode = off
 mon_allow_pool_size_one = true
 mon_max_pg_per_osd = 1000
+# By default a monitor does not start on a disk with less than 5 % free. The tests need some MiB.
+mon_data_avail_warn = 0
+mon_data_avail_crit = 0
 paxos_propose_interval = 0.05
 paxos_min_wait = 0.01
 [mon.a]
