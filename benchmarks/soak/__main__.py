@@ -6,9 +6,9 @@
 Each fault is injected once, and then faults come at random. Faults that cannot be injected here are named, with
 the reason. Good clients retry as the API tells them to, and each caption is compared with the known one. A server
 that ends is started again. A server whose /livez does not answer is ended, as in Kubernetes. With --models each
-server has several models, which wake and leave; --serve "--host-memory 120MiB" makes them take turns. The exit
-status is 1 if a request was lost, a caption was wrong, or a server answered 500 or did not recover. Traffic goes to
-127.0.0.1 only.
+server has several models, which wake and leave; --models 5 --serve "--host-memory 240MiB" makes them take turns:
+one that starts with torch then fits alone. The exit status is 1 if a request was lost, a caption was wrong, or a
+server answered 500 or did not recover. Traffic goes to 127.0.0.1 only.
 """
 
 import argparse

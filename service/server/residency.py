@@ -70,6 +70,7 @@ _LOOK_S = 1.0  # between two looks whether a model is still busy without a reque
 _COMPILED_BYTES = 30 << 20
 _TORCH_BYTES = 160 << 20
 _DECODE_BYTES = 15 << 20
+_PREPARE = "run `snapcap build` with the same options, and with --weights for a model in S3 or on the hub"
 _WAKE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _logger = logging.getLogger("snapcap.models")
 
@@ -243,7 +244,11 @@ class Resident:
         attach(self._settings, self._services, engine, checkpoint, image_decoder)
         self.memory = self._measured()
         if excess := excess_of(self._settings, [self.memory]):
-            self._fail(f"it needs more memory than the server has for models: {excess}", None, pause=math.inf)
+            sentence, pause = f"it needs more memory than the server has for models: {excess}", math.inf
+            if self.start.status.torch_modules:  # a build may make what a start without torch needs
+                sentence += f"; a start without torch takes less host memory: {_PREPARE}"
+                pause = _LONGEST_PAUSE_S
+            self._fail(sentence, None, pause=pause)
             return
         timeline, status = self.start.timeline, self.start.status
         self.start.readiness.ready()

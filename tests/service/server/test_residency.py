@@ -16,6 +16,7 @@ from snapcap.service.config.settings import ResidencySettings, Settings
 from snapcap.service.errors import DeadlineExceeded, ModelNotAwake
 from snapcap.service.server import residency
 from snapcap.service.server.residency import ModelState, Residency, Resident
+from snapcap.warmup.progress import status
 from tests.service.conftest import FakeTokenizer
 
 ONE = 100 << 20  # bytes of memory that a model takes
@@ -120,6 +121,30 @@ def test_a_model_that_never_wakes_is_refused_for_a_minute_at_most(
                 await model.wake()
         assert pauses == [1, 2, 32, 60, 60]
         assert len(clients) == 5, "a refused request starts no process"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("torch_modules", [0, 500])
+def test_a_model_that_takes_too_much_may_try_again_only_if_it_started_with_torch(
+    residents: Callable[[], dict[str, Resident]],
+    clients: list[Client],
+    monkeypatch: pytest.MonkeyPatch,
+    torch_modules: int,
+) -> None:
+    """A build may make what a start without torch needs, and such a start takes less."""
+    monkeypatch.setattr(residency, "own_bytes", lambda _pid: 2 * ONE)
+    monkeypatch.setattr(status, "torch_modules", lambda: 0)  # this process may have torch
+
+    async def run() -> None:
+        model, waking = await begun(residents, clients)
+        model.start.status.compiled_elsewhere(status.CompilerCounts(modules=torch_modules))
+        clients[0].ready()
+        with pytest.raises(ModelNotAwake) as refused:
+            await waking
+        assert "200 MiB of 150 MiB (--host-memory)" in refused.value.detail
+        assert ("run `snapcap build`" in refused.value.detail) == (torch_modules > 0)
+        assert (model._may_wake < math.inf) == (torch_modules > 0)
 
     asyncio.run(run())
 
