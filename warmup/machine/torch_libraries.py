@@ -63,7 +63,12 @@ def load_torch_libraries() -> int | None:
     not
     POSIX: importing torch then reports the error.
     """
-    let_threads_sleep()
+    # By default libgomp's threads spin while they wait. If HTTP, decoding or a build needs a CPU too, spinning
+    # threads keep the awaited thread from running: an encode of 20 ms took 800 ms. Sleep begins only after some
+    # tens of microseconds, in which most waits of a decode step end: a step is then 2.7 × as fast
+    # (benchmarks/NOTES.md). If the user has set either variable, both stay as they are.
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
     if os.name != "posix":
         return None
     try:
@@ -80,22 +85,6 @@ def load_torch_libraries() -> int | None:
         return open_library(folder / "libtorch.so")
     except OSError:
         return None
-
-
-def let_threads_sleep() -> None:
-    """Make the threads of an operation sleep while they wait for each other. Call this before libgomp is loaded."""
-    # By default libgomp's threads spin while they wait. If HTTP, decoding or a build needs a CPU too, spinning
-    # threads keep the awaited thread from running: an encode of 20 ms took 800 ms. Sleep begins only after some
-    # tens of microseconds, in which most waits of a decode step end: a step is then 2.7 × as fast
-    # (benchmarks/NOTES.md). If the user has set either variable, both stay as they are.
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
-
-
-def open_libgomp() -> None:
-    """Load torch's copy of libgomp, because libraries link it and the system may have none."""
-    with contextlib.suppress(MachineError, OSError):
-        open_library(_library_folder() / "libgomp.so.1")
 
 
 def _library_folder() -> Path:

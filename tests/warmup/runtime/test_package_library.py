@@ -45,7 +45,9 @@ def test_a_package_is_opened_and_run_without_a_temporary_folder(
     assert "aotinductor_" not in mapped
 
 
-def test_of_a_package_only_the_names_of_torchs_libraries_are_replaced(built_cache: Path, tmp_path: Path) -> None:
+def test_of_a_package_only_the_names_of_torchs_libraries_and_openmp_are_replaced(
+    built_cache: Path, tmp_path: Path
+) -> None:
     """They are looked for in all of the library: each must be there once, and among those that it links."""
 
     def linked(content: bytes) -> list[str]:
@@ -57,12 +59,15 @@ def test_of_a_package_only_the_names_of_torchs_libraries_are_replaced(built_cach
     (build,) = (built_cache / "store" / "builds").iterdir()
     for package in (build / "aot").glob("*.pt2"):
         theirs, ours = package_content(package), package_content(package, standalone=True)
-        torchs = [name for name in linked(theirs) if name.startswith(("libtorch", "libc10"))]
+        torchs = [name for name in linked(theirs) if name.startswith(("libtorch", "libc10", "libgomp"))]
         assert torchs
         assert [theirs.count(f"\0{name}\0".encode()) for name in torchs] == [1] * len(torchs)
         others = [name for name in linked(theirs) if name not in torchs]
         assert sorted(linked(ours)) == sorted([CPU_LIBRARY_SONAME] * len(torchs) + others)
-        assert sum(one != other for one, other in zip(theirs, ours, strict=True)) <= sum(map(len, torchs))
+        assert b"\0GOMP_" not in ours
+        assert b"\0omp_" not in ours
+        names = [*torchs, *re.findall(r"\0((?:GOMP|omp)_\w+)", theirs.decode("latin-1"))]
+        assert sum(one != other for one, other in zip(theirs, ours, strict=True)) <= sum(map(len, names))
 
 
 def test_two_libraries_are_never_taken_for_each_other(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.machine.cuda_driver import open_library
 from snapcap.warmup.machine.denied import library_file
-from snapcap.warmup.machine.torch_libraries import let_threads_sleep, open_libgomp
 from snapcap.warmup.machine.worker import fulfil
 from snapcap.warmup.plan.plan import Bucket, Plan
 
@@ -119,9 +118,18 @@ _MODELS = f"/data/aotinductor/{MODEL_NAME}/"
 _METADATA = "_metadata.json"
 
 
-# Names of the libraries that packages for a CPU link, and the name of the CPU library (`cpu_library`).
-_TORCH = (b"libtorch_cpu.so", b"libtorch.so", b"libc10.so")
 CPU_LIBRARY_SONAME = "snapcap"
+_OURS = CPU_LIBRARY_SONAME.encode()
+# Names in a package for a CPU, and the CPU library's names, which are not longer: names of the libraries that the
+# package links, and of OpenMP's functions. Under OpenMP's names, libgomp's would be found in a process with torch.
+_STANDALONE = {
+    **dict.fromkeys((b"libtorch_cpu.so", b"libtorch.so", b"libc10.so", b"libgomp.so.1"), _OURS),
+    b"GOMP_parallel": b"run_parallel",
+    b"GOMP_barrier": b"run_barrier",
+    b"GOMP_single_start": b"run_single_start",
+    b"omp_get_num_threads": b"run_num_threads",
+    b"omp_get_thread_num": b"run_thread_num",
+}
 
 
 def package_content(package: Path | IO[bytes], standalone: bool = False) -> bytes:
@@ -129,7 +137,7 @@ def package_content(package: Path | IO[bytes], standalone: bool = False) -> byte
 
     Args:
         package: the file, or its content, opened for reading.
-        standalone: replace the names of torch's libraries by the CPU library's name, which is not longer.
+        standalone: replace the names of torch's libraries and of OpenMP by those of the CPU library.
 
     Raises:
         OSError: the package has no single library, or calls operators that need Python's dispatcher.
@@ -138,9 +146,8 @@ def package_content(package: Path | IO[bytes], standalone: bool = False) -> byte
     content = _library(package)
     if not standalone:
         return content
-    for name in _TORCH:
-        ours = CPU_LIBRARY_SONAME.encode().ljust(len(name), b"\0")
-        content = content.replace(b"\0" + name + b"\0", b"\0" + ours + b"\0")
+    for name, ours in _STANDALONE.items():
+        content = content.replace(b"\0" + name + b"\0", b"\0" + ours.ljust(len(name), b"\0") + b"\0")
     return content
 
 
@@ -261,8 +268,6 @@ SOURCES = Path(__file__).parent / "cpp"
 def open_cpu_library(library: VerifiedFile) -> int:
     """Loads the CPU library and returns its handle. The library stays mapped, and ``standalone`` packages find it
     by its name. Raises AotiError if it cannot be loaded, or has changed since it was verified."""
-    let_threads_sleep()
-    open_libgomp()
     try:
         with library_file(library.read()) as name:
             return open_library(name)

@@ -1,11 +1,7 @@
 #include "team.h"
 
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
+#include <algorithm>
 #include <exception>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include <pthread.h>
@@ -13,29 +9,25 @@
 namespace snapcap {
 namespace {
 
-// How long a thread looks for something to do before it sleeps: longer than what a package computes between two
-// products. It yields meanwhile, so that whoever wants the CPU has it.
-constexpr std::chrono::microseconds kPatience(100);
-
 class Team {
  public:
   void run(const Loop& loop, int helpers) {
     const std::unique_lock<std::mutex> only(caller_, std::try_to_lock);
     if (!only.owns_lock() || loop.count > kMost) {
-      for (int64_t index = 0; index < loop.count; ++index) loop.pass(loop.body, index);
+      const int64_t count = loop.apart ? 1 : loop.count;
+      for (int64_t index = 0; index < count; ++index) loop.pass(loop.body, index, count);
       return;
     }
     hire(helpers);
     loop_ = loop;
+    if (loop.apart) loop_.count = std::min<int64_t>(loop.count, hired_ + 1);
+    const auto count = static_cast<uint64_t>(loop_.count);
     ended_.store(0, std::memory_order_relaxed);
-    passes_.store(static_cast<uint64_t>(loop.count) << kBits);
-    if (sleeping_.load() > 0) {
-      { const std::lock_guard<std::mutex> after_its_last_look(mutex_); }
-      for (int helper = 0; helper < helpers; ++helper) wake_.notify_one();
-    }
+    passes_.store(count << kBits);
+    begun_.tell(helpers);
     while (take()) {
     }
-    wait_for(loop.count);
+    all_ended_.wait([&] { return ended_.load() == count; });
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
@@ -52,66 +44,40 @@ class Team {
       if (!any(passes)) return false;
       // What is exchanged may be of a later loop than what was read, and is a pass of that one then.
     } while (!passes_.compare_exchange_weak(passes, passes + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+    const uint64_t count = passes >> kBits;
     try {
-      loop_.pass(loop_.body, static_cast<int64_t>(passes & kMost));
+      loop_.pass(loop_.body, static_cast<int64_t>(passes & kMost), static_cast<int64_t>(count));
     } catch (...) {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const std::lock_guard<std::mutex> lock(failing_);
       if (!failure_) failure_ = std::current_exception();
     }
-    const uint64_t count = passes >> kBits;
-    if (ended_.fetch_add(1) + 1 == count && caller_sleeps_.load()) {
-      const std::lock_guard<std::mutex> after_its_last_look(mutex_);
-      all_ended_.notify_one();
-    }
+    if (ended_.fetch_add(1) + 1 == count) all_ended_.tell();
     return true;
-  }
-
-  // What others have begun.
-  void wait_for(int64_t count) {
-    const auto all = [&] { return ended_.load() == static_cast<uint64_t>(count); };
-    const auto until = std::chrono::steady_clock::now() + kPatience;
-    while (!all()) {
-      if (std::chrono::steady_clock::now() < until) {
-        std::this_thread::yield();
-        continue;
-      }
-      std::unique_lock<std::mutex> lock(mutex_);
-      caller_sleeps_.store(true);
-      all_ended_.wait(lock, all);
-      caller_sleeps_.store(false);
-    }
   }
 
   void hire(int helpers) {
     try {
-      for (; hired_ < helpers; ++hired_) std::thread([this] { help(); }).detach();
+      for (; hired_ < helpers && !alone_; ++hired_) std::thread([this] { help(); }).detach();
     } catch (const std::exception&) {  // this process can have no more: it goes without
-      hired_ = helpers;
+      alone_ = true;
     }
   }
 
   [[noreturn]] void help() {
     for (;;) {
-      const auto until = std::chrono::steady_clock::now() + kPatience;
-      bool busy = false;
-      while (!(busy = take()) && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-      if (busy) continue;
-      std::unique_lock<std::mutex> lock(mutex_);
-      ++sleeping_;
-      wake_.wait(lock, [this] { return any(passes_.load()); });
-      --sleeping_;
+      begun_.wait([this] { return any(passes_.load()); });
+      take();
     }
   }
 
-  std::mutex caller_, mutex_;
-  std::condition_variable wake_, all_ended_;
+  std::mutex caller_, failing_;
+  Event begun_, all_ended_;
   Loop loop_{};
   std::exception_ptr failure_;
   std::atomic<uint64_t> passes_{0};  // how many there are, and in the lower half how many have been taken
   std::atomic<uint64_t> ended_{0};
-  std::atomic<int> sleeping_{0};
-  std::atomic<bool> caller_sleeps_{false};
   int hired_ = 0;
+  bool alone_ = false;
 };
 
 }  // namespace
