@@ -371,7 +371,7 @@ class Engine:
         self, runner: "Runner[Any]", admitted: list[RunningRequest], beside: "Future[Timer] | None"
     ) -> _Encoded:
         scheduler = self._scheduler
-        bucket = scheduler.encodes.fit(len(admitted))
+        bucket = scheduler.encode_table.fit(len(admitted))
         first = scheduler.running.index(admitted[0])
         rows = [self._row(row) for row in admitted]
         timer = beside.result() if beside is not None else self._encode_images(runner, admitted, rows, first)
@@ -388,13 +388,13 @@ class Engine:
         self, runner: "Runner[Any]", admitted: list[RunningRequest], rows: list[SlotRequest], first: int
     ) -> "Timer":
         """Encodes images into the slots from ``first`` on; on the thread for encodes if that is beside steps."""
-        timer = runner.device.timer()
-        runner.encode(self._scheduler.encodes.fit(len(rows)), [row.request.array for row in admitted], first, rows)
+        bucket, timer = self._scheduler.encode_table.fit(len(rows)), runner.device.timer()
+        runner.encode(bucket, [row.request.array for row in admitted], first, rows)
         return timer.stop()
 
     def _launch(self, runner: "Runner[Any]") -> _Step:
         rows = self._scheduler.launched()
-        bucket = self._scheduler.steps.fit(len(rows))
+        bucket = self._scheduler.step_table.fit(len(rows))
         timer = runner.device.timer()
         needs = Needs(  # lists, because `any` over a generator takes three times as long
             sampling=True in [row.samples for row in rows],

@@ -18,7 +18,6 @@ from functools import partial
 from heapq import merge
 from itertools import chain
 from operator import attrgetter
-from types import MappingProxyType
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.request import CaptionRequest, Completion, FinishReason, Limits
@@ -214,8 +213,8 @@ class Scheduler:
         """``table`` has the buckets that are ready. ``cold`` has the sizes of buckets that are not ready yet:
         ``warmed`` or ``give_up`` is called with each of them later. ``steps_alone`` has the sizes, ready or
         cold, in which nothing is encoded."""
-        self.steps = table
-        self.encodes = BucketTable.of(size for size in table.sizes if size not in steps_alone)
+        self.step_table = table
+        self.encode_table = BucketTable.of(size for size in table.sizes if size not in steps_alone)
         self.limits = limits
         self._steps_alone = frozenset(steps_alone)
         self.running: list[RunningRequest] = []  # by slot: a beam search stands in several slots
@@ -249,7 +248,7 @@ class Scheduler:
         with self._changed:
             if self._closed:
                 raise NotReady("draining")
-            request = request.within(self.steps.largest.size)
+            request = request.within(self.step_table.largest.size)
             if request.params.num_beams > self._waiting.most:
                 raise BeamsNotReady(request.params.num_beams, self._waiting.most)
             self._waiting.append(Waiting(request, self._clock()))
@@ -268,7 +267,7 @@ class Scheduler:
             self._woken = False
             if self._waiting.servable and not self.running:
                 images, until = self.gathering.begin()
-                images = min(images, self.encodes.largest.size)
+                images = min(images, self.encode_table.largest.size)
                 left = min(until, self._look_at) - self._clock()
                 if left > 0:
                     self._changed.wait_for(lambda: self._closed or self._waiting.servable >= images, left)
@@ -282,9 +281,9 @@ class Scheduler:
     def warmed(self, size: int) -> None:
         """Adds a bucket that has become ready: batches may have ``size`` rows from the next step on."""
         with self._changed:
-            self.steps = BucketTable.of((*self.steps.sizes, size))
+            self.step_table = BucketTable.of((*self.step_table.sizes, size))
             if size not in self._steps_alone:
-                self.encodes = BucketTable.of((*self.encodes.sizes, size))
+                self.encode_table = BucketTable.of((*self.encode_table.sizes, size))
             self._waiting.warmed(size)
 
     def give_up(self, size: int) -> None:
@@ -327,9 +326,9 @@ class Scheduler:
         to encode in a batch than alone. At most as many requests are admitted as one encode holds.
         """
         with self._changed:
-            free = self.steps.largest.size - len(self.running)
+            free = self.step_table.largest.size - len(self.running)
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
-            entries = self._waiting.take(self.encodes.admit(fitting) if fitting else 0)
+            entries = self._waiting.take(self.encode_table.admit(fitting) if fitting else 0)
         now = self._clock()
         admitted = [row for entry in entries if (row := self._admitted(entry, now)) is not None]
         self._place(admitted)
@@ -390,8 +389,8 @@ class Scheduler:
 
         Slots are never kept empty for fewer waiting requests than that bucket has rows, so also not while the
         server has no more requests than slots."""
-        slots = self.steps.largest.size
-        batch = max((size for size in self.encodes.sizes if 2 * size <= slots), default=1)
+        slots = self.step_table.largest.size
+        batch = max((size for size in self.encode_table.sizes if 2 * size <= slots), default=1)
         if not 0 < free < batch <= self._waiting.servable:
             self._held = 0
             return False
@@ -417,15 +416,15 @@ class Scheduler:
         rows: Sequence[RunningRequest],
         tokens: Sequence[int],
         backend: str,
-        hypotheses: Mapping[int, Sequence[int]] = MappingProxyType({}),
-        later: list[Callable[[], None]] | None = None,
+        hypotheses: Mapping[int, Sequence[int]],
+        later: list[Callable[[], None]],
     ) -> list[tuple[int, int]]:
         """Takes the tokens of a step, one for each row that was running when the step was launched, and completes
         the rows that end with it. A row that has left since then is skipped.
 
         ``hypotheses`` has each beam search that ended, under one of its slots: the start token, the prompt and the
         generated tokens with their end token. ``later`` receives, for each row that ends, a function that hands
-        out its result, so that the next step can be launched first. Without it, results are handed out at once.
+        out its result, so that the next step can be launched first.
 
         Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
@@ -437,12 +436,7 @@ class Scheduler:
         if not finished:
             return []
         now = self._clock()
-        results = [partial(self._complete, row, backend, now) for row in finished]
-        if later is not None:
-            later += results
-        else:
-            for hand_out in results:
-                hand_out()
+        later += [partial(self._complete, row, backend, now) for row in finished]
         self.gathering.ended(len(finished), now)
         return self._compact(finished)
 

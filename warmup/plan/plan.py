@@ -5,7 +5,7 @@ The artifact key is computed from the plan, so it is known before torch is impor
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
@@ -16,6 +16,10 @@ from snapcap.warmup.machine.capacity import all_but_one, multiplies_bfloat16, wh
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, total_device_memory
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
+
+if TYPE_CHECKING:
+    from snapcap.models.memory.memory import Spec
+    from snapcap.models.regions.state import DecodeState
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 # Sizes of decode steps alone. On a GPU a step of 256 rows takes little longer than a step of 64 rows, but an encode
@@ -125,18 +129,18 @@ class Plan:
         return BucketTable.of(self.buckets)
 
     @property
-    def steps(self) -> BucketTable:
+    def step_table(self) -> BucketTable:
         """The buckets of decode steps."""
         return BucketTable.of((*self.buckets, *self.step_buckets))
 
     @property
     def slots(self) -> int:
         """The greatest number of rows that run together."""
-        return self.steps.largest.size
+        return self.step_table.largest.size
 
     def sizes(self, component: str) -> tuple[int, ...]:
         """The bucket sizes of ``encoder`` or ``decoder``."""
-        return (self.table if component == "encoder" else self.steps).sizes
+        return (self.table if component == "encoder" else self.step_table).sizes
 
     def pinned(self, options: StartOptions) -> StartOptions:
         """Returns the options with the sizes of this plan."""
@@ -260,7 +264,7 @@ def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> t
 def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
     """Returns the sizes of ``STEP_BUCKETS`` with which all buffers take at most ``BUFFER_PART`` of a GPU;
     none if the driver does not tell its memory."""
-    needs = {size: buffer_bytes(config, replace(plan, step_buckets=(size,))) for size in STEP_BUCKETS}
+    needs = {size: planned_buffers(config, replace(plan, step_buckets=(size,)))[1] for size in STEP_BUCKETS}
     try:
         # Whole GiB, because drivers of one card differ by some hundred MiB.
         most = (total_device_memory(plan.device_index) >> 30 << 30) * BUFFER_PART
@@ -269,16 +273,17 @@ def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
     return tuple(size for size, need in needs.items() if need <= most)
 
 
-def buffer_bytes(config: ModelConfig, plan: Plan) -> int:
-    """Returns the bytes of all buffers of a plan: of the slots, including beam searches, and of images."""
+def planned_buffers(config: ModelConfig, plan: Plan) -> "tuple[DecodeState[Spec], int]":
+    """Returns the shapes and dtypes of a plan's decode state, and the bytes of all buffers: of the slots, including
+    beam searches, and of images."""
     from snapcap.models.memory.memory import ShapeMemory  # noqa: PLC0415  only a GPU's plan counts them
     from snapcap.models.regions.state import BeamState, DecodeState  # noqa: PLC0415  imports numpy
 
     memory = ShapeMemory("cuda" if plan.device_type == "cuda" else "cpu")
-    DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
+    state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
     BeamState.allocate(plan.slots, plan.cache_length, memory)
     memory.zeros("uint8", (plan.table.largest.size, *config.vision.image_size, 3))
-    return memory.allocated
+    return state, memory.allocated
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:

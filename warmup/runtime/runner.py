@@ -216,7 +216,6 @@ class _EncodePlan(Generic[B]):
     """The encoder at one bucket."""
 
     slots: B  # [B] int64
-    run: Callables
     encodes: Mapping[int, _Encode[B]]  # by the number of tokens that pictures are padded to, ascending; or only 0
 
     def holding(self, tokens: int) -> _Encode[B]:
@@ -264,10 +263,6 @@ class Runner(Generic[B]):
     def is_bound(self, component: Component, bucket: Bucket) -> bool:
         """Returns whether a component's bucket has callables."""
         return bucket in (self._encode if component == "encoder" else self._step)
-
-    def bound(self, component: Component, bucket: Bucket) -> Callables:
-        """Returns the callables that run a component's bucket now."""
-        return self._encode[bucket].run if component == "encoder" else self._step[bucket].run
 
     def capture(self, component: Component, bucket: Bucket) -> None:
         """Record everything a bucket launches as one CUDA graph; from now on it is replayed.
@@ -338,7 +333,7 @@ class Runner(Generic[B]):
             if region.tokens not in encodes:
                 calls = self._calls("encoder", bucket, callables, {"slots": slots}, region.tokens)
                 encodes[region.tokens] = _Encode(pixels_of(region, images, bucket.size, memory), calls)
-        return _EncodePlan(slots, callables, encodes)
+        return _EncodePlan(slots, encodes)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan[B]:
         if callables.choice is None:

@@ -192,7 +192,7 @@ class BackgroundBuild:
             return False
         self._status.fetched(artifacts)
         backend = torch_backend(artifacts.fetched.entries, artifacts.input_specs, self._model)
-        for bucket in loaded.plan.steps.buckets:
+        for bucket in loaded.plan.step_table.buckets:
             for component in loaded.warmer.components(bucket):
                 self._swap(component, bucket.size, backend)
         self._status.building(state="fetched")

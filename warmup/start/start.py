@@ -85,7 +85,7 @@ class StartedModel:
     def warm_table(self) -> BucketTable:
         """The buckets of decode steps that may serve by now."""
         cold = {bucket.size for bucket in self.cold}
-        return BucketTable.of(size for size in self.plan.steps.sizes if size not in cold)
+        return BucketTable.of(size for size in self.plan.step_table.sizes if size not in cold)
 
     @property
     def compiled(self) -> bool:
@@ -127,7 +127,7 @@ class _SmallerPlanError(Exception):
     """The device has no room for the largest buckets."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(f"buckets {plan.steps.sizes} fit")
+        super().__init__(f"buckets {plan.step_table.sizes} fit")
         self.plan = plan
 
 
@@ -224,7 +224,7 @@ def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = Fal
                 _, seconds = self_test(runner, now[0])
                 rehearses = plan.device_type != "cpu" or seconds <= LONGEST_RUN_S
         publication = None if loader.jit is None else loader.jit.publish()
-    cold = tuple(bucket for bucket in plan.steps.buckets if bucket not in now)
+    cold = tuple(bucket for bucket in plan.step_table.buckets if bucket not in now)
     return StartedModel(
         checkpoint, plan, model, runner, warmer, backend, artifacts, cold, weights.result, rehearses, publication
     )
@@ -272,7 +272,7 @@ def before_ready(backend: str, plan: Plan, options: StartOptions) -> tuple[Bucke
         return plan.table.buckets[:1]
     # Packages are warm in a moment, jit would compile on the device thread while it serves, and on a CPU eager has
     # nothing to wait for.
-    return plan.steps.buckets if backend == "jit" else plan.table.buckets
+    return plan.step_table.buckets if backend == "jit" else plan.table.buckets
 
 
 def torch_is_needed(options: StartOptions) -> str | None:
@@ -298,7 +298,7 @@ def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | Non
         if reason is not None:
             return reason
     config, plan = preparation.planned.result()[1:]
-    sizes = [size for size in plan.steps.sizes if size > 1]
+    sizes = [size for size in plan.step_table.sizes if size > 1]
     if sizes and len(config.generation.eos_ids) > min(MAX_BEAMS, *sizes):
         return "more tokens end a caption than a compiled beam search looks at"
     return None

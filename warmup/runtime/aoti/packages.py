@@ -74,7 +74,7 @@ def entry_names(regions: "Regions", plan: Plan) -> list[tuple["Region", Bucket, 
     return [
         (region, bucket, entry_name(region.name, bucket.size))
         for on_demand in (False, True)
-        for bucket in plan.steps.buckets
+        for bucket in plan.step_table.buckets
         for region in regions
         if region.on_demand is on_demand and bucket.size in plan.sizes(region.component)
     ]
