@@ -35,7 +35,7 @@ def test_a_new_option_of_the_warm_up_is_one_field(monkeypatch: pytest.MonkeyPatc
     class More(ComputeOptions):
         """Where and how the model runs."""
 
-        streams: int = option("streams", 1, "streams of the device", parse=parse_int(1, 8), metavar="N")
+        streams: int = option(1, "streams of the device", parse=parse_int(1, 8), metavar="N")
 
     monkeypatch.setitem(GROUPS, "compute", More)
     parser = argparse.ArgumentParser()
