@@ -242,8 +242,7 @@ class StoreOptions:
 
     @property
     def publishes_to_remote(self) -> bool:
-        """True if artifacts built here are published to S3. A signing key is needed: by default servers refuse
-        unsigned artifacts."""
+        """True if artifacts built here are published to S3, which needs a key: servers refuse unsigned ones."""
         return self.remote is not None and self.sign_key is not None
 
     @property
@@ -258,8 +257,7 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class StartOptions:
-    """Options that choose the model and how to run it. The values 0, () and "auto" mean: decide from the model and
-    the machine."""
+    """Options that choose the model and how to run it. 0, () and "auto" mean: decide from model and machine."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     compute: ComputeOptions = field(default_factory=ComputeOptions)

@@ -25,8 +25,7 @@ _SERVICE_LINK_URL = re.compile(r"(?:tcp|udp|sctp)://.*")
 
 
 class SettingsError(UserError, ValueError):
-    """An option or variable has a bad value, or does not exist. The message is one line that names it and says what
-    it must be."""
+    """An option or variable is unknown, or has a bad value. The message is one line that says what it must be."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -151,8 +151,7 @@ class Engine:
     def __init__(
         self, scheduler: Scheduler, observer: EngineObserver, turn_ended: Callable[[], object] = lambda: None
     ) -> None:
-        """``turn_ended`` is called on the device thread after each turn, after all results of the turn were
-        reported."""
+        """``turn_ended`` is called on the device thread after the results of each turn were reported."""
         self.limits = scheduler.limits
         self._scheduler = scheduler
         self._observer = observer

@@ -123,8 +123,7 @@ class Line:
         self._next = deque(merge(back, self._next, key=attrgetter("submitted")))
 
     def give_up(self, rows: int) -> list[Waiting]:
-        """Drops the bucket of ``rows`` rows, which will never be ready. Removes the requests that only it fits, and
-        returns them."""
+        """Drops a bucket that will never be ready. Removes and returns the requests that only it fits."""
         self._cold.discard(rows)
         lost = [entry for entry in self._aside if entry.slots > self.most]
         self._aside = deque(entry for entry in self._aside if entry.slots <= self.most)
@@ -335,8 +334,7 @@ class Scheduler:
         return admitted
 
     def set_aside(self, admitted: list[RunningRequest]) -> None:
-        """Takes the requests that were just admitted out of the running rows until `put_back`. Nobody may be
-        admitted meanwhile."""
+        """Takes requests that were just admitted out of the running rows. Nobody is admitted until `put_back`."""
         del self.running[len(self.running) - sum(row.slots for row in admitted) :]
 
     def put_back(

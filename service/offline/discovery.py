@@ -155,8 +155,7 @@ class _Finder:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Returns whether an entry of a folder is a regular file. A link that leads nowhere counts as one: opening it
-    fails with the reason."""
+    """Returns whether an entry is a regular file. A link that leads nowhere counts as one: opening it fails."""
     try:
         return stat.S_ISREG(entry.stat().st_mode) if entry.is_symlink() else entry.is_file()
     except OSError:
@@ -164,8 +163,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _ends(path: str) -> bytes:
-    """Returns the first and last bytes of a file, which identify its format. Opening a named pipe does not
-    block."""
+    """Returns the first and last bytes of a file, which identify its format. A named pipe does not block."""
     end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         head = os.pread(end, HEAD_BYTES, 0)

@@ -159,8 +159,7 @@ class Outputs:
 
 
 class JsonLines(Output):
-    """Appends whole lines to a file or to standard output. Lines are not buffered: a killed process leaves all
-    lines written so far."""
+    """Appends whole lines to a file or to standard output, unbuffered: a killed process leaves all lines so far."""
 
     def __init__(self, path: str, *, resume: bool, overwrite: bool) -> None:
         """Opens the file without changing its content. With ``resume``, reads the lines that it has.
@@ -432,13 +431,11 @@ class Sidecars(Output):
         self._resume = resume
 
     def holds(self, image: str) -> bool:
-        """Tells whether the sidecar exists and is kept. An empty file is no sidecar: a sidecar ends with a
-        newline."""
+        """Tells whether the sidecar exists and is kept. A sidecar is never empty: it ends with a newline."""
         return self._resume and _size(sidecar(image)) > 0
 
     def write(self, image: str, answer: Answer) -> None:
-        """Writes the sidecar of an image. Raises OSError, and OutputError if the disk is full or read-only; the
-        sidecar is then unchanged."""
+        """Writes the sidecar, or leaves it as it was. Raises OSError; OutputError for a full or read-only disk."""
         path = sidecar(image)
         try:
             with _replacing(path, durable=False) as file:
@@ -455,8 +452,7 @@ def sidecar(image: str) -> str:
 
 
 def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
-    """Returns the images that have a sidecar of their own, and the failures of the others: `a.png` would share the
-    sidecar of `a.jpg`."""
+    """Returns images with a sidecar of their own, and failures of the others: `a.png` shares that of `a.jpg`."""
     owners: dict[str, str] = {}
     kept, failures = [], []
     for image in images:

@@ -12,6 +12,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.remote.messages import (
     ArtifactsFound,
@@ -63,35 +64,29 @@ def serve_engine(
     return 0
 
 
+@dataclass(eq=False)
 class _EngineProcess:
-    def __init__(
-        self,
-        settings: Settings,
-        channel: BlockingChannel,
-        pixels: SharedPixels,
-        timeline: Timeline,
-        importing: float,
-        fetcher: "ModelFetcher | None",
-    ) -> None:
-        self._settings = settings
-        self._fetcher = fetcher
-        self._channel = channel
-        self._pixels = pixels
-        self._timeline = timeline
-        self._importing = importing
+    settings: Settings
+    channel: BlockingChannel
+    pixels: SharedPixels
+    timeline: Timeline
+    importing: float
+    fetcher: "ModelFetcher | None"
+
+    def __post_init__(self) -> None:
         self._status = StartupStatus()
-        self._server = EngineServer(pixels, channel.send)
+        self._server = EngineServer(self.pixels, self.channel.send)
         self._rehearsed = threading.Event()
         self._ended = threading.Event()
-        self._loop_watch = LoopWatch(settings.watchdog.timeout, os.getppid())
+        self._loop_watch = LoopWatch(self.settings.watchdog.timeout, os.getppid())
         self._engine: Engine | None = None
         self._behind = ExitStack()  # ends the background work
 
     def run(self) -> None:
-        self._timeline.listen(lambda phase: self._channel.send(PhaseSeen(phase)))
-        self._status.listen(lambda state: self._channel.send(StatusSeen(state)))
+        self.timeline.listen(lambda phase: self.channel.send(PhaseSeen(phase)))
+        self._status.listen(lambda state: self.channel.send(StatusSeen(state)))
         self._begin()
-        while (messages := self._channel.receive()) is not None:
+        while (messages := self.channel.receive()) is not None:
             for message in messages:
                 self._take(message)
         self._ended.set()
@@ -100,19 +95,19 @@ class _EngineProcess:
 
     def _begin(self) -> None:
         try:
-            with self._timeline.phase("import_engine", self._importing):
+            with self.timeline.phase("import_engine", self.importing):
                 from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415  a failed import is logged
                 from snapcap.warmup.start.preparation import Callbacks  # noqa: PLC0415  likewise
             DeviceThread(
-                self._settings,
-                self._timeline,
+                self.settings,
+                self.timeline,
                 self._status,
                 self._server.turns,
                 self._ready,
                 self._failed,
                 self._rehearse,
                 self._server.turns.end,
-                self._fetcher,
+                self.fetcher,
                 Callbacks(self._found_checkpoint, self._found_artifacts),
             ).start()
         except Exception as error:
@@ -127,22 +122,21 @@ class _EngineProcess:
             case Beat():
                 self._loop_watch.heard()
                 if self._engine is not None:
-                    self._channel.send(self._engine.pulse())
+                    self.channel.send(self._engine.pulse())
             case Rehearsed():
                 self._rehearsed.set()
 
     def _found_checkpoint(self, checkpoint: "Checkpoint") -> None:
-        self._channel.send(CheckpointFound(checkpoint.folder))
+        self.channel.send(CheckpointFound(checkpoint.folder))
 
     def _found_artifacts(self, artifacts: "Artifacts | None") -> None:
-        self._channel.send(ArtifactsFound(None if artifacts is None else artifacts.image_library()))
+        self.channel.send(ArtifactsFound(None if artifacts is None else artifacts.image_library()))
 
     def _rehearse(self, engine: "Engine", loaded: "StartedModel") -> None:
-        """Serves the HTTP process's rehearsal: the HTTP process sends the request, because its part is the
-        larger."""
-        self._pixels.open(loaded.checkpoint.config.vision.image_size)
+        """Serves the rehearsal of the HTTP process, which sends the request, because its part is the larger."""
+        self.pixels.open(loaded.checkpoint.config.vision.image_size)
         self._server.attach(engine)
-        self._channel.send(ModelLoaded(engine.limits, loaded.rehearses))
+        self.channel.send(ModelLoaded(engine.limits, loaded.rehearses))
         self._rehearsed.wait()
 
     def _ready(self, loaded: "StartedModel", engine: "Engine") -> None:
@@ -153,25 +147,25 @@ class _EngineProcess:
         settle()
         self._status.started()
         usage = _usage(loaded)
-        self._channel.send(usage)  # the counts of the start must arrive before `Ready`
+        self.channel.send(usage)  # the counts of the start must arrive before `Ready`
         self._engine = engine
-        self._channel.send(Ready())
+        self.channel.send(Ready())
         self._loop_watch.start()
         threading.Thread(target=self._report_usage, args=(loaded, usage), name="usage", daemon=True).start()
-        self._behind.callback(start_build(self._settings, loaded, self._status, engine))
-        self._behind.callback(start_preparing(self._settings, loaded))
+        self._behind.callback(start_build(self.settings, loaded, self._status, engine))
+        self._behind.callback(start_preparing(self.settings, loaded))
 
     def _failed(self, error: Exception) -> None:
         sentence = one_line(error)
         self._status.fail(sentence)
         _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
-        self._channel.send(Failed(sentence))
+        self.channel.send(Failed(sentence))
 
     def _report_usage(self, loaded: "StartedModel", last: Usage) -> None:
         while not self._ended.wait(_USAGE_S):
             usage = _usage(loaded)
             if usage != last:
-                self._channel.send(usage)
+                self.channel.send(usage)
                 last = usage
 
 

@@ -68,8 +68,7 @@ def connection_limits(limits: HttpLimits, models: int = 0) -> HttpLimits:
 
 
 def _allow_files(count: int) -> int:
-    """Tries to raise the limit of open files to `count`. Returns the number of files that may be open, at most
-    `count`."""
+    """Tries to raise the limit of open files to `count`. Returns how many may be open, at most `count`."""
     soft, hard = process_limit(resource.RLIMIT_NOFILE, _USUAL_FILES)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return count

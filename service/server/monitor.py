@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.process_collector import ProcessCollector
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.remote.client import LoopChannel, RemoteEngine
@@ -65,26 +66,22 @@ def follow(
     return client.close
 
 
+@dataclass(eq=False)
 class EngineClient:
     """Reads the checkpoint's processor and tokenizer for this process, rehearses a request, and serves when the
-    engine does."""
+    engine does. `result` is told of the start's phases, of READY and of failures."""
 
-    def __init__(
-        self,
-        parts: ServerProcesses,
-        settings: Settings,
-        services: "Services",
-        result: "StartResult | Resident",
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        """`result` is told of the start's phases, of READY and of failures."""
+    parts: ServerProcesses
+    settings: Settings
+    services: "Services"
+    result: "StartResult | Resident"
+    loop: asyncio.AbstractEventLoop
+
+    def __post_init__(self) -> None:
+        parts, settings, services, loop = self.parts, self.settings, self.services, self.loop
         self._process = parts.engine
         self._pixels = parts.pixels
         self._slots = Slots(parts.pixels.slots)
-        self._settings = settings
-        self._services = services
-        self._result = result
-        self._loop = loop
         self._channel = LoopChannel(parts.engine.end, loop, self._take)
         self._process_count = parts.images.count
         self._image_decoder = ProcessImageDecoder(
@@ -95,7 +92,7 @@ class EngineClient:
             settings.images.decode_timeout,
             services.metrics,
             loop,
-            self._result.failed,
+            self.result.failed,
         )
         self._waiter = threading.Thread(target=self._wait, name="engine-process", daemon=True)
         self._preparing = threading.Thread(target=self._prepare, name="start", daemon=True)
@@ -111,12 +108,12 @@ class EngineClient:
         self._watch = EngineWatch(settings.watchdog.timeout, self._beat, self._is_waiting, self._end_stalled)
 
     def start(self) -> None:
-        services, pid = self._services, self._process.pid
-        self._result.log_phases()
+        services, pid = self.services, self._process.pid
+        self.result.log_phases()
         ProcessCollector("snapcap_engine", lambda: pid, registry=services.registry)
         services.metrics.engine_progress_age.set_function(lambda: self._watch.silent_s)
         print_stacks_on_signal()
-        self._loop.call_later(self._start.tick_s, self._tick_start)
+        self.loop.call_later(self._start.tick_s, self._tick_start)
         self._waiter.start()
         self._preparing.start()
 
@@ -135,9 +132,9 @@ class EngineClient:
         self._image_decoder.leave()
         for each in (self._folder, self._image_library, self._loaded):
             each.cancel()  # `_prepare` may wait for them
-        self._services.metrics.engine_progress_age.set_function(lambda: 0.0)
-        self._services.metrics.device_memory_allocated.set(0)
-        ended = self._loop.create_future()
+        self.services.metrics.engine_progress_age.set_function(lambda: 0.0)
+        self.services.metrics.device_memory_allocated.set(0)
+        ended = self.loop.create_future()
 
         def end() -> None:
             try:
@@ -146,7 +143,7 @@ class EngineClient:
                 trim_heap()
             finally:
                 with suppress(RuntimeError):  # the loop has been closed: the server ends
-                    self._loop.call_soon_threadsafe(ended.set_result, None)
+                    self.loop.call_soon_threadsafe(ended.set_result, None)
 
         threading.Thread(target=end, name="leave", daemon=True).start()
         await asyncio.shield(ended)
@@ -174,7 +171,7 @@ class EngineClient:
             from snapcap.warmup.plan.checkpoint import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
-            settings = self._settings
+            settings = self.settings
             checkpoint = Checkpoint.read(settings, folder)
             _ = checkpoint.tokenizer
             self._pixels.open(checkpoint.config.vision.image_size)
@@ -185,16 +182,16 @@ class EngineClient:
                 partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self._process_count)
             )
             if not self._image_decoder.works:
-                self._loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
+                self.loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
                 return
             limits, rehearses = self._loaded.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
-                limits, self._slots, self._channel.send, self._services.metrics, lambda: self._channel.has_room
+                limits, self._slots, self._channel.send, self.services.metrics, lambda: self._channel.has_room
             )
         except (Exception, CancelledError) as error:
             if not self._closing:
-                self._result.failed(error)
+                self.result.failed(error)
             return
         if rehearses:
             self._rehearse(partial(rehearse, engine, checkpoint, DecodedBefore(self._slots), self._run))
@@ -207,21 +204,21 @@ class EngineClient:
             rehearsal()
         except Exception:
             # While the server ends, the decode processes are gone, and a failure is no news.
-            if not self._closing and self._services.readiness.state is State.STARTING:
+            if not self._closing and self.services.readiness.state is State.STARTING:
                 _logger.exception("the rehearsal of a request failed")
 
     def _run(self, rehearsal: Coroutine[Any, Any, None]) -> None:
         """Runs a rehearsal on the event loop that serves, because the image decoder belongs to that loop."""
-        asyncio.run_coroutine_threadsafe(rehearsal, self._loop).result()
+        asyncio.run_coroutine_threadsafe(rehearsal, self.loop).result()
 
     def _take(self, message: Message) -> None:
         try:
             self._follow(message)
         except Exception as error:
-            self._result.failed(error)
+            self.result.failed(error)
 
     def _follow(self, message: Message) -> None:
-        services = self._services
+        services = self.services
         match message:
             case Turn() if self._engine is not None:
                 self._engine.take(message)
@@ -244,10 +241,10 @@ class EngineClient:
             case Ready() if self._engine is not None and self._checkpoint is not None:
                 # Only the captioner keeps the tokenizer, which may take 40 MB: the model's end must free it.
                 checkpoint, self._checkpoint = self._checkpoint, None
-                self._result.ready(self._engine, checkpoint, self._image_decoder)
+                self.result.ready(self._engine, checkpoint, self._image_decoder)
                 self._tick()
             case Failed(sentence):
-                self._result.told_failed(sentence)
+                self.result.told_failed(sentence)
 
     def _beat(self) -> None:
         if self._channel.has_room:
@@ -257,10 +254,10 @@ class EngineClient:
         return self._engine is not None and self._engine.waiting
 
     def _tick_start(self) -> None:
-        readiness = self._services.readiness
+        readiness = self.services.readiness
         if readiness.state is not State.STARTING or self._closing:
             return
-        self._loop.call_later(self._start.tick_s, self._tick_start)
+        self.loop.call_later(self._start.tick_s, self._tick_start)
         if self._start.tick():
             sentence = f"the start has taken {self._start.silent_s:.0f} s, and is in phase {readiness.phase()}"
             self._end_stalled(StalledError(sentence))
@@ -268,7 +265,7 @@ class EngineClient:
     def _tick(self) -> None:
         if self._closing:
             return
-        self._loop.call_later(self._watch.tick_s, self._tick)
+        self.loop.call_later(self._watch.tick_s, self._tick)
         self._watch.look()
 
     def _end_stalled(self, error: StalledError) -> None:
@@ -276,9 +273,9 @@ class EngineClient:
         self._stalled = True
         if self._engine is not None:
             self._engine.fail()
-        self._result.failed(error)
+        self.result.failed(error)
         self._signal(STACKS)
-        self._loop.call_later(_STACKS_S, self._signal, signal.SIGKILL)
+        self.loop.call_later(_STACKS_S, self._signal, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         """Sends a signal to the engine process, unless it has ended and its id may belong to another process."""
@@ -295,7 +292,7 @@ class EngineClient:
         if self._closing or self._stalled:
             return
         try:
-            self._loop.call_soon_threadsafe(self._ended, how)
+            self.loop.call_soon_threadsafe(self._ended, how)
         except RuntimeError:  # the loop has been closed
             return
 
@@ -303,4 +300,4 @@ class EngineClient:
         self._channel.receive()  # the last messages of the engine process
         if self._engine is not None:
             self._engine.fail()
-        self._result.failed(UserError(f"the engine process ended {how}"))
+        self.result.failed(UserError(f"the engine process ended {how}"))

@@ -54,8 +54,7 @@ class ServerProcesses:
 
 
 class ForkedEngine(NamedTuple):
-    """The engine process, which waits for the settings that ``hand_over`` sends. If its socket is closed instead,
-    it ends."""
+    """The engine process, which waits for the settings of ``hand_over``, and ends if its socket is closed."""
 
     process: ChildProcess
 

@@ -153,8 +153,7 @@ def reside(
 
 
 class Resident:
-    """Keeps one model of the server: the `Keeper` of its captioner, which is told of each start as `StartResult`
-    is."""
+    """Keeps one model: the `Keeper` of its captioner, which is told of each start as `StartResult` is."""
 
     def __init__(
         self, name: str, settings: Settings, services: "Services", registry: CollectorRegistry, owner: "Residency"
@@ -271,8 +270,7 @@ class Resident:
         self._fail(sentence, None)
 
     def leave(self, why: str) -> None:
-        """Ends the model's processes, after the requests that it has; `why` is a label for metrics. Later requests
-        wait."""
+        """Ends the model's processes after its requests. `why` is a label for metrics. Later requests wait."""
         if why != "failed":
             self.measure()
         self.state, self._left, self._keep_s = ModelState.LEAVING, self._loop.create_future(), self._idle_s
@@ -282,8 +280,7 @@ class Resident:
         self._leaving = self._loop.create_task(self._leave(end_prompts, at_once=why == "failed"))
 
     def close(self) -> None:
-        """Ends the processes after the event loop has stopped; those of a model that is leaving end by
-        themselves."""
+        """Ends the processes after the event loop has stopped. A model that is leaving ends its own."""
         if self._client is not None and self.state is not ModelState.LEAVING:
             self._client.close()
         self.captioner.close()
@@ -440,8 +437,7 @@ class Residency:
         registry.register(ModelsCollector(self._registries))
 
     def begin(self, parts: ServerProcesses | None) -> None:
-        """Begins to wake the models that must be ready before READY; `parts` are the processes of the first of
-        them."""
+        """Begins to wake the models that READY waits for. `parts` are the processes of the first of them."""
         if not self._expected:
             self._ready()
         services = self._services

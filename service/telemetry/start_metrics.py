@@ -11,6 +11,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.readiness import Readiness, State
 from snapcap.warmup.progress.status import BUILD_RESULTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -51,60 +52,51 @@ class ModelsCollector(Collector):
         yield from families.values()
 
 
+@dataclass(eq=False)
 class StartupCollector(Collector):
     """Collects the metrics of the start. `model_name` returns the model's name once it is loaded.
 
     In a server of several models, one collector has the metrics of the server (`of_server`), and one for each start
     of a model has the rest (`of_model`)."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        status: StartupStatus,
-        readiness: Readiness,
-        model_name: Callable[[], str | None],
-        *,
-        of_server: bool = True,
-        of_model: bool = True,
-    ) -> None:
-        self._of_server = of_server
-        self._of_model = of_model
-        self._timeline = timeline
-        self._status = status
-        self._readiness = readiness
-        self._model_name = model_name
+    timeline: Timeline
+    status: StartupStatus
+    readiness: Readiness
+    model_name: Callable[[], str | None]
+    of_server: bool = True
+    of_model: bool = True
 
     def describe(self) -> list[Metric]:
         """Returns no metrics, so that registering does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        if self._of_server:
+        if self.of_server:
             yield _info("build_info", "Versions of snapcap, Python and torch.", _versions())
             yield from self._lifecycle()
-        if self._of_model:
+        if self.of_model:
             yield from self._phases()
             yield from self._buckets()
             yield from self._artifacts()
 
     def _lifecycle(self) -> Iterator[Metric]:
         state = GaugeMetricFamily("snapcap_lifecycle_state", "1 for the state the process is in.", labels=["state"])
-        current = self._readiness.state
+        current = self.readiness.state
         for each in State:
             state.add_metric([each.value], float(each is current))
         yield state
         ready = float(current is State.READY)
         yield GaugeMetricFamily("snapcap_ready", "1 when /readyz answers 200.", value=ready)
-        marks = self._timeline.marks()
+        marks = self.timeline.marks()
         for mark, text in _MARKS.items():
             if mark in marks:
                 name = f"snapcap_process_start_to_{mark}_seconds"
                 yield GaugeMetricFamily(name, f"Seconds from exec of the process {text}.", value=marks[mark])
 
     def _phases(self) -> Iterator[Metric]:
-        now = self._timeline.now()
+        now = self.timeline.now()
         seconds: dict[str, float] = {}
-        for phase in self._timeline.phases():
+        for phase in self.timeline.phases():
             end = now if phase.end is None else phase.end
             seconds[phase.name] = seconds.get(phase.name, 0.0) + end - phase.start
         duration = GaugeMetricFamily(
@@ -117,23 +109,23 @@ class StartupCollector(Collector):
         yield duration
 
     def _buckets(self) -> Iterator[Metric]:
-        status = self._status.to_dict()
-        model = self._model_name()
+        status = self.status.to_dict()
+        model = self.model_name()
         if model is not None:
             labels = {"model": model, "device": str(status["device"]), "dtype": str(status["dtype"])}
             yield _info("model_info", "The model that is loaded.", labels)
-        if self._status.state.tier is not None:
-            labels = {"backend": self._status.state.tier}
+        if self.status.state.tier is not None:
+            labels = {"backend": self.status.state.tier}
             yield _info("startup_tier", "1 for the backend that the start ended with.", labels)
         yield GaugeMetricFamily(
             "snapcap_torch_modules",
             "Python modules of torch in the server's processes; 0 where compiled packages run without them.",
-            value=self._status.torch_modules,
+            value=self.status.torch_modules,
         )
-        if self._status.state.weights is not None:
-            labels = {"result": self._status.state.weights.result}
+        if self.status.state.weights is not None:
+            labels = {"result": self.status.state.weights.result}
             yield _info("startup_weights", "1 for the result of the lookup of prepared weights.", labels)
-        buckets = self._status.buckets()
+        buckets = self.status.buckets()
         duration = GaugeMetricFamily(
             "snapcap_warmup_bucket_duration_seconds",
             "Seconds it took to make a bucket (rows) ready.",
@@ -148,7 +140,7 @@ class StartupCollector(Collector):
         yield GaugeMetricFamily("snapcap_warmup_buckets_completed", "Buckets that are ready.", value=completed)
 
     def _artifacts(self) -> Iterator[Metric]:
-        fetch = self._status.state.fetch
+        fetch = self.status.state.fetch
         if fetch is not None:
             yield GaugeMetricFamily(
                 "snapcap_artifact_fetch_duration_seconds",
@@ -191,13 +183,13 @@ class StartupCollector(Collector):
         cached = CounterMetricFamily(
             "snapcap_compile_cache", "Lookups of the jit backend in torch's compile caches.", labels=["result"]
         )
-        for result, count in zip(("hit", "miss", "bypass"), self._status.cache_counts(), strict=True):
+        for result, count in zip(("hit", "miss", "bypass"), self.status.cache_counts(), strict=True):
             cached.add_metric([result], count)
         yield cached
         compiled = CounterMetricFamily(
             "snapcap_compile_events", "Graphs compiled, before and after READY.", labels=["when"]
         )
-        for when, count in self._status.compile_events().items():
+        for when, count in self.status.compile_events().items():
             compiled.add_metric([when], count)
         yield compiled
 
@@ -206,7 +198,7 @@ class StartupCollector(Collector):
     ) -> Metric:
         """Returns a counter. `known` has the values of its labels whose series begin at 0."""
         family = CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels))
-        for values, count in {**dict.fromkeys(known, 0), **self._status.counts(name)}.items():
+        for values, count in {**dict.fromkeys(known, 0), **self.status.counts(name)}.items():
             family.add_metric(list(values), count)
         return family
 

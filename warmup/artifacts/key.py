@@ -66,8 +66,7 @@ def artifact_key(factors: Factors) -> str:
 
 
 def canonical_json(value: object) -> bytes:
-    """Returns the canonical encoding of a JSON value: sorted keys, no spaces, UTF-8. Raises ValueError or TypeError
-    if the value is not JSON."""
+    """Returns canonical JSON: sorted keys, no spaces, UTF-8. Raises ValueError or TypeError for other values."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 

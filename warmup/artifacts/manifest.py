@@ -208,8 +208,7 @@ def new_manifest(
 
 
 def seal(manifest: Manifest, signer: Signer | None) -> bytes:
-    """Returns the envelope of a manifest, signed if there is a signer. Raises ManifestError if ``open_envelope``
-    would refuse the manifest."""
+    """Returns the envelope, signed if there is a signer. Raises ManifestError where ``open_envelope`` would."""
     try:
         payload = canonical_json(asdict(manifest))
     except (TypeError, ValueError, RecursionError) as error:
@@ -256,8 +255,7 @@ def _check_age(created: str, min_built: str) -> None:
 
 
 def is_entry_name(name: object) -> bool:
-    """Returns whether a name is a safe relative path: lower-case words, no ``..``, no hidden file, no absolute
-    path."""
+    """Returns whether a name is a safe relative path: lower-case words, no ``..``, no hidden file."""
     return isinstance(name, str) and len(name) <= _MAX_NAME and SAFE_NAME.fullmatch(name) is not None
 
 

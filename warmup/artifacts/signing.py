@@ -73,8 +73,7 @@ class Trust:
 
     @classmethod
     def of(cls, options: StoreOptions) -> "Trust":
-        """Reads the public keys of these options. Raises KeyFileError if a file is missing or holds something
-        else."""
+        """Reads the public keys of the options. Raises KeyFileError if a file is missing or is no such key."""
         keys = tuple(load_public_key(path) for path in options.accepted_keys)
         return cls(keys, options.allow_unsigned, options.min_built)
 
@@ -130,8 +129,7 @@ def generate_key(private: Path) -> Path:
 
 
 def load_signer(path: Path) -> Signer:
-    """Read a private key in PEM. Raises KeyFileError if the file is missing, protected by a password, or holds
-    something else."""
+    """Read a private key in PEM. Raises KeyFileError if the file is missing, has a password, or is no such key."""
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415

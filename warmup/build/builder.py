@@ -297,8 +297,7 @@ class Builder:
             return dict(self._built.files), dict(self._built.input_specs)
 
     def is_settled(self, component: ComponentName, size: int) -> bool:
-        """Returns whether no package of a component's bucket is left to build: each package is built, or is called
-        on demand and failed."""
+        """Returns whether each package of a component's bucket is built, or is called on demand and failed."""
         with self._lock:
             return all(
                 task.entry in self._built.files or (task.on_demand and task.entry in self._built.failures)

@@ -41,8 +41,7 @@ _logger = logging.getLogger("snapcap.build")
 
 
 class Publication(NamedTuple):
-    """Holds the results of publishing to the local folder and to the remote store; ``remote`` is None if the set
-    was not published there."""
+    """Holds the results of publishing to the local folder and to the remote store; ``remote`` None: no attempt."""
 
     local: Published
     remote: Published | None

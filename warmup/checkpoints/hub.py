@@ -49,8 +49,7 @@ def download_checkpoint(source: str) -> Path:
 
 
 def _snapshot(source: str, *, local_files_only: bool = False) -> Path:
-    """Returns the folder of a snapshot, which huggingface_hub downloads or has cached. Raises the library's
-    errors."""
+    """Returns the folder of a snapshot that is downloaded or cached. Raises the errors of huggingface_hub."""
     _use_home()
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that a folder does not need
 

@@ -77,8 +77,7 @@ Kind = Literal["shipped", "s3", "folder", "hub"]
 
 
 def kind_of(source: str) -> Kind:
-    """Returns the kind of place that a source names, as ``resolve_checkpoint`` reads it. The place need not
-    exist."""
+    """Returns the kind of place that a source names to ``resolve_checkpoint``. The place need not exist."""
     if source == SHIPPED:
         return "shipped"
     if source.startswith(S3):

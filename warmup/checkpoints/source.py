@@ -99,8 +99,7 @@ def current_identity(
 
 
 def downloaded_identity(source: str, folder: Path) -> Mapping[str, str]:
-    """Returns the identity of the revision that a folder was downloaded from. Raises CheckpointError if the folder
-    does not record it."""
+    """Returns the revision that a folder was downloaded from. Raises CheckpointError if it has no record."""
     if kind_of(source) == "s3":
         return s3_checkpoint.downloaded_identity(folder)
     commit = hub.commit_of(folder)

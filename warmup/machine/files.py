@@ -271,8 +271,7 @@ def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
 
 
 def _is_ours(descriptor: int, is_kind: Callable[[int], bool]) -> bool:
-    """Returns whether an open file or folder has this kind, and only this user can have written to it. A file must
-    have no second hard link."""
+    """Returns whether an open file, without a second hard link, or folder is of this kind and only this user's."""
     state = os.fstat(descriptor)
     alone = state.st_nlink == 1 or stat.S_ISDIR(state.st_mode)
     return is_kind(state.st_mode) and state.st_uid == os.geteuid() and alone and not other_writers(state)

@@ -57,8 +57,7 @@ def python_module(module: str) -> list[str]:
 
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns this process's variables and ``more``, with which children import the same packages as this
-    process."""
+    """Returns this process's variables and ``more``, with which children import the packages of this process."""
     variables = dict(os.environ)
     if sys.flags.ignore_environment:
         variables = {name: value for name, value in variables.items() if not name.startswith("PYTHON")}

@@ -62,8 +62,7 @@ class Checkpoint:
         return cls.of(options, folder, config_of(options, folder))
 
     def whole(self) -> "Checkpoint":
-        """Returns the checkpoint with its weights, which are downloaded if missing. Raises CheckpointError if the
-        download fails."""
+        """Returns the checkpoint with its weights, downloaded if missing. Raises CheckpointError if that fails."""
         return self if self.bring is None else replace(self, folder=self.bring(), bring=None)
 
     @cached_property

@@ -55,8 +55,7 @@ class MemoryPlan:
         return planned_buffers(self.config, self.plan)
 
     def work(self, region: Region, rows: int) -> int:
-        """Returns the most bytes that a region takes at a bucket of ``rows``: its result and working memory,
-        without its inputs."""
+        """Returns the most bytes of a region's result and working memory at a bucket of ``rows``, inputs apart."""
         order = self.regions.of(region.component)
         place = order.index(region) if region in order else len(order)
         item = self._item

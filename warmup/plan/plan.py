@@ -67,8 +67,7 @@ class BucketTable:
         return tuple(bucket.size for bucket in self.buckets)
 
     def fit(self, rows: int) -> Bucket:
-        """Returns the smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or above the
-        largest bucket."""
+        """Returns the smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or too many."""
         if rows < 1:
             raise ValueError(f"a batch has at least one row, not {rows}")
         for bucket in self.buckets:
@@ -173,8 +172,7 @@ class Plan:
         return self.dtype != "int8"
 
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
-        """The named factors of the artifact key for this plan on this machine. Raises StartError if the machine
-        cannot be described."""
+        """The factors of the artifact key on this machine. Raises StartError if it cannot be described."""
         model = {
             **config.dimensions(),
             "dtype": self.dtype,
@@ -244,8 +242,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
 
 
 def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> tuple[int, ...]:
-    """Returns the sizes of decode steps alone, beside those of a plan without any. Raises StartError if an explicit
-    size cannot be one."""
+    """Returns the sizes of decode steps alone. Raises StartError if an explicit size cannot be one."""
     asked = compute.step_buckets
     if asked is None:
         none = plan.device_type == "cpu" or compute.buckets or compute.backend == "jit"

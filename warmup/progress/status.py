@@ -76,8 +76,7 @@ COMPONENTS: tuple[ComponentName, ...] = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class BucketStatus:
-    """Holds the state of a component's bucket. Its warm-up took ``seconds`` and began ``start`` seconds after
-    exec."""
+    """Holds the state of a component's bucket. Its warm-up took ``seconds``, from ``start`` seconds after exec."""
 
     component: ComponentName
     size: int
@@ -140,8 +139,7 @@ class StartupStatus:
         self._listeners: list[Callable[[StatusState], None]] = []
 
     def listen(self, listener: Callable[[StatusState], None]) -> None:
-        """Call ``listener`` with the state after each change, in order. The listener must not keep the state, nor
-        call this object."""
+        """Calls ``listener`` with the state after each change. The listener must not keep it or call this."""
         with self._lock:
             self._listeners.append(listener)
 

@@ -142,8 +142,7 @@ class Device(Protocol[B]):
         ...
 
     def staging(self, pixels: B, slots: B) -> Staging:
-        """Returns the staging for the encoder's inputs ``pixels`` [slots, height, width, 3] uint8 and ``slots``
-        [slots] int64."""
+        """Returns the staging for ``pixels`` [slots, height, width, 3] uint8 and ``slots`` [slots] int64."""
         ...
 
     def readback(self, tokens: B) -> Readback[B]:

@@ -87,8 +87,7 @@ class TokenChoice(Generic[B]):
 
     @cached_property
     def _normalised(self) -> tuple[B, B]:
-        """The constants False and True, [1] bool each. Either tells the beam region whether its scores are
-        log-probabilities already."""
+        """False and True, [1] bool each: whether the beam region's scores are log-probabilities already."""
         return self._flags(np.array([False])), self._flags(np.array([True]))
 
     def _flags(self, values: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> B:
@@ -180,8 +179,7 @@ class TokenChoice(Generic[B]):
 
 
 class Callables(NamedTuple):
-    """Holds the callables of a component's regions at a bucket, in their order, and a decoder's callables for token
-    choices other than greedy."""
+    """Holds the callables of a component's regions at a bucket, in order, and a decoder's for other tokens."""
 
     regions: tuple[RegionCall, ...]
     choice: Choice | None = None
@@ -241,8 +239,7 @@ class Runner(Generic[B]):
     """Static buffers and, for every bucket, the callables that work on them."""
 
     def __init__(self, model: Model[B], device: Device[B], images: int | None = None) -> None:
-        """``device``: the one that the model's buffers are on. ``images``: the most images of an encode; None: as
-        many as there are slots."""
+        """``device`` has the model's buffers. ``images``: the most images of an encode; None: one a slot."""
         self.model = model
         self.device = device
         self._most_images = model.state.slots if images is None else images
@@ -315,8 +312,7 @@ class Runner(Generic[B]):
 
     @cached_property
     def _images(self) -> tuple[B, B]:
-        """The encoder's input buffers at the largest bucket: pixels and slots. Smaller buckets use the first
-        rows."""
+        """The encoder's pixels and slots at the largest bucket. Smaller buckets use the first rows."""
         memory, rows = self.state.memory, self._most_images
         return memory.zeros("uint8", (rows, *self.config.vision.image_size, 3)), memory.zeros("int64", (rows,))
 
@@ -454,8 +450,7 @@ class Runner(Generic[B]):
         return self._choice.apply(logits, plan.rows, needs, plan.choice)
 
     def read_tokens(self, rows: int, beams: bool = False) -> PendingTokens:
-        """The last tokens of the first ``rows`` slots, as of now, to be read later on; with those of ended searches
-        if rows are ``beams``."""
+        """The last tokens of the first ``rows`` slots, to be read later on; with ``beams``, also ended searches."""
         return self._readback.start(rows, self._choice.beams.outcomes if beams else None)
 
     def tokens(self, rows: int) -> list[int]:

@@ -188,8 +188,7 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of killed downloads from a folder. Files of running downloads stay. Raises OSError if
-    the folder cannot be read."""
+    """Remove unfinished files of killed downloads. Raises OSError if the folder cannot be read."""
     for path in folder.iterdir():
         if _PART.fullmatch(path.name):
             with contextlib.suppress(OSError), locked_alone(path) as alone:

@@ -63,8 +63,7 @@ _logger = logging.getLogger("snapcap.build")
 
 
 class BackgroundBuild:
-    """Builds artifacts while the server runs. A thread controls the build; the compilers are child processes of the
-    lowest priority."""
+    """Builds artifacts while the server runs, on a thread, with compilers of the lowest priority."""
 
     def __init__(
         self, loaded: StartedModel, options: StartOptions, status: StartupStatus, on_device: OnDevice

@@ -76,8 +76,7 @@ class Libtorch:
         self.delete = functions.aoti_torch_delete_tensor_object
 
     def set_num_threads(self, count: int) -> None:
-        """Sets the number of threads for operations of the calling thread. The CPU library uses at most one thread
-        for each CPU."""
+        """Sets the threads of the calling thread's operations. The CPU library uses at most one for each CPU."""
         self._set_num_threads(_Int(count))
 
     def over(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:

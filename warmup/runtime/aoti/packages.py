@@ -60,8 +60,7 @@ def entry_name(region: str, size: int) -> str:
 
 
 def region_of(entry: str) -> tuple[str, int]:
-    """Returns the region and bucket size of an entry name of ``entry_name``. Raises ValueError if it is no name of
-    a package."""
+    """Returns region and bucket size of an entry name. Raises ValueError if it is no name of a package."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
         raise ValueError(f"{entry} is no name of a package")
