@@ -31,7 +31,6 @@ def server_options() -> str:
 
 
 def caption_options() -> str:
-    """Returns the table of the options of a caption."""
     rows = []
     for name, option in OPTIONS.items():
         unset = ", or -1: not given" if isinstance(option.kind, Number) and option.kind.unset else ""

@@ -35,7 +35,6 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Tells if no place is free."""
         return self.taken >= self.capacity
 
     def admit(self) -> "Permit":

@@ -102,16 +102,8 @@ class EngineObserver(Protocol):
     def tokens_generated(self, count: int) -> None: ...
 
 
-class NoObserver:
+class NoObserver(EngineObserver):
     """Discards every report of an engine, such as the rehearsal's."""
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def tokens_generated(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -157,7 +149,7 @@ class Engine:
         self._observer = observer
         self._turn_ended = turn_ended
         self._calls: queue.SimpleQueue[Callable[[], Exception | None]] = queue.SimpleQueue()
-        self._stopping = False
+        self.is_stopping = False  # new requests are refused
         self._failures = DeviceFailures()
         self._turns = self._work = 0
         self._doing = ""
@@ -202,13 +194,8 @@ class Engine:
 
     def stop(self) -> None:
         """Refuses new requests and lets ``run`` return once no request is left."""
-        self._scheduler.close()  # before `_stopping`, so that every request that was accepted is served
-        self._stopping = True
-
-    @property
-    def is_stopping(self) -> bool:
-        """Returns whether `stop` was called: new requests are refused."""
-        return self._stopping
+        self._scheduler.close()  # before `is_stopping`, so that every request that was accepted is served
+        self.is_stopping = True
 
     def run(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> None:
         """Serves requests until ``stop``; the calling thread becomes the device thread.
@@ -219,7 +206,7 @@ class Engine:
             DeviceFailedError: the device was given up; every request that ran or waited has failed.
         """
         scheduler = self._scheduler
-        while not (self._stopping and not scheduler.running and not scheduler.depth and self._beside is None):
+        while not (self.is_stopping and not scheduler.running and not scheduler.depth and self._beside is None):
             if self._beside is None:
                 scheduler.wait()
             try:

@@ -144,7 +144,6 @@ class CaptionRequest:
         return self.pixels
 
     def admitted(self) -> None:
-        """Calls ``on_admitted``."""
         if self.on_admitted is not None:
             self._call(self.on_admitted)
 

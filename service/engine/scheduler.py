@@ -166,7 +166,6 @@ class Gathering:
         self._image_s = min(self._image_s, seconds / images)
 
     def ended(self, captions: int, moment: float) -> None:
-        """Notes that captions ended."""
         self._ended += [moment] * captions
 
     def begin(self) -> tuple[int, float]:
@@ -396,7 +395,6 @@ class Scheduler:
         return self._held <= MOST_STEPS_HELD
 
     def slots_of(self, row: RunningRequest) -> list[int]:
-        """Returns the slots of a running request."""
         return [slot for slot, each in enumerate(self.running) if each is row]
 
     def needs_step(self) -> bool:

@@ -76,9 +76,6 @@ def start_build(
     return _BackgroundWork(begin).stop
 
 
-_LOWEST_PRIORITY = 19
-
-
 def start_preparing(options: "StartOptions", loaded: "StartedModel") -> Callable[[], object]:
     """Schedules the preparation of weights, in a process. Returns a function that ends it."""
     if loaded.weights in ("hit", "off"):
@@ -87,12 +84,13 @@ def start_preparing(options: "StartOptions", loaded: "StartedModel") -> Callable
     def prepare(work: _BackgroundWork) -> None:
         try:
             from snapcap.warmup.artifacts.store import WEIGHTS  # noqa: PLC0415  starts do without it
+            from snapcap.warmup.machine.worker import LOWEST_PRIORITY  # noqa: PLC0415  starts do without it
             from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
 
             if not _is_writable(options.store_folder / WEIGHTS):
                 _weights_logger.info("weights are not prepared: the artifact folder is read-only")
                 return
-            worker = weights_worker(loaded.checkpoint.folder, loaded.plan, options, _LOWEST_PRIORITY)
+            worker = weights_worker(loaded.checkpoint.folder, loaded.plan, options, LOWEST_PRIORITY)
             if not work.keep(worker.stop):
                 return
             prepared = prepare_in_worker(worker, thorough=loaded.weights == "corrupt")

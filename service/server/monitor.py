@@ -172,7 +172,7 @@ class EngineClient:
 
             folder = self._folder.result()
             settings = self.settings
-            checkpoint = Checkpoint.read(settings, folder)
+            checkpoint = Checkpoint.of(settings, folder)
             _ = checkpoint.tokenizer
             self._pixels.open(checkpoint.config.vision.image_size)
             if not self._image_decoder.begin(checkpoint.transform, self._image_library.result()):

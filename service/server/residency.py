@@ -287,7 +287,6 @@ class Resident:
 
     @property
     def device(self) -> str:
-        """The model's device, as in the options."""
         return self._settings.compute.device
 
     @property

@@ -59,7 +59,6 @@ class StartResult:
         _logger.info("ready", extra={"fields": fields})
 
     def failed(self, error: BaseException) -> None:
-        """Reports the error and ends the server."""
         sentence = one_line(error)
         if self.told_failed(sentence):
             _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
@@ -91,7 +90,6 @@ def attach(
 
 
 def weights_on_disk(folder: Path) -> WeightFiles:
-    """Describes the files of a checkpoint folder that hold the weights."""
     try:
         found = [(file.name, file.stat()) for file in weight_files(folder)]
     except (WeightsError, OSError):

@@ -103,7 +103,6 @@ class LineHandler(logging.StreamHandler[TextIO]):
         self.flush()
 
     def flush(self) -> None:
-        """Writes the collected records."""
         records: list[logging.LogRecord] = []
         self.acquire()
         try:

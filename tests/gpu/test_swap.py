@@ -36,7 +36,7 @@ def test_running_rows_keep_their_tokens(
         for step in range(STEPS):
             if step % 4 == 1 and swaps:
                 component, bucket = swaps.pop(0)
-                swap_bucket(runner, model.dtype, component, bucket, backend)
+                swap_bucket(runner, component, bucket, backend)
             if step == STEPS // 2:
                 runner.encode(one, images[3:], 3)
                 runner.admit(3, [SlotRequest()])

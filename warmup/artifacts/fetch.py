@@ -126,7 +126,6 @@ class Fetched:
 
     @classmethod
     def failed(cls, error: Exception) -> "Fetched":
-        """Returns the result of a fetch that failed with this error."""
         failure = NotFetchedError.of(error)
         return cls(failure.result, failure.reason, differences=failure.differences)
 
@@ -189,7 +188,6 @@ class Found:
 
     @property
     def weights(self) -> Weights:
-        """Returns the description of the model's weights."""
         return self.manifest.model_weights
 
 

@@ -265,7 +265,6 @@ def is_digest(text: object) -> bool:
 
 
 def seal_payload(payload: bytes, signer: Signer | None) -> bytes:
-    """Returns the envelope of a payload, signed if there is a signer."""
     signatures = []
     if signer:
         signature = signer.sign(_pre_authentication(payload))

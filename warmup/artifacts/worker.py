@@ -91,7 +91,7 @@ def fetch_worker(options: StartOptions, *, model: bool = False, signs: bool = Fa
 
 class Fetcher:
     """Fetches through a worker process, which starts with the first task that needs it. The worker does one task at
-    a time, and is ended at the deadline of a task. A context manager; thread-safe."""
+    a time, and is ended at the deadline of a task. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
         """``worker``: from ``fetch_worker``, if its process was launched already."""
@@ -99,14 +99,7 @@ class Fetcher:
         self._worker = worker or fetch_worker(options)
         self._lock = threading.Lock()
 
-    def __enter__(self) -> "Fetcher":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """End the worker."""
         self._worker.stop()
 
     def packages(self, key: str, factors: Factors, trust: Trust) -> Fetched:
@@ -154,7 +147,7 @@ def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | N
         if store.remote is None:
             local = FolderStore.open(options.store_folder)
             return Artifacts(key, factors, fetch(None, local, key, factors, trust, store.deadline))
-        with contextlib.nullcontext(fetcher) if fetcher else Fetcher(options) as fetching:
+        with contextlib.nullcontext(fetcher) if fetcher else contextlib.closing(Fetcher(options)) as fetching:
             return Artifacts(key, factors, fetching.packages(key, factors, trust))
     except StoreError as error:  # without the local folder no artifact can be loaded, but eager can serve
         return Artifacts(key, factors, Fetched("error", str(error)))

@@ -65,7 +65,6 @@ class Room:
         return True
 
     def leave(self, need: int) -> None:
-        """Release ``need`` reserved bytes."""
         with self.changed:
             self._used -= need
             self._running -= 1
@@ -428,7 +427,6 @@ class Builder:
                 return
 
     def _compile_all(self, compiler: Worker, packages: WorkQueue[Task], checks: _Checks) -> None:
-        """Compile packages with one worker until the queue is empty."""
         with compiler:
             while not self._stopped.is_set():
                 with packages.taken() as task:
@@ -452,7 +450,6 @@ class Builder:
                     built.no_libraries[entry] = f"it cannot be compiled: {error}"
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
-        """Check packages with one worker until the queue is closed and empty."""
         with checker:
             while not self._stopped.is_set():
                 with checks.taken() as compiled:

@@ -91,7 +91,6 @@ def seal(file: int) -> None:
 
 
 def is_sealed(file: int) -> bool:
-    """Returns whether `seal` has fixed the size of a file."""
     import fcntl  # noqa: PLC0415 - other systems than Unix lack it
 
     with contextlib.suppress(OSError, AttributeError):

@@ -80,7 +80,7 @@ def _read_lines(lines: "queue.SimpleQueue[bytes]") -> None:
 
 _LINE_LIMIT = 1_000_000  # most characters of an answer; a usual answer has a few thousand
 _MOST_SAID = 64 << 10  # most characters that an untrusted worker may write to standard error for one task
-_LOWEST = 19
+LOWEST_PRIORITY = 19
 _ERROR_LINES = 10
 _LONGEST_REASON = 2000
 _LAST_WORDS_S = 2.0  # seconds that a worker may take to end after it has closed its output
@@ -243,7 +243,7 @@ class Worker:
         if self._nice:
             try:
                 own = os.getpriority(os.PRIO_PROCESS, 0)
-                os.setpriority(os.PRIO_PROCESS, process.pid, min(own + self._nice, _LOWEST))
+                os.setpriority(os.PRIO_PROCESS, process.pid, min(own + self._nice, LOWEST_PRIORITY))
             except ProcessLookupError:  # the process has ended
                 pass
             except OSError as error:
@@ -255,7 +255,6 @@ class Worker:
         return process
 
     def _exchange(self, process: "subprocess.Popen[str]", question: str) -> dict[str, Any]:
-        """Send one line and return the answer."""
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("a worker has pipes")
         self._said = 0

@@ -36,8 +36,7 @@ class Checkpoint:
     """Holds a checkpoint on the local disk: everything except its weights. The tokenizer is read on first use.
 
     ``bring``: if ``folder`` lacks the weights, because the start has prepared weights, a function that downloads
-        the
-    whole checkpoint and returns its folder.
+    the whole checkpoint and returns its folder.
     """
 
     name: str
@@ -47,19 +46,15 @@ class Checkpoint:
     bring: Callable[[], Path] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, options: StartOptions, folder: Path, config: ModelConfig) -> "Checkpoint":
-        """Reads the checkpoint of these options with a configuration that is already read. Raises ConfigError if
-        its files cannot be used."""
+    def of(cls, options: StartOptions, folder: Path, config: ModelConfig | None = None) -> "Checkpoint":
+        """Reads the checkpoint of these options from ``folder``. ``config``: the configuration, if it is read
+        already. Raises ConfigError if its files cannot be used."""
         from snapcap.models.processing.transform import ImageTransform  # noqa: PLC0415  imports numpy
 
+        config = config or config_of(options, folder)
         vision = config.vision
         transform = ImageTransform.from_folder(folder, vision.image_size, options.images.max_pixels, vision.family)
         return cls(options.model.source, folder, config, transform)
-
-    @classmethod
-    def read(cls, options: StartOptions, folder: Path) -> "Checkpoint":
-        """Reads the checkpoint of these options from ``folder``. Raises ConfigError as ``of`` does."""
-        return cls.of(options, folder, config_of(options, folder))
 
     def whole(self) -> "Checkpoint":
         """Returns the checkpoint with its weights, downloaded if missing. Raises CheckpointError if that fails."""
@@ -94,7 +89,7 @@ def downloaded(options: StartOptions, identity: Mapping[str, str]) -> Path:
 def read_checkpoint(options: StartOptions) -> Checkpoint:
     """Downloads the checkpoint if needed, and reads everything except the weights. Raises CheckpointError or
     ConfigError if the source or its files cannot be used."""
-    return Checkpoint.read(options, resolved(options))
+    return Checkpoint.of(options, resolved(options))
 
 
 _logger = logging.getLogger("snapcap.start")

@@ -114,7 +114,6 @@ class Plan:
 
     @property
     def device_index(self) -> int:
-        """The index of the plan's GPU."""
         return int(self.device.partition(":")[2] or 0)
 
     @property
@@ -138,7 +137,6 @@ class Plan:
         return self.step_table.largest.size
 
     def sizes(self, component: str) -> tuple[int, ...]:
-        """The bucket sizes of ``encoder`` or ``decoder``."""
         return (self.table if component == "encoder" else self.step_table).sizes
 
     def pinned(self, options: StartOptions) -> StartOptions:
@@ -147,7 +145,6 @@ class Plan:
         return replace(options, compute=compute)
 
     def mode(self, component: str) -> str:
-        """The compile mode of ``encoder`` or ``decoder``."""
         return self.encoder_mode if component == "encoder" else self.decoder_mode
 
     def takes_cudnn_attention(self, component: str) -> bool:

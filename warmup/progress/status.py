@@ -38,7 +38,6 @@ class CompilerCounts(NamedTuple):
 
 
 def compiler_counts() -> CompilerCounts:
-    """Returns the compiler's counts in this process."""
     return CompilerCounts(compiled_graphs(), cache_counts(), torch_modules())
 
 
@@ -185,12 +184,10 @@ class StartupStatus:
         return {"startup": total if before is None else before, "serving": 0 if before is None else total - before}
 
     def cache_counts(self) -> CacheCounts:
-        """Returns the lookups in torch's compile caches."""
         return self._compiler().caches
 
     @property
     def torch_modules(self) -> int:
-        """Returns the number of torch's Python modules in the server's processes."""
         return self._compiler().modules
 
     def fetched(self, artifacts: "Artifacts") -> None:
@@ -236,7 +233,6 @@ class StartupStatus:
         return (self.state.build or {}).get("state") == "building"
 
     def counts(self, name: str) -> dict[tuple[str, ...], int]:
-        """Returns a counter's values by its labels."""
         with self._lock:
             return {labels[1:]: count for labels, count in self.state.counts.items() if labels[0] == name}
 
@@ -269,7 +265,6 @@ class StartupStatus:
             return self.state.buckets[component, size]
 
     def decoder_backend(self, size: int) -> str:
-        """Returns the backend that runs the decode step of this bucket."""
         return self.bucket("decoder", size).backend
 
     def buckets(self) -> list[BucketStatus]:

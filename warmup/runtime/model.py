@@ -71,7 +71,6 @@ class Backend(Protocol):
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """Returns a function of (activations, caches, weights) that returns the region's output tensor."""
-        ...
 
 
 class EagerBackend:
@@ -94,11 +93,9 @@ class Packages(Protocol):
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         """Returns the package's function. Raises PackageError if the file cannot be opened."""
-        ...
 
     def eager(self, region: Region) -> RegionCall:
         """Returns the region's own function, for use if a package cannot be opened at its first call."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,6 @@ class TokenChoice(Generic[B]):
         self.beams.group(slots, 1 + len(row.prompt), row.new_tokens, params.length_penalty, params.early_stopping)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Move the beam state of rows from source slots to target slots."""
         if self._used:
             self.beams.move(sources, targets)
 
@@ -198,15 +197,18 @@ _Calls = list[tuple[RegionCall, tuple[B, ...]]]
 
 
 @dataclass(frozen=True)
-class _Encode(Generic[B]):
-    """The encoder's regions at one bucket, for one number of tokens, with everything but the images bound."""
+class _Launches(Generic[B]):
+    """A step at one bucket, or an encode for one number of tokens, with caches, weights and ``first`` bound."""
 
-    pixels: B  # [B, height, width, 3] uint8; of packed pictures [B, tokens, width, 3]
+    first: B  # tokens [B] int64; pixels [B, height, width, 3] uint8, of packed pictures [B, tokens, width, 3]
     calls: _Calls[B]
     captured: Captured[B] | None = None
 
     def run(self) -> B:
-        return self.captured.replay() if self.captured else _run(self.pixels, self.calls)
+        return self.captured.replay() if self.captured else _run(self.first, self.calls)
+
+    def recorded(self, device: Device[B]) -> "_Launches[B]":
+        return replace(self, captured=device.record(lambda: _run(self.first, self.calls)))
 
 
 @dataclass(frozen=True)
@@ -214,23 +216,21 @@ class _EncodePlan(Generic[B]):
     """The encoder at one bucket."""
 
     slots: B  # [B] int64
-    encodes: Mapping[int, _Encode[B]]  # by the number of tokens that pictures are padded to, ascending; or only 0
+    encodes: Mapping[int, _Launches[B]]  # by the number of tokens that pictures are padded to, ascending; or only 0
 
-    def holding(self, tokens: int) -> _Encode[B]:
+    def holding(self, tokens: int) -> _Launches[B]:
         """Returns the encode of the fewest tokens that holds so many."""
         return next(encode for most, encode in self.encodes.items() if most >= tokens or not most)
 
 
 @dataclass(frozen=True)
 class _StepPlan(Generic[B]):
-    """The decoder's regions at one bucket, with the caches' views and the weights of each layer bound."""
+    """The decoder at one bucket."""
 
     rows: int
-    tokens: B
-    run: Callables
-    calls: _Calls[B]
+    callables: Callables
     choice: Choice
-    captured: Captured[B] | None = None
+    launches: _Launches[B]
     # With penalties and beams, by what of these it does; recorded when a row needs them first.
     choices: dict[Needs, Captured[B]] = field(default_factory=dict)
 
@@ -251,14 +251,12 @@ class Runner(Generic[B]):
         self._choice = TokenChoice(self.state, self.config)
 
     def bind(self, component: Component, bucket: Bucket, callables: Callables) -> None:
-        """Run a component's bucket with these callables from now on."""
         if component == "encoder":
             self._encode[bucket] = self._encode_plan(bucket, callables)
         else:
             self._step[bucket] = self._step_plan(bucket, callables)
 
     def is_bound(self, component: Component, bucket: Bucket) -> bool:
-        """Returns whether a component's bucket has callables."""
         return bucket in (self._encode if component == "encoder" else self._step)
 
     def capture(self, component: Component, bucket: Bucket) -> None:
@@ -269,14 +267,12 @@ class Runner(Generic[B]):
         """
         if component == "encoder":
             plan = self._encode[bucket]
-            encodes = dict(plan.encodes)
-            for tokens in reversed(encodes):
-                encode = replace(encodes[tokens], captured=None)
-                encodes[tokens] = replace(encode, captured=self.device.record(encode.run))
-            self._encode[bucket] = replace(plan, encodes=encodes)
+            sizes = sorted(plan.encodes, reverse=True)
+            encodes = {tokens: plan.encodes[tokens].recorded(self.device) for tokens in sizes}
+            self._encode[bucket] = replace(plan, encodes=dict(sorted(encodes.items())))
         else:
             step = self._step[bucket]
-            self._step[bucket] = replace(step, captured=self.device.record(lambda: self._run_decoder(step)))
+            self._step[bucket] = replace(step, launches=step.launches.recorded(self.device))
 
     def run_aside(self, component: Component, bucket: Bucket) -> None:
         """Run a bucket once with its callables, between two steps of running rows, and change none of these rows.
@@ -293,17 +289,14 @@ class Runner(Generic[B]):
         own = dict(zip(ROWS, self.state.rows(ROWS, bucket.size), strict=True))
         own |= {name: memory.zeros(*memory.spec(own[name])) for name in ("tokens", "positions")}
         memory.write(own["positions"], range(bucket.size), np.full(bucket.size, last))
-        _run(own["tokens"], self._calls("decoder", bucket, self._step[bucket].run, own))
+        _run(own["tokens"], self._calls("decoder", bucket, self._step[bucket].callables, own))
 
     def run_first_layers(self, component: Component, bucket: Bucket) -> None:
         """Run each region of a bucket with only its first layer, on any content of the buffers. All layers run the
         same code, so this loads all that a first run loads. The result has no meaning. No row may be running."""
-        if component == "encoder":
-            for encode in self._encode[bucket].encodes.values():
-                _run(encode.pixels, _first_layers(encode.calls))
-        else:
-            step = self._step[bucket]
-            _run(step.tokens, _first_layers(step.calls))
+        encodes = self._encode[bucket].encodes.values() if component == "encoder" else [self._step[bucket].launches]
+        for each in encodes:
+            _run(each.first, _first_layers(each.calls))
 
     def twin(self) -> "Runner[B]":
         """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
@@ -324,19 +317,19 @@ class Runner(Generic[B]):
         memory, known = self.state.memory, self._encode.get(bucket)
         images, all_slots = self._images
         slots = memory.view(all_slots, slice(bucket.size)) if known is None else known.slots
-        encodes: dict[int, _Encode[B]] = {}
+        encodes: dict[int, _Launches[B]] = {}
         for region in self.regions.encoder:
             if region.tokens not in encodes:
                 calls = self._calls("encoder", bucket, callables, {"slots": slots}, region.tokens)
-                encodes[region.tokens] = _Encode(pixels_of(region, images, bucket.size, memory), calls)
+                encodes[region.tokens] = _Launches(pixels_of(region, images, bucket.size, memory), calls)
         return _EncodePlan(slots, encodes)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan[B]:
         if callables.choice is None:
             raise ValueError("these are an encoder's callables")
         own = dict(zip(ROWS, self.state.rows(ROWS, bucket.size), strict=True))
-        calls = self._calls("decoder", bucket, callables, own)
-        return _StepPlan(bucket.size, own["tokens"], callables, calls, callables.choice)
+        launches = _Launches(own["tokens"], self._calls("decoder", bucket, callables, own))
+        return _StepPlan(bucket.size, callables, callables.choice, launches)
 
     def _calls(
         self, component: Component, bucket: Bucket, callables: Callables, own: Mapping[str, B], tokens: int = 0
@@ -428,7 +421,7 @@ class Runner(Generic[B]):
         if needs.penalties or needs.beams:
             scores = self._chosen(plan, replace(needs, sampling=False))
         else:
-            scores = plan.captured.replay() if plan.captured else self._run_decoder(plan)
+            scores = plan.launches.run()
         if needs.sampling:
             self._choice.sample(scores, bucket.size, plan.choice)
         return scores
@@ -439,15 +432,14 @@ class Runner(Generic[B]):
         and the step is run all the same."""
         if needs in plan.choices:
             return plan.choices[needs].replay()
-        if plan.captured is None:
-            return self._apply(plan, self._run_decoder(plan), needs)
-        scores = self._apply(plan, plan.captured.replay(), needs)
-        with contextlib.suppress(NoRoomError):  # a later step may have it
-            plan.choices[needs] = self.device.record(lambda: self._apply(plan, self._run_decoder(plan), needs))
+        step = plan.launches
+        scores = self._choice.apply(step.run(), plan.rows, needs, plan.choice)
+        if step.captured is not None:
+            with contextlib.suppress(NoRoomError):  # a later step may have it
+                plan.choices[needs] = self.device.record(
+                    lambda: self._choice.apply(_run(step.first, step.calls), plan.rows, needs, plan.choice)
+                )
         return scores
-
-    def _apply(self, plan: _StepPlan[B], logits: B, needs: Needs) -> B:
-        return self._choice.apply(logits, plan.rows, needs, plan.choice)
 
     def read_tokens(self, rows: int, beams: bool = False) -> PendingTokens:
         """The last tokens of the first ``rows`` slots, to be read later on; with ``beams``, also ended searches."""
@@ -474,9 +466,6 @@ class Runner(Generic[B]):
         slots still have are of earlier requests."""
         if moves:
             self.state.move(*zip(*moves, strict=True))
-
-    def _run_decoder(self, plan: _StepPlan[B]) -> B:
-        return _run(plan.tokens, plan.calls)
 
 
 def _first_layers(calls: _Calls[B]) -> _Calls[B]:

@@ -116,7 +116,6 @@ def check_deadline(deadline: float, where: str) -> None:
 
 
 def deadline_error(where: str) -> S3Error:
-    """Makes the error of a download that missed its deadline."""
     return S3Error(f"{where}: the download did not finish before its deadline; raise it or check the network")
 
 
@@ -245,7 +244,6 @@ class _Job:
             self._held = None
 
     def _part(self, start: int, end: int) -> None:
-        """Download bytes [start, end) of the object."""
         with translated(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
             for chunk in self.ranges.read(start, end):
                 write_all(file.fileno(), chunk, start)

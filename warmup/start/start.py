@@ -101,12 +101,10 @@ class Loader(AbstractContextManager[object], Protocol[B]):
     @property
     def jit(self) -> "Jit | None":
         """The compiler of the jit backend."""
-        ...
 
     @property
     def eager(self) -> "Backend | None":
         """The backend of a bucket whose compiled code fails. None: such a failure ends the loader's start."""
-        ...
 
     def open_device(self) -> "Device[B]": ...
 
@@ -114,12 +112,10 @@ class Loader(AbstractContextManager[object], Protocol[B]):
         """Loads the weights onto the device, from prepared weights if possible, and makes the buffers. Returns the
         model, and the checkpoint with the files that the weights were read from. Raises WeightsError if the weights
         cannot be read or do not fit the configuration."""
-        ...
 
     def open_packages(self, warmer: "Warmer", model: "Model[B]", artifacts: Artifacts | None) -> "Backend":
         """Returns the backend that serves. The warmer has put all buckets of encodes on it if their packages are
         opened here; otherwise other threads open packages while the first ones run."""
-        ...
 
 
 class _SmallerPlanError(Exception):

@@ -71,7 +71,6 @@ class Turns:
         self._turn.admitted.append(number)
 
     def token(self, number: int, token: int) -> None:
-        """Reports a generated token of a request that streams."""
         self._turn.tokens.append((number, token))
 
     def done(self, number: int, future: "Future[Completion]") -> None:

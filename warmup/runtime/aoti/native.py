@@ -17,7 +17,7 @@ from snapcap.models.memory.memory import HostMemory, Spec, row_major
 from snapcap.models.regions.table import Region, RegionCall, Weights
 from snapcap.models.weights.prepared import MappedWeights, PreparedTensor
 from snapcap.warmup.artifacts.manifest import VerifiedFile
-from snapcap.warmup.runtime.aoti.packages import AotiError, Container, Containers
+from snapcap.warmup.runtime.aoti.packages import AotiError, Containers
 
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
 _KINDS: dict[str, Any] = {
@@ -112,7 +112,6 @@ class Libtorch:
         self._call("aoti_torch_copy_", target, source, 1)
 
     def another(self, tensor: int) -> int:
-        """Returns another handle of a tensor."""
         handle = _Pointer()
         self._call("aoti_torch_new_tensor_handle", tensor, ctypes.byref(handle))
         return handle.value or 0
@@ -174,7 +173,6 @@ class NativeTensor:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """Describes the tensor's memory to numpy."""
         address, dtype, shape, strides = self.described
         kind = np.dtype(_KINDS[dtype])
         steps = tuple(step * kind.itemsize for step in strides)
@@ -193,7 +191,6 @@ class NativeTensor:
 
     @property
     def spec(self) -> Spec:
-        """The dtype, shape and strides."""
         return self.described[1:]
 
 
@@ -258,11 +255,9 @@ class NativePackages:
     threads: int | None = None
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
-        return self.function(self.containers.open(entry, package))
-
-    def function(self, container: Container) -> RegionCall:
-        """Wraps a container as a function. The caller keeps the inputs, for which the function passes copies of
-        their handles to the container. The function raises AotiError if it fails."""
+        """Returns the package's function. The caller keeps the inputs: the function passes copies of their
+        handles to the container. The function raises AotiError if it fails."""
+        container = self.containers.open(entry, package)
         libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
 
         def call(*inputs: NativeTensor) -> NativeTensor:
@@ -272,7 +267,7 @@ class NativePackages:
                 if duplicate(tensor.handle, place) != 0:
                     raise AotiError("an input cannot be handed over")
                 place += _HANDLE_BYTES
-            return NativeTensor(libtorch, container.run_given(given, stream))
+            return NativeTensor(libtorch, container.run(given, stream))
 
         return call
 

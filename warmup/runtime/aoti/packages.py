@@ -20,7 +20,6 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import field
 from functools import partial
@@ -197,19 +196,15 @@ class Container:
             raise AotiError(f"its model cannot be made on {device}")
         return cls(library, handle)
 
-    def run(self, inputs: Sequence[int], stream: int | None) -> int:
+    def run(self, given: "ctypes.Array[ctypes.c_void_p]", stream: int | None) -> int:
         """Run the model on a CUDA stream (None: the default stream).
 
-        ``inputs``: AtenTensorHandles in the order of the package's inputs. The run takes ownership of them. Returns
-        the AtenTensorHandle of the only output, which the caller owns.
+        ``given``: AtenTensorHandles in the order of the package's inputs. The run takes ownership of them; the
+        caller may reuse the array. Returns the AtenTensorHandle of the only output, which the caller owns.
 
         Raises:
             AotiError: an operator failed; its message is on the standard error of the process.
         """
-        return self.run_given((ctypes.c_void_p * len(inputs))(*inputs), stream)
-
-    def run_given(self, given: "ctypes.Array[ctypes.c_void_p]", stream: int | None) -> int:
-        """Runs the package as ``run`` does, with the handles in an array, which the caller may reuse."""
         output = ctypes.c_void_p()
         # The multi-threaded variant has locks and events, which break the capture of a CUDA graph.
         status = self.library.AOTInductorModelContainerRunSingleThreaded(
