@@ -102,8 +102,16 @@ class EngineObserver(Protocol):
     def tokens_generated(self, count: int) -> None: ...
 
 
-class NoObserver(EngineObserver):
+class NoObserver:
     """Discards every report of an engine, such as the rehearsal's."""
+
+    def queue_waited(self, seconds: float) -> None: ...
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def tokens_generated(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Collects the metrics of the start and of the process at scrape time, from the records of the start."""
 
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
@@ -17,6 +18,7 @@ from snapcap.warmup.progress.status import BUILD_RESULTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.version import snapcap_version
 
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 _MARKS = {
     "live": "until the port was bound and /livez could answer",
     "ready": "until /readyz answered 200",
@@ -80,11 +82,9 @@ class StartupCollector(Collector):
             yield from self._artifacts()
 
     def _lifecycle(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily("snapcap_lifecycle_state", "1 for the state the process is in.", labels=["state"])
         current = self.readiness.state
-        for each in State:
-            state.add_metric([each.value], float(each is current))
-        yield state
+        states = {(each.value,): float(each is current) for each in State}
+        yield _gauge("lifecycle_state", "1 for the state the process is in.", ("state",), states)
         ready = float(current is State.READY)
         yield GaugeMetricFamily("snapcap_ready", "1 when /readyz answers 200.", value=ready)
         marks = self.timeline.marks()
@@ -95,18 +95,12 @@ class StartupCollector(Collector):
 
     def _phases(self) -> Iterator[Metric]:
         now = self.timeline.now()
-        seconds: dict[str, float] = {}
+        seconds: dict[tuple[str, ...], float] = {}
         for phase in self.timeline.phases():
             end = now if phase.end is None else phase.end
-            seconds[phase.name] = seconds.get(phase.name, 0.0) + end - phase.start
-        duration = GaugeMetricFamily(
-            "snapcap_startup_phase_duration_seconds",
-            "Seconds of each phase of the start, so far when it still runs. Phases overlap.",
-            labels=["phase"],
-        )
-        for phase_name, value in seconds.items():
-            duration.add_metric([phase_name], value)
-        yield duration
+            seconds[phase.name,] = seconds.get((phase.name,), 0.0) + end - phase.start
+        text = "Seconds of each phase of the start, so far when it still runs. Phases overlap."
+        yield _gauge("startup_phase_duration_seconds", text, ("phase",), seconds)
 
     def _buckets(self) -> Iterator[Metric]:
         status = self.status.to_dict()
@@ -126,15 +120,9 @@ class StartupCollector(Collector):
             labels = {"result": self.status.state.weights.result}
             yield _info("startup_weights", "1 for the result of the lookup of prepared weights.", labels)
         buckets = self.status.buckets()
-        duration = GaugeMetricFamily(
-            "snapcap_warmup_bucket_duration_seconds",
-            "Seconds it took to make a bucket (rows) ready.",
-            labels=["component", "bucket"],
-        )
-        for bucket in buckets:
-            if bucket.seconds is not None:
-                duration.add_metric([bucket.component, str(bucket.size)], bucket.seconds)
-        yield duration
+        text = "Seconds it took to make a bucket (rows) ready."
+        warmed = {(each.component, str(each.size)): each.seconds for each in buckets if each.seconds is not None}
+        yield _gauge("warmup_bucket_duration_seconds", text, ("component", "bucket"), warmed)
         expected, completed = len(buckets), sum(bucket.state not in ("pending", "failed") for bucket in buckets)
         yield GaugeMetricFamily("snapcap_warmup_buckets_expected", "Buckets to make ready.", value=expected)
         yield GaugeMetricFamily("snapcap_warmup_buckets_completed", "Buckets that are ready.", value=completed)
@@ -180,27 +168,19 @@ class StartupCollector(Collector):
             "Calls of the jit backend that ran eager because none of the region's graphs fitted.",
             ("region", "bucket"),
         )
-        cached = CounterMetricFamily(
-            "snapcap_compile_cache", "Lookups of the jit backend in torch's compile caches.", labels=["result"]
-        )
-        for result, count in zip(("hit", "miss", "bypass"), self.status.cache_counts(), strict=True):
-            cached.add_metric([result], count)
-        yield cached
-        compiled = CounterMetricFamily(
-            "snapcap_compile_events", "Graphs compiled, before and after READY.", labels=["when"]
-        )
-        for when, count in self.status.compile_events().items():
-            compiled.add_metric([when], count)
-        yield compiled
+        looked_up = zip((("hit",), ("miss",), ("bypass",)), self.status.cache_counts(), strict=True)
+        text = "Lookups of the jit backend in torch's compile caches."
+        yield _filled(CounterMetricFamily("snapcap_compile_cache", text, labels=["result"]), dict(looked_up))
+        compiled = {(when,): count for when, count in self.status.compile_events().items()}
+        text = "Graphs compiled, before and after READY."
+        yield _filled(CounterMetricFamily("snapcap_compile_events", text, labels=["when"]), compiled)
 
     def _counter(
         self, name: str, text: str, labels: tuple[str, ...], known: Iterable[tuple[str, ...]] = ()
     ) -> Metric:
         """Returns a counter. `known` has the values of its labels whose series begin at 0."""
-        family = CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels))
-        for values, count in {**dict.fromkeys(known, 0), **self.status.counts(name)}.items():
-            family.add_metric(list(values), count)
-        return family
+        samples = {**dict.fromkeys(known, 0), **self.status.counts(name)}
+        return _filled(CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels)), samples)
 
 
 def register_process_collectors(registry: CollectorRegistry) -> None:
@@ -210,9 +190,18 @@ def register_process_collectors(registry: CollectorRegistry) -> None:
     GCCollector(registry=registry)
 
 
-def _info(name: str, text: str, labels: dict[str, str]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"snapcap_{name}", text, labels=list(labels))
-    family.add_metric(list(labels.values()), 1.0)
+def _info(name: str, text: str, labels: dict[str, str]) -> Metric:
+    return _gauge(name, text, tuple(labels), {tuple(labels.values()): 1.0})
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Mapping[tuple[str, ...], float]) -> Metric:
+    return _filled(GaugeMetricFamily(f"snapcap_{name}", text, labels=list(labels)), samples)
+
+
+def _filled(family: Family, samples: Mapping[tuple[str, ...], float]) -> Family:
+    """Adds samples by the values of their labels to a family, and returns it."""
+    for values, value in samples.items():
+        family.add_metric(list(values), value)
     return family
 
 
