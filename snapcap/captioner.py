@@ -217,11 +217,7 @@ class Captioner:
         return Asked(resolved, checked.timeout)
 
     def _begin(
-        self,
-        asked: Asked,
-        image: Image,
-        future: _Pending,
-        tokens: "queue.SimpleQueue[int | None] | None" = None,
+        self, asked: Asked, image: Image, future: _Pending, tokens: "queue.SimpleQueue[int | None] | None" = None
     ) -> None:
         """Decodes an image and submits it to the engine. An error becomes the exception of the future."""
         try:

@@ -96,12 +96,7 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
 
 
 def caption_images(
-    model: Model,
-    images: Sequence[str],
-    options: CaptionOptions,
-    outputs: Outputs,
-    progress: Progress,
-    threads: int,
+    model: Model, images: Sequence[str], options: CaptionOptions, outputs: Outputs, progress: Progress, threads: int
 ) -> Tally:
     """Captions ``images`` and writes the captions in the order of the images; ``threads`` decode images ahead.
 

@@ -69,12 +69,7 @@ class OfflineModel:
         self._changed = threading.Event()
         self._status = StartupStatus()
         self._device = DeviceThread(
-            settings,
-            Timeline.since_exec(),
-            self._status,
-            NoObserver(),
-            self._ready,
-            self._failed,
+            settings, Timeline.since_exec(), self._status, NoObserver(), self._ready, self._failed
         )
 
     def start(self) -> Model:

@@ -72,9 +72,7 @@ def open_bar(console: "Console", *, rate: bool) -> "Bar":
 
     return Bar(
         TextColumn(
-            "{task.description}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
         ),
         BarColumn(max(4, min(console.width // 5, 24)), table_column=whole()),
         Done(table_column=whole()),

@@ -62,9 +62,7 @@ class Metrics:
         )
         self.requests_in_flight = gauge("requests_in_flight", "Caption requests that are being processed.")
         self.requests_rejected = counter(
-            "requests_rejected_total",
-            f"Caption requests given up, by reason: {', '.join(REJECTED)}.",
-            "reason",
+            "requests_rejected_total", f"Caption requests given up, by reason: {', '.join(REJECTED)}.", "reason"
         )
         self.connections = gauge("http_connections", "Connections that are open.")
         self.connections_closed = counter(
@@ -81,8 +79,7 @@ class Metrics:
             "queue_wait_seconds", "Seconds a request waited before its image was encoded.", _WAIT_S
         )
         self.queue_depth = gauge(
-            "queue_depth",
-            "Images in the queue: they have arrived, and the device does not have them yet.",
+            "queue_depth", "Images in the queue: they have arrived, and the device does not have them yet."
         )
         self.queue_capacity = gauge("queue_capacity", "Images that the queue holds; beyond it 429 queue_full.")
         self.engine_progress_age = gauge(
@@ -116,8 +113,7 @@ class Metrics:
         )
         self.decode_processes = gauge("decode_processes", "Processes that decode images.")
         self.decode_process_deaths = counter(
-            "decode_process_deaths_total",
-            "Decode processes that ended by themselves and were replaced.",
+            "decode_process_deaths_total", "Decode processes that ended by themselves and were replaced."
         )
         self.decode_processes_killed = counter(
             "decode_processes_killed_total",

@@ -131,9 +131,7 @@ class StartupCollector(Collector):
         fetch = self.status.state.fetch
         if fetch is not None:
             yield GaugeMetricFamily(
-                "snapcap_artifact_fetch_duration_seconds",
-                "Seconds of the last lookup of artifacts.",
-                fetch.seconds,
+                "snapcap_artifact_fetch_duration_seconds", "Seconds of the last lookup of artifacts.", fetch.seconds
             )
             yield GaugeMetricFamily(
                 "snapcap_artifact_fetch_bytes",

@@ -21,14 +21,7 @@ from typing import Any, Literal, cast
 
 from snapcap.models import json_object
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.key import (
-    FORMAT,
-    FactorError,
-    Factors,
-    artifact_key,
-    canonical_json,
-    check_factors,
-)
+from snapcap.warmup.artifacts.key import FORMAT, FactorError, Factors, artifact_key, canonical_json, check_factors
 from snapcap.warmup.artifacts.signing import Signature, Signer, Trust
 from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.options import Kind

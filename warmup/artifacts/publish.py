@@ -21,13 +21,7 @@ from snapcap.warmup.artifacts.manifest import (
 )
 from snapcap.warmup.artifacts.packs import upload_blobs
 from snapcap.warmup.artifacts.signing import Signer, Trust
-from snapcap.warmup.artifacts.store import (
-    ArtifactStore,
-    StoreDeniedError,
-    blob_name,
-    manifest_name,
-    model_name,
-)
+from snapcap.warmup.artifacts.store import ArtifactStore, StoreDeniedError, blob_name, manifest_name, model_name
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import open_regular
 

@@ -26,12 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.download import (
-    download_weights,
-    finish,
-    mark_used,
-    prune_models,
-)
+from snapcap.warmup.artifacts.download import download_weights, finish, mark_used, prune_models
 from snapcap.warmup.artifacts.fetch import (
     Artifacts,
     Fetched,

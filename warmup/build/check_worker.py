@@ -36,12 +36,7 @@ from snapcap.warmup.runtime.torch_model import DTYPES
 
 
 def check(
-    model: Model[Any],
-    layer: WeightSet,
-    region: Region,
-    bucket: Bucket,
-    run: RegionFunction,
-    device: torch.device,
+    model: Model[Any], layer: WeightSet, region: Region, bucket: Bucket, run: RegionFunction, device: torch.device
 ) -> float:
     """Compare a package's function with the region's, and return the largest relative difference. ``layer``: the
     weights of one layer, on any device. Raises CheckError if the results differ by more than rounding."""

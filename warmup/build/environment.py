@@ -135,7 +135,4 @@ def remote_cache_environment(url: str, device: str) -> dict[str, str]:
     finally:
         client.close()
     caches = _GRAPHS if device == "cpu" else _GRAPHS + _TRITON
-    return {
-        "TORCHINDUCTOR_REDIS_URL": address,
-        **{f"TORCHINDUCTOR_{cache}_REMOTE_CACHE": "1" for cache in caches},
-    }
+    return {"TORCHINDUCTOR_REDIS_URL": address, **{f"TORCHINDUCTOR_{cache}_REMOTE_CACHE": "1" for cache in caches}}

@@ -9,13 +9,7 @@ from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.fetch import Fetched
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import Factors
-from snapcap.warmup.artifacts.manifest import (
-    MAX_ENVELOPE_BYTES,
-    Manifest,
-    Weights,
-    describe_all,
-    new_manifest,
-)
+from snapcap.warmup.artifacts.manifest import MAX_ENVELOPE_BYTES, Manifest, Weights, describe_all, new_manifest
 from snapcap.warmup.artifacts.publish import ModelFiles, Published, digests, publish, publish_model
 from snapcap.warmup.artifacts.remote import open_store, trust_of
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
@@ -29,13 +23,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.version import snapcap_version
-from snapcap.warmup.weights.find import (
-    content_digest,
-    identify,
-    model_factors,
-    prepared_name,
-    recorded_digest,
-)
+from snapcap.warmup.weights.find import content_digest, identify, model_factors, prepared_name, recorded_digest
 
 _logger = logging.getLogger("snapcap.build")
 

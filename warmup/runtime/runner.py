@@ -29,14 +29,7 @@ from snapcap.models.regions.table import (
     pixels_of,
 )
 from snapcap.warmup.plan.plan import Bucket
-from snapcap.warmup.runtime.devices import (
-    Captured,
-    Device,
-    NoRoomError,
-    PendingTokens,
-    Pixels,
-    Staging,
-)
+from snapcap.warmup.runtime.devices import Captured, Device, NoRoomError, PendingTokens, Pixels, Staging
 from snapcap.warmup.runtime.model import Backend, Model
 from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SlotRequest
 
@@ -349,11 +342,7 @@ class Runner(Generic[B]):
         return [calls[place][layer] for place, layer in layer_order([region for region, _ in used])]
 
     def encode(
-        self,
-        bucket: Bucket,
-        images: Sequence[Pixels],
-        first_slot: int | None,
-        rows: Sequence[SlotRequest] = (),
+        self, bucket: Bucket, images: Sequence[Pixels], first_slot: int | None, rows: Sequence[SlotRequest] = ()
     ) -> B:
         """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …; None: all of them
         into the scratch slot, where nothing is read.

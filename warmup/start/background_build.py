@@ -153,9 +153,7 @@ class BackgroundBuild:
         command = f"snapcap build --model {model} --store {store} --sign-key FILE"
         self._status.building(state="declined", reason=reason, command=command)
         _logger.warning(
-            "not building: %s; run this once where it may publish, or start with --build local: %s",
-            reason,
-            command,
+            "not building: %s; run this once where it may publish, or start with --build local: %s", reason, command
         )
 
     def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:

@@ -19,14 +19,7 @@ from typing import Any
 from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared import PreparedError
 from snapcap.warmup.artifacts.download import VERIFIED, fetched_name, fetching_name
-from snapcap.warmup.artifacts.fetch import (
-    Fetched,
-    Found,
-    NotFetchedError,
-    described,
-    local_model,
-    local_weights,
-)
+from snapcap.warmup.artifacts.fetch import Fetched, Found, NotFetchedError, described, local_model, local_weights
 from snapcap.warmup.artifacts.folder import FolderStore, check_owner
 from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.remote import trust_of

@@ -149,11 +149,7 @@ class NativeTensor:
     __slots__ = ("_array", "_described", "_libtorch", "_owner", "handle")
 
     def __init__(
-        self,
-        libtorch: Libtorch,
-        handle: int,
-        array: "np.ndarray[Any, Any] | None" = None,
-        owner: object = None,
+        self, libtorch: Libtorch, handle: int, array: "np.ndarray[Any, Any] | None" = None, owner: object = None
     ) -> None:
         """``array``: the numpy array with the tensor's memory. ``owner``: else the object that owns the memory.
         With neither, the tensor owns its memory."""
