@@ -87,12 +87,8 @@ class Permit:
         self.places = 0
 
     def take(self, images: int = 1) -> None:
-        """Takes a place for each of ``images`` images that have arrived.
-
-        Raises:
-            TooManyImages: the whole queue has fewer places.
-            QueueFull: fewer places are free; the permit keeps the places that it had.
-        """
+        """Takes a place for each of ``images`` images that have arrived. Raises TooManyImages if the whole queue
+        has fewer places, and QueueFull if fewer places are free; the permit keeps the places that it had."""
         if images > self._admission.capacity:
             raise TooManyImages(
                 f"There are {images} images; send at most {self._admission.capacity} in one request, the size of "

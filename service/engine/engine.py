@@ -63,11 +63,8 @@ class DeviceFailures:
         self.count = 0
 
     def judge(self, error: Exception, health: "DeviceHealth") -> None:
-        """Counts one more failed turn. ``health`` is the state that the device reports after it.
-
-        Raises:
-            DeviceFailedError: the device must be given up.
-        """
+        """Counts one more failed turn. ``health`` is the state that the device reports after it. Raises
+        DeviceFailedError if the device must be given up."""
         self.count += 1
         if self.count == 1:
             self._since, self._memory_only = self._clock(), True
@@ -167,11 +164,8 @@ class Engine:
         self._beside: _Beside | None = None
 
     def submit(self, request: CaptionRequest) -> None:
-        """Queues a request; its result or exception arrives in ``request.future``.
-
-        Raises:
-            NotReady: the engine has stopped.
-        """
+        """Queues a request; its result or exception arrives in ``request.future``. Raises NotReady if the engine
+        has stopped."""
         self._scheduler.submit(request)
 
     def call(self, function: Callable[[], T], doing: str = "") -> "Future[T]":
@@ -209,10 +203,7 @@ class Engine:
         """Serves requests until ``stop``; the calling thread becomes the device thread.
 
         ``backend_of`` takes a bucket's size and returns the name of the backend that decodes it, for the reply.
-
-        Raises:
-            DeviceFailedError: the device was given up; every request that ran or waited has failed.
-        """
+        Raises DeviceFailedError if the device was given up; every request that ran or waited has failed."""
         scheduler = self._scheduler
         while not (self.is_stopping and not scheduler.running and not scheduler.depth and self._beside is None):
             if self._beside is None:
@@ -337,11 +328,8 @@ class Engine:
         """Encodes the images of requests that have just got their slots, unless ``beside`` has done so.
 
         If that raises, each image is encoded alone, because one request may be at fault. A request that fails alone
-        loses its slots. The other rows go on, because an encode writes to its own slots only.
-
-        Raises:
-            Exception: the device is lost, or no row is left whose next step could show that the device works.
-        """
+        loses its slots. The other rows go on, because an encode writes to its own slots only. Raises the error
+        if the device is lost, or no row is left whose next step could show that the device works."""
         encoded: list[_Encoded] = []
         failed: dict[RunningRequest, Exception] = {}
         groups = [admitted]

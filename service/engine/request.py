@@ -52,14 +52,10 @@ class Limits:
         return max(self.prompt_read - 1, 0)
 
     def check(self, prompt_tokens: int, wanted: int | None, num_beams: int = 1, ahead: int = 0) -> None:
-        """Refuses a request that the caches cannot hold, before it costs anything.
-
-        Raises:
-            PromptTooLong: no position is left to generate into, or ``ahead`` tokens before the image are more than
-                an encode reads.
-            InvalidOption: ``max_new_tokens`` exceeds the positions left after the prompt, or ``num_beams`` exceeds
-                the slots.
-        """
+        """Refuses a request that the caches cannot hold, before it costs anything. Raises PromptTooLong if no
+        position is left to generate into, or ``ahead`` tokens before the image are more than an encode reads, and
+        InvalidOption if ``max_new_tokens`` exceeds the positions left after the prompt, or ``num_beams`` exceeds
+        the slots."""
         if num_beams > self.max_beams:
             raise InvalidOption(
                 "num_beams", f"be at most {self.max_beams}, the rows of this server's largest bucket"

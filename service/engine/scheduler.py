@@ -237,12 +237,8 @@ class Scheduler:
         return not self.depth and len({*self.running}) == 1
 
     def submit(self, request: CaptionRequest) -> None:
-        """Queues a request.
-
-        Raises:
-            NotReady: the engine has stopped.
-            BeamsNotReady: the request has more beams than any bucket here will ever have rows.
-        """
+        """Queues a request. Raises NotReady if the engine has stopped, and BeamsNotReady if the request has more
+        beams than any bucket here will ever have rows."""
         with self._changed:
             if self._closed:
                 raise NotReady("draining")

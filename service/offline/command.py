@@ -99,11 +99,8 @@ def caption_images(
     model: Model, images: Sequence[str], options: CaptionOptions, outputs: Outputs, progress: Progress, threads: int
 ) -> Tally:
     """Captions ``images`` and writes the captions in the order of the images; ``threads`` decode images ahead.
-
-    Raises:
-        PromptTooLong, InvalidOption, UnsupportedOption: the model does not support the options. No caption was
-            written.
-    """
+    Raises PromptTooLong, InvalidOption or UnsupportedOption if the model does not support the options. No caption
+    was written."""
     asked = model.defaults.resolve(options, model.engine.limits)
     feed = Feed(
         model.engine,

@@ -53,11 +53,8 @@ def find_images(operands: Iterable[str], recursive: bool, lines: Iterable[bytes]
     a readable picture format. A file with the name of a picture and other bytes is an image too: captioning it
     fails and reports why. A picture in an unreadable format is a failure, so that no picture is skipped silently.
     Files of a folder are sorted by name. Hidden files and folders in a folder are skipped: macOS leaves copies such
-    as `._photo.jpg`. Links to folders inside a folder are not followed.
-
-    Args:
-        lines: names of files and folders, one a line, for the operand `-`.
-    """
+    as `._photo.jpg`. Links to folders inside a folder are not followed. ``lines``: names of files and folders, one
+    a line, for the operand `-`."""
     finder = _Finder(recursive)
     for operand in operands:
         if operand == STDIN:

@@ -162,12 +162,9 @@ class JsonLines(Output):
     """Appends whole lines to a file or to standard output, unbuffered: a killed process leaves all lines so far."""
 
     def __init__(self, path: str, *, resume: bool, overwrite: bool) -> None:
-        """Opens the file without changing its content. With ``resume``, reads the lines that it has.
-
-        Raises:
-            SettingsError: the file cannot be written; another process writes it; it has content and neither
-                ``resume`` nor ``overwrite`` is set; or a line is not a row.
-        """
+        """Opens the file without changing its content. With ``resume``, reads the lines that it has. Raises
+        SettingsError if the file cannot be written; another process writes it; it has content and neither
+        ``resume`` nor ``overwrite`` is set; or a line is not a row."""
         self.path = path
         self._folder = "." if path == STDOUT else os.path.dirname(path)
         self._captioned: set[str] = set()
@@ -224,11 +221,8 @@ class JsonLines(Output):
         self._failed -= again
 
     def write(self, image: str, answer: Answer) -> None:
-        """Appends the row of a caption.
-
-        Raises:
-            OutputError: the row cannot be written. A regular file then ends with the row before.
-        """
+        """Appends the row of a caption. Raises OutputError if the row cannot be written. A regular file then ends
+        with the row before."""
         regions = None if answer.regions is None else [region.to_dict() for region in answer.regions]
         self._append(Row(self._name(image), answer.text, regions=regions))
         self._captioned.add(_key(image))
@@ -326,10 +320,7 @@ class Table(Output):
 
     def finish(self) -> None:
         """Writes the file: the rows that it had, each replaced by a newer row of the same image, then the others.
-
-        Raises:
-            OutputError: the file cannot be written. The journal keeps the rows.
-        """
+        Raises OutputError if the file cannot be written. The journal keeps the rows."""
         if not (self._writes and _size(self._journal.path)):
             return
         try:
@@ -472,11 +463,8 @@ def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
 
 
 def refuse_existing(images: Iterable[str]) -> None:
-    """Refuses a run that would replace existing sidecars: a person may have written them.
-
-    Raises:
-        SettingsError: an image has a sidecar.
-    """
+    """Refuses a run that would replace existing sidecars: a person may have written them. Raises SettingsError if
+    an image has a sidecar."""
     existing = [path for path in map(sidecar, images) if _size(path) > 0]
     if existing:
         count = "1 sidecar exists" if len(existing) == 1 else f"{len(existing)} sidecars exist"

@@ -60,11 +60,7 @@ class ForkedEngine(NamedTuple):
 
     def hand_over(self, settings: "Settings", pixels: "SharedPixels", origin: float) -> None:
         """Sends the settings and the shared pixels to the engine process, which then serves. ``origin`` is the
-        moment of exec.
-
-        Raises:
-            ForkError: the engine process has ended; the message says how.
-        """
+        moment of exec. Raises ForkError if the engine process has ended; the message says how."""
         from snapcap.service.ipc.framing import pack  # noqa: PLC0415  the fork must not wait for pickle
 
         # The device comes first: the driver of a GPU can then be opened before the modules of the settings are
@@ -94,12 +90,8 @@ class ForkedEngine(NamedTuple):
 
 
 def fork_engine(others: Iterable[socket.socket] = ()) -> ForkedEngine:
-    """Forks the engine process. ``others`` are sockets that it must close.
-
-    Raises:
-        ForkError: this system cannot fork.
-        OSError: the system has no memory left, or too many processes.
-    """
+    """Forks the engine process. ``others`` are sockets that it must close. Raises ForkError if this system cannot
+    fork, and OSError if the system has no memory left, or too many processes."""
     return ForkedEngine(fork_child(import_and_serve, others))
 
 
@@ -112,11 +104,8 @@ def fork_processes(
     """Hands the settings to the engine process, and forks the parent of the decode processes.
 
     `listeners` are sockets that the processes must close. `engine` is the engine process, if it is forked already.
-
-    Raises:
-        ForkError: this system cannot fork, or the engine process has ended.
-        OSError: the system has no memory left, or too many processes.
-    """
+    Raises ForkError if this system cannot fork, or the engine process has ended, and OSError if the system has no
+    memory left, or too many processes."""
     from snapcap.service.images.decode import decode_processes, fork_image_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
@@ -135,11 +124,8 @@ def spawn_engine() -> ForkedEngine:
 
 def spawn_processes(settings: "Settings", origin: float, spare: ForkedEngine | None = None) -> ServerProcesses:
     """Starts the processes of a model that wakes. ``spare`` is an engine process that waits for its settings, if
-    there is one. ``origin`` is the zero of the wake's timeline.
-
-    Raises:
-        OSError: the system has no memory left, or too many processes or open files.
-    """
+    there is one. ``origin`` is the zero of the wake's timeline. Raises OSError if the system has no memory left, or
+    too many processes or open files."""
     from snapcap.service.images.decode import ImageProcesses, decode_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 

@@ -277,12 +277,8 @@ def fetch_model(
 
 
 def local_model(local: FolderStore, key: str, trust: Trust) -> Found | None:
-    """Returns the manifest of a model in the folder, built or fetched there; None without one.
-
-    Raises:
-        ManifestError: the manifest is damaged, or no trusted key has signed it.
-        StoreError: the manifest cannot be read.
-    """
+    """Returns the manifest of a model in the folder, built or fetched there; None without one. Raises ManifestError
+    if the manifest is damaged, or no trusted key has signed it, and StoreError if the manifest cannot be read."""
     return _Transfer(local, model_name(key), key, trust, 0.0).local_manifest()
 
 

@@ -118,11 +118,8 @@ class FolderStore:
         return self.root / checked_name(name)
 
     def read(self, name: str, limit: int) -> Stored | None:
-        """Reads a small object as ``ArtifactStore.read`` does.
-        Raises:
-            DamagedError: a folder, a FIFO or a link has the name.
-            StoreRefusedError: others may write to the file.
-        """
+        """Reads a small object as ``ArtifactStore.read`` does. Raises DamagedError if a folder, a FIFO or a link
+        has the name, and StoreRefusedError if others may write to the file."""
         with self.opened(name) as file:
             data = None if file is None else file.read(limit + 1)
         return None if data is None else Stored(data, _version(data))

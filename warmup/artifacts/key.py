@@ -168,12 +168,8 @@ def _code(match: re.Match[str]) -> str:
 
 def source_digest(folder: Path, files: Iterable[Path]) -> str:
     """Returns the SHA-256, in hex, of the files below the folder, with their names. Line endings do not count, and
-    of Python files only code does.
-
-    Raises:
-        OSError: a file cannot be read.
-        UnicodeDecodeError: a file is not UTF-8.
-    """
+    of Python files only code does. Raises OSError if a file cannot be read, and UnicodeDecodeError if a file is not
+    UTF-8."""
     digest = hashlib.sha256()
     for file in sorted(files):
         text = file.read_text("utf-8")  # with the line endings of Unix
@@ -188,13 +184,8 @@ _SOFTWARE = re.compile(r"(torch|triton|python|compiler|libc|source|format)(\..+)
 
 def machine_factors(device: str) -> dict[str, Factor]:
     """Returns the versions of torch, triton and libc, and describes the CPU and the device of this machine.
-
-    Args:
-        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``: cuda where torch and the driver have it, else cpu.
-
-    Raises:
-        MachineError: torch is not installed, or the device is not there.
-    """
+    ``device``: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``: cuda where torch and the driver have it, else cpu. Raises
+    MachineError if torch is not installed, or the device is not there."""
     torch = torch_version()
     factors: dict[str, Factor] = {
         "torch.version": torch.version,

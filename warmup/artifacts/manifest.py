@@ -85,12 +85,8 @@ class VerifiedFile:
         return cls(path, describe(path))
 
     def read(self) -> bytes:
-        """Returns the content. The returned bytes are verified again, because the file may have changed.
-
-        Raises:
-            ChangedError: the content has changed.
-            OSError: the file cannot be read.
-        """
+        """Returns the content. The returned bytes are verified again, because the file may have changed. Raises
+        ChangedError if the content has changed, and OSError if the file cannot be read."""
         with open_regular(self.path) as file:
             data = file.read(self.blob.size + 1)
         if Blob(hashlib.sha256(data).hexdigest(), len(data)) != self.blob:

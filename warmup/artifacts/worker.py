@@ -113,12 +113,9 @@ class Fetcher:
         return replace(found, seconds=time.monotonic() - started)
 
     def _ask(self, task: Mapping[str, Any], end: float | None = None) -> Fetched:
-        """Returns the worker's answer to a task, or an error result if the worker fails or takes too long.
-
-        Args:
-            end: the moment of ``time.monotonic()`` at which the worker is ended. None: the store's deadline counts
-                from the moment at which the worker is free for this task.
-        """
+        """Returns the worker's answer to a task, or an error result if the worker fails or takes too long. ``end``:
+        the moment of ``time.monotonic()`` at which the worker is ended. None: the store's deadline counts from the
+        moment at which the worker is free for this task."""
         with self._lock:
             store, began = self._options.store, time.monotonic()
             end = end or began + store.deadline + GRACE

@@ -128,11 +128,8 @@ def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -
 
 def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, local: FolderStore) -> ModelFiles:
     """Describe a checkpoint that was downloaded for ``options``, and whose weights are prepared in ``local``.
-
-    Raises:
-        CheckpointError: the checkpoint's revision is unknown.
-        WeightsError, StoreError, OSError: its files cannot be read, or its weights are not prepared.
-    """
+    Raises CheckpointError if the checkpoint's revision is unknown, and WeightsError, StoreError or OSError if its
+    files cannot be read, or its weights are not prepared."""
     source, folder = options.model.source, checkpoint.folder
     before = identify(folder), downloaded_identity(source, folder)
     digest = recorded_digest(local, folder, identify(folder)) or content_digest(folder)

@@ -97,12 +97,8 @@ def _listed(
     source: str, folder: Path, options: S3Options, deadline: float, *, brief: bool
 ) -> "tuple[S3Client | None, dict[str, S3Object]]":
     """Returns a client for the download, and the objects of a checkpoint by name. ``brief``: returns no client, and
-    gives up after ``OUTAGE_S``, because mostly nothing has changed.
-
-    Raises:
-        S3Error, TimeoutError: S3 does not answer.
-        CheckpointError: the prefix holds no checkpoint.
-    """
+    gives up after ``OUTAGE_S``, because mostly nothing has changed. Raises S3Error or TimeoutError if S3 does not
+    answer, and CheckpointError if the prefix holds no checkpoint."""
     if not brief:
         s3 = client(options)
         return s3, _wanted(s3, source, deadline, folder)

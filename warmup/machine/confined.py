@@ -121,11 +121,8 @@ def confine(threads: bool = False) -> None:
     """Denies this process, for good, all system calls that work on more than its memory and its open files.
 
     The process can open no file and no socket, start no process, and signal no other process. Other programs of the
-    same user can neither read its memory nor attach to it. A root process loses all capabilities.
-
-    Args:
-        threads: allow new threads, for a library that needs them. Running threads continue.
-    """
+    same user can neither read its memory nor attach to it. A root process loses all capabilities. ``threads``:
+    allow new threads, for a library that needs them. Running threads continue."""
     import linecache  # noqa: F401, PLC0415  tracebacks import both, which opens files
     import tokenize  # noqa: F401, PLC0415
 

@@ -33,12 +33,9 @@ class NotAFileError(OSError):
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Opens a regular file for reading. Never blocks, even if a FIFO or a device has the name.
-
-    Raises:
-        NotAFileError: the name is that of a folder, a FIFO, a symbolic link, a socket or a device.
-        OSError: the file cannot be opened.
-    """
+    """Opens a regular file for reading. Never blocks, even if a FIFO or a device has the name. Raises NotAFileError
+    if the name is that of a folder, a FIFO, a symbolic link, a socket or a device, and OSError if the file cannot
+    be opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -159,12 +156,9 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def commit(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Move a complete file to its final path atomically.
-
-    Args:
-        durable: sync the file to the disk first. Without the sync the file may have any content after a power cut:
-            only for files that are verified when read, and can be fetched again.
-    """
+    """Move a complete file to its final path atomically. ``durable``: sync the file to the disk first. Without the
+    sync the file may have any content after a power cut: only for files that are verified when read, and can be
+    fetched again."""
     make_folder(path.parent)
     with contextlib.suppress(OSError):  # the file system has no modes; readers check who may write
         temporary.chmod(0o600)

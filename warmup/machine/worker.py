@@ -175,12 +175,9 @@ class Worker:
 
     def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
         """Send a task and return the answer. The task may take ``limit`` seconds, and a start before it as many.
-        Call this from one thread at a time.
-
-        Raises:
-            WorkerTimeoutError: the process did not answer in time, and was ended.
-            WorkerError: the process could not be started, ended, or answered with an error; the text says why.
-        """
+        Call this from one thread at a time. Raises WorkerTimeoutError if the process did not answer in time, and
+        was ended, and WorkerError if the process could not be started, ended, or answered with an error; the text
+        says why."""
         self.start(limit)
         with self._within(limit):
             process = self._process

@@ -121,12 +121,9 @@ class AotBackend(Generic[B]):
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """Returns the callable of a region's package. The first call opens the package of a region that is called
-        on demand; such a region stays eager if the package cannot be opened.
-
-        Raises:
-            PackageError: the set lacks the package, or the package cannot be opened.
-            InputSpecError: the package was built for other inputs.
-        """
+        on demand; such a region stays eager if the package cannot be opened. Raises PackageError if the set lacks
+        the package, or the package cannot be opened, and InputSpecError if the package was built for other
+        inputs."""
         if not region.on_demand:
             return self._open(region, bucket)
         run: RegionCall | None = None

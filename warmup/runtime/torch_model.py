@@ -190,11 +190,7 @@ def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
     """Returns the plan's device and dtype, and sets grad mode, threads and precision for the calling thread.
 
     Compiled graphs depend on these settings, so no other code may change them. Matrix products stay in full fp32
-    ("highest"), so that tokens equal transformers'.
-
-    Raises:
-        StartError: torch cannot use the device.
-    """
+    ("highest"), so that tokens equal transformers'. Raises StartError if torch cannot use the device."""
     device = torch.device(plan.device)
     torch.set_grad_enabled(False)
     torch.set_num_threads(plan.threads)
@@ -245,15 +241,9 @@ def load_model(
     dtype: torch.dtype,
     prepared: MappedWeights | None = None,
 ) -> LoadedModel:
-    """Read the weights of a checkpoint folder and allocate the buffers of the plan.
-
-    Args:
-        prepared: prepared weights of the checkpoint, if any. Then the checkpoint's weights are not read, unless the
-            prepared weights do not match the configuration.
-
-    Raises:
-        WeightsError: the weights cannot be read or do not fit the configuration.
-    """
+    """Read the weights of a checkpoint folder and allocate the buffers of the plan. ``prepared``: prepared weights
+    of the checkpoint, if any. Then the checkpoint's weights are not read, unless the prepared weights do not match
+    the configuration. Raises WeightsError if the weights cannot be read or do not fit the configuration."""
     regions = build_regions(config)
     found = None if prepared is None else _prepared(prepared, regions, device)
     weights = found or load_weights(folder, config, transform.normalisation, device, dtype)

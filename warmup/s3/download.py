@@ -59,12 +59,9 @@ class Ranges:
         return f"s3://{self.bucket}/{self.source.key}"
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """Yields bytes [start, end) in pieces. If a connection breaks, a new request continues the read.
-
-        Raises:
-            ObjectChangedError: the object was replaced after it was listed, or has another size.
-            S3Error: any other error of S3 or the network, or the deadline has passed.
-        """
+        """Yields bytes [start, end) in pieces. If a connection breaks, a new request continues the read. Raises
+        ObjectChangedError if the object was replaced after it was listed, or has another size, and S3Error for
+        any other error of S3 or the network, or after the deadline."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with translated(self.where):

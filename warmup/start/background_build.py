@@ -295,12 +295,8 @@ _LAYERS_FACTOR = 4.0
 
 
 def swap_bucket(runner: Runner[Tensor], component: Component, bucket: Bucket, backend: Backend) -> None:
-    """Switch a component's bucket to this backend.
-
-    Raises:
-        PackageError, InputSpecError: the packages cannot be opened.
-        CheckError: the results differ from eager's; the bucket stays unchanged.
-    """
+    """Switch a component's bucket to this backend. Raises PackageError or InputSpecError if the packages cannot be
+    opened, and CheckError if the results differ from eager's; the bucket stays unchanged."""
     compiled = open_callables(runner.regions, component, bucket, backend)
     eager = open_callables(runner.regions, component, bucket, EagerBackend())
     check_bucket(runner, component, bucket, compiled, eager)

@@ -134,12 +134,9 @@ def load(
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> StartedModel:
     """Runs the start on the calling thread, which becomes the device thread. ``fetcher`` is the fetcher of a
-    published model, if it was begun for these options already.
-
-    Raises:
-        CheckpointError, ConfigError, WeightsError: the model cannot be served.
-        StartError: a setting does not fit, or the start is strict and not what was asked for.
-    """
+    published model, if it was begun for these options already. Raises CheckpointError, ConfigError or WeightsError
+    if the model cannot be served, and StartError if a setting does not fit, or the start is strict and not what was
+    asked for."""
     while True:
         try:
             return _load(options, timeline, status, fetcher, callbacks)

@@ -46,12 +46,9 @@ class Warmer:
 
     def assign(self, backend: Backend, buckets: tuple[Bucket, ...]) -> None:
         """Assign buckets to the backend. A bucket whose packages cannot be opened stays eager, or ends a strict
-        start. With jit every bucket can be opened, because jit compiles at the first run.
-
-        Raises:
-            StartError: a bucket cannot be opened, and the start is strict.
-            PackageError, InputSpecError: a bucket cannot be opened, and there is no eager backend.
-        """
+        start. With jit every bucket can be opened, because jit compiles at the first run. Raises StartError if a
+        bucket cannot be opened, and the start is strict, and PackageError or InputSpecError if a bucket cannot be
+        opened, and there is no eager backend."""
         for bucket in buckets:
             for component in self.components(bucket):
                 self._assign_one(component, bucket, backend)

@@ -105,12 +105,8 @@ Identity = tuple[FileIdentity, ...]
 
 
 def identify(folder: Path) -> Identity:
-    """Returns the identities of a checkpoint's files of weights, and of their index.
-
-    Raises:
-        WeightsError: the folder has no weights.
-        OSError: the status of a file cannot be read.
-    """
+    """Returns the identities of a checkpoint's files of weights, and of their index. Raises WeightsError if the
+    folder has no weights, and OSError if the status of a file cannot be read."""
     files = []
     for name in weight_names(folder):
         real = (folder / name).resolve()
@@ -229,12 +225,9 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
 
 
 def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
-    """Map the prepared weights of the checkpoint with this content digest; returns None without such a file.
-
-    Raises:
-        PreparedError: the file is damaged.
-        StoreError: the file cannot be read, or other users may write to it.
-    """
+    """Map the prepared weights of the checkpoint with this content digest; returns None without such a file. Raises
+    PreparedError if the file is damaged, and StoreError if the file cannot be read, or other users may write to
+    it."""
     name = prepared_name(digest, checkpoint, plan)
     with store.opened(f"{WEIGHTS}/{name}") as file:
         return None if file is None else map_used(file, name)

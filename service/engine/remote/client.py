@@ -134,12 +134,8 @@ class RemoteEngine:
         return bool(self._sent)
 
     def submit(self, request: CaptionRequest) -> None:
-        """Sends a request; its result or exception arrives in ``request.future``.
-
-        Raises:
-            EngineChannelFull: the engine process does not read its messages.
-            NotReady: the engine has ended.
-        """
+        """Sends a request; its result or exception arrives in ``request.future``. Raises EngineChannelFull if the
+        engine process does not read its messages, NotReady if the engine has ended."""
         if not isinstance(request.pixels, FilledSlot):
             raise TypeError("the engine process takes pixels that are in a slot of the shared memory")
         slot = request.pixels.number

@@ -175,14 +175,9 @@ class Container:
 
     @classmethod
     def open(cls, package: VerifiedFile, device: str, standalone: bool = False) -> "Container":
-        """Map the library of a package, and make its model on a device, such as ``cuda:0``.
-
-        Args:
-            standalone: run on the CPU library, which must be open, instead of libtorch.
-
-        Raises:
-            AotiError: the file has changed since it was verified, is no package, or needs other functions.
-        """
+        """Map the library of a package, and make its model on a device, such as ``cuda:0``. ``standalone``: run on
+        the CPU library, which must be open, instead of libtorch. Raises AotiError if the file has changed since it
+        was verified, is no package, or needs other functions."""
         try:
             with library_file(package_content(io.BytesIO(package.read()), standalone)) as name:
                 library = ctypes.CDLL(name, handle=open_library(name))
@@ -200,11 +195,8 @@ class Container:
         """Run the model on a CUDA stream (None: the default stream).
 
         ``given``: AtenTensorHandles in the order of the package's inputs. The run takes ownership of them; the
-        caller may reuse the array. Returns the AtenTensorHandle of the only output, which the caller owns.
-
-        Raises:
-            AotiError: an operator failed; its message is on the standard error of the process.
-        """
+        caller may reuse the array. Returns the AtenTensorHandle of the only output, which the caller owns. Raises
+        AotiError if an operator failed; its message is on the standard error of the process."""
         output = ctypes.c_void_p()
         # The multi-threaded variant has locks and events, which break the capture of a CUDA graph.
         status = self.library.AOTInductorModelContainerRunSingleThreaded(
