@@ -178,12 +178,8 @@ def new_manifest(
     metadata: Mapping[str, Any] | None = None,
     weights: Weights | None = None,
 ) -> Manifest:
-    """Returns the manifest of new files, with the present time as ``created``.
-
-    Args:
-        builder: the snapcap version.
-        metadata: as in ``Manifest``.
-    """
+    """Returns the manifest of new files, with the present time as ``created``. ``builder``: the snapcap version.
+    ``metadata``: as in ``Manifest``."""
     return Manifest(
         key=artifact_key(factors),
         factors=dict(factors),

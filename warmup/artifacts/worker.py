@@ -75,12 +75,8 @@ class FetchJob:
 
 
 def fetch_worker(options: StartOptions, *, model: bool = False, signs: bool = False) -> Worker:
-    """Returns the worker of this module. Its process is not started yet.
-
-    Args:
-        model: fetch the model too, and not only its packages.
-        signs: the worker publishes, so it gets the signing key.
-    """
+    """Returns the worker of this module. Its process is not started yet. ``model``: fetch the model too, and not
+    only its packages. ``signs``: the worker publishes, so it gets the signing key."""
     return Worker(_MODULE, FetchJob.of(options, model=model, signs=signs))
 
 

@@ -181,12 +181,9 @@ def plan_of_server(checkpoint: Checkpoint, options: StartOptions) -> Plan:
 
 
 def fitted(checkpoint: Checkpoint, plan: Plan, free: int | None, weights: int = 0) -> Plan:
-    """Returns the plan without the largest buckets that do not fit. The log names these buckets.
-
-    Args:
-        free: free bytes of the GPU, of ``free_here`` or ``free_for_another``; None keeps every bucket.
-        weights: bytes of the weights; 0: computed from the checkpoint's files.
-    """
+    """Returns the plan without the largest buckets that do not fit. The log names these buckets. ``free``: free
+    bytes of the GPU, of ``free_here`` or ``free_for_another``; None keeps every bucket. ``weights``: bytes of the
+    weights; 0: computed from the checkpoint's files."""
     if free is None:
         return plan
     config, weights = checkpoint.config, weights or checkpoint_bytes(checkpoint.folder, plan.dtype)
