@@ -91,8 +91,7 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
 
 
 def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
-    """Returns settings from a program's values. An option that is not given has its default; the environment is not
-    read. Raises SettingsError as `fields_of` does."""
+    """Returns settings from a program's values and defaults, not the environment. Raises as `fields_of` does."""
     chosen = fields_of(values, groups)
     return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})
 

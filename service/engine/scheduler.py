@@ -464,8 +464,7 @@ class Scheduler:
         self.fail(self.running, error)
 
     def fail_all(self) -> None:
-        """Fails every running and waiting request with `NotReady`, so that its client tries another server, and
-        refuses new requests."""
+        """Refuses new requests, and fails all others with `NotReady`, so that their clients try another server."""
         self.close()
         with self._changed:
             waiting = list(self._waiting)

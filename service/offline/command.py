@@ -35,8 +35,7 @@ _logger = logging.getLogger("snapcap.caption")
 
 @dataclass
 class Tally:
-    """Holds the counts of a run. ``signal`` or ``error`` is set if the run ended early, and says why; ``status`` is
-    the exit status of that error."""
+    """Holds the counts of a run. ``signal``, or ``error`` with its exit ``status``, says why a run ended early."""
 
     captions: int = 0
     seconds: float = 0.0
@@ -142,8 +141,7 @@ def caption_images(
 
 @contextmanager
 def _ended_by_signals(stop: Callable[[], None], tally: Tally) -> Iterator[None]:
-    """Calls ``stop`` on the first Ctrl-C or SIGTERM, so that the caption being written is completed. A second
-    signal raises KeyboardInterrupt."""
+    """Calls ``stop`` on the first Ctrl-C or SIGTERM, and raises KeyboardInterrupt on a second signal."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if tally.signal is not None:

@@ -277,8 +277,7 @@ class Feed:
             self._outcomes.put(FeedResult(index, path, reason=self._reason(path, error)))
 
     def _reason(self, path: str, error: BaseException) -> str:
-        """Returns the reason why an image has no caption. Logs an unexpected error: one image that makes a decoder
-        fail in a new way must not end the run."""
+        """Returns why an image has no caption. Logs an unexpected error, which must not end the run."""
         if isinstance(error, OSError | ImageError | ServiceError):
             return reason_of(error)
         _logger.error("image failed", extra={"fields": {"file": path}}, exc_info=error)

@@ -75,8 +75,7 @@ _PRINTED = "snapcap.printed"
 
 
 def _printed(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Returns bytes of a file name that are not valid text unchanged, and characters that the terminal's encoding
-    lacks as escapes."""
+    """Returns invalid bytes of a file name unchanged, and characters that the terminal lacks as escapes."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:

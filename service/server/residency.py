@@ -90,8 +90,7 @@ class Memory(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Holds what the files of this machine say of a model that has never been awake: its weights, and the memory
-    that it will take at least, and at most."""
+    """Holds what files say of a model that has never been awake: weights, and memory at least and at most."""
 
     files: WeightFiles = WeightFiles()
     least: Memory = Memory()
@@ -211,8 +210,7 @@ class Resident:
             self._waiting = None
 
     def begin(self, parts: ServerProcesses | None = None, start: Start | None = None) -> None:
-        """Begins to wake, with processes that are forked already or are started now. `start` has the records of the
-        start, if they are there already."""
+        """Begins to wake, with processes that are forked or started now. `start`: records of the start, if any."""
         self.state, self._woken = ModelState.WAKING, self._loop.create_future()
         began = time.monotonic() if start is None else start.timeline.origin
         self.start = start or self._new_start(Timeline(began), StartupStatus())
@@ -333,8 +331,7 @@ class Resident:
         return max(self._keep_s - self.idle_s, 0.0)
 
     def measure(self) -> None:
-        """Notes the memory that the model takes now, if it is ready. A model that wakes will take more, and so will
-        the next wake of a model that leaves."""
+        """Notes the memory that a ready model takes now, which waking and leaving models would not tell."""
         if self.state is ModelState.READY:
             self.memory = self._measured()
 
@@ -471,8 +468,7 @@ class Residency:
             await asyncio.sleep(_MOMENT_S)
 
     def became_ready(self, resident: Resident) -> None:
-        """Ends the server's start once all models that must be ready are. Has others leave if the model takes more
-        than was expected before its first wake."""
+        """Ends the server's start once all expected models are ready. Others leave if this one takes too much."""
         if resident.name in self._expected:
             ready = [each.memory for each in self.residents.values() if each.state is ModelState.READY]
             if excess := excess_of(self.settings, ready):

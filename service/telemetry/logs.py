@@ -74,8 +74,7 @@ def _formatter(style: str) -> logging.Formatter:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes records to standard error. Records of ``snapcap.access`` below a warning wait up to ``DELAY_S``
-    seconds, to be written together."""
+    """Writes records to standard error; those of ``snapcap.access`` below a warning together, after ``DELAY_S``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -265,8 +265,7 @@ def _cpp_digest(package: str) -> str:
 
 
 def is_stale(differences: Iterable[Difference]) -> bool:
-    """Returns True if the differences are of software alone, so that this machine may have made the artifacts
-    before its software changed."""
+    """Returns True if only software differs, so that this machine may have made the artifacts before."""
     return all(_SOFTWARE.fullmatch(difference.name) for difference in differences)
 
 

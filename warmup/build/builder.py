@@ -468,8 +468,7 @@ class Builder:
                 self._tell(Event("built", task, compiled.seconds))
 
     def _checked_on_library(self, task: Task, asked: dict[str, Any], checker: Worker) -> str:
-        """Returns the digest of the CPU library if a package runs on it, else "". A package that does not run on
-        the CPU library still runs on libtorch."""
+        """Returns the digest of the CPU library if a package runs on it, else "": it still runs on libtorch."""
         library = self._built.libraries.get(CPU_LIBRARY)
         if library is None:
             return ""

@@ -114,8 +114,7 @@ def _publish_locally(
 
 
 def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> Published:
-    """Publish the local folder's prepared weights and the checkpoint's small files to the remote store, or to the
-    local folder if it is the store."""
+    """Publish the folder's prepared weights and the checkpoint's small files to the remote store, or in place."""
     try:
         local, trust = FolderStore.open(options.store_folder), trust_of(options.store)
         model = describe_model(options, checkpoint, plan, local)

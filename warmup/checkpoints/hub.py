@@ -102,8 +102,7 @@ def pinned_commit(source: str) -> str | None:
 
 
 def current_commit(source: str, seconds: float) -> str:
-    """Asks the hub for the present commit of a branch, a tag or the default branch. Raises CheckpointError if the
-    hub does not answer within ``seconds``."""
+    """Asks the hub for a revision's present commit. Raises CheckpointError without an answer in ``seconds``."""
     _use_home()
     from huggingface_hub import HfApi  # noqa: PLC0415 - only sources on the hub need it
 

@@ -63,8 +63,7 @@ def memory_file(name: str, *, runs: bool = False) -> int:
 
 @contextlib.contextmanager
 def library_file(content: bytes) -> Iterator[str]:
-    """Yields a path from which a library can be loaded inside the block. A loaded library stays usable. Raises
-    OSError if no memory or folder has room for it."""
+    """Yields a path to load a library from, which then stays usable. Raises OSError if there is no room."""
     if not os.path.isdir("/proc/self/fd"):  # another system than Linux
         from tempfile import NamedTemporaryFile  # noqa: PLC0415 - few starts need it
 

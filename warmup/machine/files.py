@@ -105,8 +105,7 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def free_bytes(place: Path | int) -> int:
-    """Returns the free bytes on the disk of a folder or of an open file. A file system that does not tell, such as
-    some of FUSE, counts as endless."""
+    """Returns the free bytes on the disk of a folder or open file; endless where a file system does not tell."""
     try:
         disk = os.statvfs(place)
     except OSError:
@@ -115,8 +114,7 @@ def free_bytes(place: Path | int) -> int:
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """Create a folder and its missing parents, with at most the permissions of ``mode`` whatever the umask is.
-    Raises OSError if a folder cannot be created."""
+    """Create a folder and its parents, with at most the permissions of ``mode``. Raises OSError if that fails."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -170,8 +168,7 @@ def commit(temporary: Path, path: Path, durable: bool = True) -> None:
 
 
 def write_file(path: Path, data: bytes, durable: bool = True) -> None:
-    """Writes a file, whole or not at all, in place of any other of its name. ``durable``: as for ``commit``. Raises
-    OSError if it cannot be written."""
+    """Writes a file, whole or not at all. ``durable``: as for ``commit``. Raises OSError if that fails."""
     with new_file(path) as temporary:
         temporary.write_bytes(data)
         commit(temporary, path, durable)

@@ -122,8 +122,7 @@ def read_config(
 
 
 def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
-    """Returns the recorded chat tokens of a checkpoint. Without a valid record, reads the template and tokenizer
-    and records the result if the folder can be written."""
+    """Returns the recorded chat tokens, or reads the template and tokenizer and records them if possible."""
     digest, name = _digest(folder, markup), record_name(CHATS, folder)
     store = None
     try:

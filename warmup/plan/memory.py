@@ -85,8 +85,7 @@ class MemoryPlan:
 
     @property
     def swap(self) -> int:
-        """Bytes that a server may still take during a background build: a swap compares two sets of buffers, and
-        the largest bucket may not have run yet."""
+        """Bytes that a server may still take: a swap compares two sets of buffers, and runs the largest bucket."""
         return 2 * self.buffers[1] + self._largest_work + SERVING_BYTES
 
     @property
@@ -151,8 +150,7 @@ _CHILD_S = 30.0
 
 
 def free_here(plan: Plan) -> int | None:
-    """Returns the free bytes of the plan's GPU for this process, whose context is created first; None for a CPU, or
-    if the driver does not answer."""
+    """Returns the free bytes of the plan's GPU with this process's context; None for a CPU or without an answer."""
     if plan.device_type != "cuda":
         return None
     with contextlib.suppress(CudaDriverError, AttributeError):

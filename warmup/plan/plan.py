@@ -256,8 +256,7 @@ def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> t
 
 
 def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
-    """Returns the sizes of ``STEP_BUCKETS`` with which all buffers take at most ``BUFFER_PART`` of a GPU;
-    none if the driver does not tell its memory."""
+    """Returns the ``STEP_BUCKETS`` whose buffers take at most ``BUFFER_PART`` of a GPU; none if that is unknown."""
     needs = {size: planned_buffers(config, replace(plan, step_buckets=(size,)))[1] for size in STEP_BUCKETS}
     try:
         # Whole GiB, because drivers of one card differ by some hundred MiB.

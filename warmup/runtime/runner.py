@@ -292,8 +292,7 @@ class Runner(Generic[B]):
             _run(each.first, _first_layers(each.calls))
 
     def twin(self) -> "Runner[B]":
-        """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
-        while rows are running here."""
+        """A runner over the same weights with zeroed buffers of its own and nothing bound, for trying things."""
         return Runner(replace(self.model, state=self.state.zeroed()), self.device, self._most_images)
 
     @cached_property

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class LoopChannel:
-    """Sends and receives messages without blocking. The event loop calls `take` with each message that arrives, and
-    sends the bytes that the socket had no room for."""
+    """Sends and receives messages without blocking. The event loop calls `take` with each, and sends the rest."""
 
     def __init__(
         self, end: socket.socket, loop: asyncio.AbstractEventLoop, take: Callable[[Message], object]

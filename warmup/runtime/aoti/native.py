@@ -117,8 +117,7 @@ class Libtorch:
         return handle.value or 0
 
     def describe(self, tensor: int) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
-        """Returns the address, dtype, shape and strides (in elements) of a tensor. Raises AotiError if regions
-        return no such dtype."""
+        """Returns address, dtype, shape and strides (in elements). Raises AotiError for a dtype of no region."""
         address, dimensions, code = _Pointer(), ctypes.c_int64(), _Int()
         sizes, strides = _Lengths(), _Lengths()
         for name, result in (
