@@ -11,6 +11,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import HEAD_BYTES, TAIL_BYTES, is_readable, kind_of, readable
 from snapcap.service.errors import ServiceError
 from snapcap.service.offline.arguments import NOT_READ, STDIN, is_url
+from snapcap.warmup.machine.files import opened
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 def _ends(path: str) -> bytes:
     """Returns the first and last bytes of a file, which identify its format. A named pipe does not block."""
-    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as end:
         head = os.pread(end, HEAD_BYTES, 0)
         size = os.fstat(end).st_size
         return head if size <= len(head) else head + os.pread(end, TAIL_BYTES, size - TAIL_BYTES)
-    finally:
-        os.close(end)

@@ -34,13 +34,11 @@ from snapcap.service.ipc.fork import settle
 from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.service.watch import LoopWatch, print_stacks_on_signal
 from snapcap.warmup.errors import one_line, unexpected
-from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.status import StartupStatus, compiler_counts
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
-    from snapcap.warmup.artifacts.fetch import Artifacts
-    from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.start.start import StartedModel
     from snapcap.warmup.weights.published import ModelFetcher
 
@@ -108,7 +106,10 @@ class _EngineProcess:
                 self._rehearse,
                 self._server.turns.end,
                 self.fetcher,
-                Callbacks(self._found_checkpoint, self._found_artifacts),
+                Callbacks(
+                    lambda checkpoint: self.channel.send(CheckpointFound(checkpoint.folder)),
+                    lambda found: self.channel.send(ArtifactsFound(found and found.image_library())),
+                ),
             ).start()
         except Exception as error:
             self._failed(error)
@@ -125,12 +126,6 @@ class _EngineProcess:
                     self.channel.send(self._engine.pulse())
             case Rehearsed():
                 self._rehearsed.set()
-
-    def _found_checkpoint(self, checkpoint: "Checkpoint") -> None:
-        self.channel.send(CheckpointFound(checkpoint.folder))
-
-    def _found_artifacts(self, artifacts: "Artifacts | None") -> None:
-        self.channel.send(ArtifactsFound(None if artifacts is None else artifacts.image_library()))
 
     def _rehearse(self, engine: "Engine", loaded: "StartedModel") -> None:
         """Serves the rehearsal of the HTTP process, which sends the request, because its part is the larger."""
@@ -170,6 +165,4 @@ class _EngineProcess:
 
 
 def _usage(loaded: "StartedModel") -> Usage:
-    from snapcap.warmup.progress.status import compiler_counts  # noqa: PLC0415  the start does not need it
-
     return Usage(loaded.runner.device.allocated_bytes(), compiler_counts())

@@ -74,7 +74,7 @@ class ForkedEngine(NamedTuple):
             raise ForkError(f"the engine process ended {how_it_ended(code)}") from None
 
     def reserve(self, device: str) -> None:
-        """Has the waiting engine process load what every model on `device` needs. It takes no device memory yet."""
+        """Has the waiting engine process load what every model on `device` needs, without memory of the device."""
         from snapcap.service.ipc.framing import pack  # noqa: PLC0415  the fork must not wait for pickle
 
         with suppress(BrokenPipeError, ConnectionResetError):  # `hand_over` reports that the process has ended

@@ -239,11 +239,6 @@ def _check_age(created: str, min_built: str) -> None:
         )
 
 
-def is_entry_name(name: object) -> bool:
-    """Returns whether a name is a safe relative path: lower-case words, no ``..``, no hidden file."""
-    return isinstance(name, str) and len(name) <= _MAX_NAME and SAFE_NAME.fullmatch(name) is not None
-
-
 def is_digest(text: object) -> bool:
     """Returns whether a text is a SHA-256 in lower-case hex."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
@@ -295,10 +290,10 @@ def _parse_payload(payload: bytes) -> Manifest:
 
 
 def _entries(value: Mapping[str, Any]) -> dict[str, Blob]:
-    """Parses the files of an artifact set. Raises ManifestError."""
+    """Parses the files of an artifact set, whose names are safe relative paths. Raises ManifestError."""
     if not value or len(value) > MAX_ENTRIES:
         raise ManifestError(f"the manifest has {len(value)} files; 1 to {MAX_ENTRIES} are allowed")
-    entries = _blobs(value, is_entry_name)
+    entries = _blobs(value, lambda name: len(name) <= _MAX_NAME and SAFE_NAME.fullmatch(name) is not None)
     _check_total(sum({blob.digest: blob.size for blob in entries.values()}.values()), MAX_TOTAL_BYTES)
     return entries
 

@@ -149,7 +149,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
 
 def report(published: Published, status: StartupStatus) -> None:
     """Count and log the result of publishing in a server."""
-    status.published(published.result)
+    status.count("artifact_publish", published.result)
     level = logging.INFO if published.done else logging.ERROR
     _logger.log(level, "artifacts", extra={"fields": {"result": published.result, "reason": published.reason}})
 

@@ -48,6 +48,17 @@ def open_regular(path: Path) -> io.BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
+@contextlib.contextmanager
+def opened(path: Path | str, flags: int, folder: int | None = None) -> Iterator[int]:
+    """Yields the descriptor of a file or folder, which is closed with the block. ``folder``: the open folder that
+    ``path`` is relative to. A new file has mode 0600."""
+    descriptor = os.open(path, flags, 0o600, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def take_lock(descriptor: int) -> bool | None:
     """Tries to lock a file, without waiting. The file must be open for writing, because NFS requires it.
 
@@ -78,9 +89,7 @@ def has_locks(folder: Path) -> bool:
 def locked_alone(path: Path) -> Iterator[bool | None]:
     """Locks a file until the block or the process ends; yields the result of `take_lock`. Creates the file if it is
     missing. The process that has the lock may remove the file. Raises OSError if the file cannot be created."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
         alone = take_lock(descriptor)
         # The last owner of the lock may have removed the file: then another file, or none, has its name.
         if alone:
@@ -89,8 +98,6 @@ def locked_alone(path: Path) -> Iterator[bool | None]:
             except FileNotFoundError:
                 alone = False
         yield alone
-    finally:
-        os.close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:
@@ -132,14 +139,12 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk, if the file system supports it. Raises OSError
     if the sync failed, so that they may be lost."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
+    with opened(path, os.O_RDONLY | os.O_CLOEXEC) as descriptor:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
 
 
 @contextlib.contextmanager
@@ -234,7 +239,7 @@ def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float =
     with TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         new, folder = Path(name) / "unlocked", Path(name) / "files"
         folder.mkdir()
-        with _opened(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as lock:
+        with opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as lock:
             # The folder gets its name once the lock is held: a folder with a free lock counts as abandoned. Without
             # locks, only its age says that a folder is abandoned.
             if take_lock(lock) or left_behind:
@@ -243,15 +248,15 @@ def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float =
 
 
 def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
-    with contextlib.suppress(OSError), _opened(str(parent), os.O_RDONLY | os.O_DIRECTORY) as temporary:
+    with contextlib.suppress(OSError), opened(parent, os.O_RDONLY | os.O_DIRECTORY) as temporary:
         with os.scandir(temporary) as entries:
             names = [each.name for each in entries if each.name.startswith(prefix)]
         for name in names:
             # A folder without a lock file belongs to another program, or is new. Another user's cannot be opened.
             with (
                 contextlib.suppress(OSError),
-                _opened(name, _FOLDER, temporary) as folder,
-                _opened(_LOCK, _FILE, folder) as lock,
+                opened(name, _FOLDER, temporary) as folder,
+                opened(_LOCK, _FILE, folder) as lock,
             ):
                 old = time.time() - os.fstat(lock).st_mtime >= left_behind
                 if old and _is_ours(folder, stat.S_ISDIR) and _is_ours(lock, stat.S_ISREG):
@@ -275,12 +280,3 @@ def _empty(folder: int) -> None:
             os.unlink(name, dir_fd=folder)
         except (IsADirectoryError, PermissionError):  # Linux's and macOS's error for a folder
             shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
-
-
-@contextlib.contextmanager
-def _opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
-    descriptor = os.open(path, flags, 0o600, dir_fd=folder)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -207,18 +207,10 @@ class StartupStatus:
         with self._changed():
             self.state.tested = tested
 
-    def published(self, result: str) -> None:
+    def count(self, name: str, *labels: str) -> None:
+        """Adds 1 to a counter: ``artifact_publish``, ``bucket_swaps`` or ``eager_fallbacks``."""
         with self._changed():
-            self.state.counts["artifact_publish", result] += 1
-
-    def swapped(self, result: Literal["swapped", "mismatch", "failed"]) -> None:
-        with self._changed():
-            self.state.counts["bucket_swaps", result] += 1
-
-    def fell_back(self, region: str, size: int) -> None:
-        """Count a call of the jit backend that ran eager because no graph of the region fitted."""
-        with self._changed():
-            self.state.counts["eager_fallbacks", region, str(size)] += 1
+            self.state.counts[name, *labels] += 1
 
     def building(self, **progress: Any) -> None:
         """Update members of the background build's progress. Other members keep their values."""

@@ -151,7 +151,7 @@ class Jit:
         return local
 
     def _fell_back(self, region: str, bucket: int) -> None:
-        self._status.fell_back(region, bucket)
+        self._status.count("eager_fallbacks", region, str(bucket))
         self._fallbacks[region, bucket] += 1
         if self._fallbacks[region, bucket] == 1:
             _logger.error(
