@@ -40,7 +40,9 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
 
     The process ends at once at a second signal, ``grace_s`` seconds after the first, or at the first while this
     thread imports torch. Only the main thread may use it."""
-    _adopt_orphans()
+    if sys.platform == "linux":
+        # A compiler's driver that is killed leaves the compiler behind, which this process then adopts.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     seen: list[int] = []
 
     def cut_short(number: int) -> None:
@@ -79,13 +81,6 @@ def _imports_torch(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose parent ends: a compiler's driver that is killed
-    leaves the compiler behind. Does nothing except on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_descendants() -> None:

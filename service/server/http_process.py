@@ -25,7 +25,7 @@ from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
 from snapcap.service.memory import BodyBudget, body_memory, memory_limit
 from snapcap.service.readiness import Readiness
-from snapcap.service.server.uvicorn_server import make_server
+from snapcap.service.server.uvicorn_server import Server
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import StartupCollector, register_process_collectors
 from snapcap.service.telemetry.tracing import open_tracing
@@ -207,7 +207,7 @@ def run(
     app: ASGIApp = application
     for metrics_listener in listeners[1:]:
         app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
-    server = make_server(app, settings.http, services.readiness, on_live, connections)
+    server = Server(app, settings.http, services.readiness, on_live, connections)
     with exits:
         exits.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -79,16 +79,13 @@ class EngineClient:
 
     def __post_init__(self) -> None:
         parts, settings, services, loop = self.parts, self.settings, self.services, self.loop
-        self._process = parts.engine
-        self._pixels = parts.pixels
         self._slots = Slots(parts.pixels.slots)
         self._channel = LoopChannel(parts.engine.end, loop, self._take)
-        self._process_count = parts.images.count
         self._image_decoder = ProcessImageDecoder(
             parts.images,
             parts.pixels,
             self._slots,
-            ImageRoom(decode_memory(settings), self._process_count),
+            ImageRoom(decode_memory(settings), parts.images.count),
             settings.images.decode_timeout,
             services.metrics,
             loop,
@@ -108,7 +105,7 @@ class EngineClient:
         self._watch = EngineWatch(settings.watchdog.timeout, self._beat, self._is_waiting, self._end_stalled)
 
     def start(self) -> None:
-        services, pid = self.services, self._process.pid
+        services, pid = self.services, self.parts.engine.pid
         self.result.log_phases()
         ProcessCollector("snapcap_engine", lambda: pid, registry=services.registry)
         services.metrics.engine_progress_age.set_function(lambda: self._watch.silent_s)
@@ -120,7 +117,7 @@ class EngineClient:
     @property
     def pids(self) -> list[int]:
         """The ids of the engine process and of the decode processes."""
-        return [self._process.pid, *self._image_decoder.pids]
+        return [self.parts.engine.pid, *self._image_decoder.pids]
 
     async def leave(self) -> None:
         """Ends the processes while the event loop goes on, and returns when they have ended and their memory is
@@ -147,9 +144,9 @@ class EngineClient:
 
         threading.Thread(target=end, name="leave", daemon=True).start()
         await asyncio.shield(ended)
-        self._process.end.close()
+        self.parts.engine.end.close()
         if not self._preparing.is_alive():  # otherwise it may still use them
-            self._pixels.release()
+            self.parts.pixels.release()
 
     def close(self) -> None:
         """Ends the processes and waits until they have ended. Called when the event loop is over, or by `leave`."""
@@ -174,12 +171,12 @@ class EngineClient:
             settings = self.settings
             checkpoint = Checkpoint.of(settings, folder)
             _ = checkpoint.tokenizer
-            self._pixels.open(checkpoint.config.vision.image_size)
+            self.parts.pixels.open(checkpoint.config.vision.image_size)
             if not self._image_decoder.begin(checkpoint.transform, self._image_library.result()):
                 return
             alone = AnswersAtOnce(self._slots)
             self._rehearse(
-                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self._process_count)
+                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self.parts.images.count)
             )
             if not self._image_decoder.works:
                 self.loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
@@ -281,11 +278,11 @@ class EngineClient:
         """Sends a signal to the engine process, unless it has ended and its id may belong to another process."""
         if self._waiter.is_alive():
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+                os.kill(self.parts.engine.pid, number)
 
     def _wait(self) -> None:
         try:
-            _, status = os.waitpid(self._process.pid, 0)
+            _, status = os.waitpid(self.parts.engine.pid, 0)
             how = how_it_ended(os.waitstatus_to_exitcode(status))
         except ChildProcessError:
             how = "with an unknown status"

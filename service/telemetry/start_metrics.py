@@ -114,7 +114,7 @@ class StartupCollector(Collector):
         yield GaugeMetricFamily(
             "snapcap_torch_modules",
             "Python modules of torch in the server's processes; 0 where compiled packages run without them.",
-            value=self.status.torch_modules,
+            value=self.status.compiler().modules,
         )
         if self.status.state.weights is not None:
             labels = {"result": self.status.state.weights.result}
@@ -166,7 +166,7 @@ class StartupCollector(Collector):
             "Calls of the jit backend that ran eager because none of the region's graphs fitted.",
             ("region", "bucket"),
         )
-        looked_up = zip((("hit",), ("miss",), ("bypass",)), self.status.cache_counts(), strict=True)
+        looked_up = zip((("hit",), ("miss",), ("bypass",)), self.status.compiler().caches, strict=True)
         text = "Lookups of the jit backend in torch's compile caches."
         yield _filled(CounterMetricFamily("snapcap_compile_cache", text, labels=["result"]), dict(looked_up))
         compiled = {(when,): count for when, count in self.status.compile_events().items()}

@@ -49,7 +49,7 @@ from snapcap.warmup.options import S3Options, StartOptions, StoreOptions, is_rem
 if TYPE_CHECKING:
     from snapcap.warmup.artifacts.publish import Published
 
-_MODULE = "snapcap.warmup.artifacts.worker"
+MODULE = "snapcap.warmup.artifacts.worker"
 GRACE = 3.0  # seconds for starting Python, and for the worker to report its own timeout
 
 
@@ -65,6 +65,7 @@ class FetchJob:
 
     @classmethod
     def of(cls, options: StartOptions, *, model: bool = False, signs: bool = False) -> "FetchJob":
+        """``model``: fetch the model too, and not only its packages. ``signs``: the worker publishes."""
         store = replace(
             options.store,
             trusted_keys=options.store.accepted_keys,
@@ -74,20 +75,14 @@ class FetchJob:
         return cls(store, options.s3, options.store_folder.absolute(), options.model.source if model else "")
 
 
-def fetch_worker(options: StartOptions, *, model: bool = False, signs: bool = False) -> Worker:
-    """Returns the worker of this module. Its process is not started yet. ``model``: fetch the model too, and not
-    only its packages. ``signs``: the worker publishes, so it gets the signing key."""
-    return Worker(_MODULE, FetchJob.of(options, model=model, signs=signs))
-
-
 class Fetcher:
     """Fetches through a worker process, which starts with the first task that needs it. The worker does one task at
     a time, and is ended at the deadline of a task. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
-        """``worker``: from ``fetch_worker``, if its process was launched already."""
+        """``worker``: the worker of this module, if its process was launched already."""
         self._options = options
-        self._worker = worker or fetch_worker(options)
+        self._worker = worker or Worker(MODULE, FetchJob.of(options))
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -146,7 +141,7 @@ def publish_in_worker(key: str, options: StartOptions, replace: bool) -> "Publis
     Gives up after ``build_timeout`` seconds."""
     from snapcap.warmup.artifacts.publish import Published  # noqa: PLC0415  not for a start, which only fetches
 
-    with fetch_worker(options, signs=True) as worker:
+    with Worker(MODULE, FetchJob.of(options, signs=True)) as worker:
         try:
             task = {"do": "publish", "key": key, "replace": replace}
             answer = worker.ask(task, options.store.build_timeout)

@@ -134,7 +134,7 @@ class StartupStatus:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.state = StatusState()
-        self._compiler = compiler_counts
+        self.compiler = compiler_counts  # also of the engine process, once that is known
         self._listeners: list[Callable[[StatusState], None]] = []
 
     def listen(self, listener: Callable[[StatusState], None]) -> None:
@@ -149,7 +149,7 @@ class StartupStatus:
 
     def compiled_elsewhere(self, counts: CompilerCounts) -> None:
         """Take over the compiler's counts of the engine process. torch's modules are the sum of both processes."""
-        self._compiler = lambda: counts._replace(modules=counts.modules + torch_modules())
+        self.compiler = lambda: counts._replace(modules=counts.modules + torch_modules())
 
     @contextmanager
     def _changed(self) -> Iterator[None]:
@@ -174,21 +174,14 @@ class StartupStatus:
 
     def started(self) -> None:
         """Record the end of the start: the present backend is its tier."""
-        tier, compiled = self.backend, self._compiler().graphs
+        tier, compiled = self.backend, self.compiler().graphs
         with self._changed():
             self.state.tier, self.state.compiled = tier, compiled
 
     def compile_events(self) -> dict[str, int]:
         """Returns the number of graphs compiled during the start, and since."""
-        total, before = self._compiler().graphs, self.state.compiled
+        total, before = self.compiler().graphs, self.state.compiled
         return {"startup": total if before is None else before, "serving": 0 if before is None else total - before}
-
-    def cache_counts(self) -> CacheCounts:
-        return self._compiler().caches
-
-    @property
-    def torch_modules(self) -> int:
-        return self._compiler().modules
 
     def fetched(self, artifacts: "Artifacts") -> None:
         fetched = artifacts.fetched
@@ -275,7 +268,7 @@ class StartupStatus:
             "dtype": state.dtype,
             "error": state.error,
             "compile_events": self.compile_events(),
-            "torch_modules": self.torch_modules,
+            "torch_modules": self.compiler().modules,
             "weights": None if state.weights is None else asdict(state.weights),
             "artifacts": None if state.fetch is None else asdict(state.fetch),
             "build": state.build,

@@ -133,4 +133,4 @@ def test_what_another_process_compiled_is_counted_as_ours() -> None:
     status.started()
     status.compiled_elsewhere(CompilerCounts(5))
     assert status.compile_events() == {"startup": 3, "serving": 2}
-    assert status.cache_counts() == CacheCounts()
+    assert status.compiler().caches == CacheCounts()
