@@ -63,8 +63,7 @@ class Admission:
         self._completed.append(self._clock())
 
     def _full(self) -> QueueFull:
-        """Returns the refusal, with the seconds until a full queue is served at the recent rate: from 1 to 60, and
-        1 if the rate is not known."""
+        """Returns the refusal, with the seconds (1 to 60) until a full queue is served at the recent rate."""
         now, seconds = self._clock(), 1.0
         # The list is a copy because another thread may append meanwhile.
         moments = [moment for moment in list(self._completed) if now - moment <= _RECENT_S]

@@ -169,8 +169,7 @@ class Gathering:
         self._ended += [moment] * captions
 
     def begin(self) -> tuple[int, float]:
-        """Returns the number of images to wait for, and the moment when the wait ends. Forgets the captions that
-        have ended, so that their clients are waited for once."""
+        """Returns the images to wait for, and until when. Forgets captions that ended: each counts once."""
         patience = min(_GATHERED_PART * self._image_s, _LONGEST_GATHER_S)
         last = self._ended[-1] if self._ended else -math.inf
         images = sum(last - moment <= patience for moment in self._ended)

@@ -16,8 +16,7 @@ from snapcap.warmup.machine.files import opened
 
 @dataclass(frozen=True)
 class Failure:
-    """Names a file, folder or pattern that gets no caption, and the reason. ``is_image``: the path names one image,
-    so that an output has a row for it."""
+    """Names what gets no caption, and why. ``is_image``: the path is one image's, so an output has its row."""
 
     path: str
     reason: str

@@ -87,8 +87,7 @@ class OfflineModel:
         self._device.join(patience)
 
     def ended(self) -> Exception | None:
-        """Returns the error that ended the engine, or None if it was stopped. Waits up to five seconds for the
-        device thread, which first fails the waiting requests."""
+        """Returns the error that ended the engine, if any. Waits up to five seconds for the device thread."""
         self._device.join(_LAST_WORDS_S)
         return self.error
 

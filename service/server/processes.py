@@ -35,7 +35,6 @@ _SPAWNED = "snapcap.service.server.spawned"
 # Modules that the start of every model imports; they import the others.
 _OF_EVERY_START = (
     "snapcap.service.engine.device_thread",
-    "snapcap.service.server.background",
     "snapcap.service.server.engine_process",
     "snapcap.service.telemetry.logs",
     "snapcap.warmup.runtime.aoti.native",

@@ -483,8 +483,7 @@ class Residency:
         self.look_at_reserve()
 
     def look_at_reserve(self) -> None:
-        """Starts an engine process in reserve if a model is absent, so that the next wake waits neither for an
-        interpreter nor for modules and libraries."""
+        """Starts an engine process in reserve for an absent model: the next wake waits for no interpreter."""
         absent = any(each.state is ModelState.ABSENT for each in self.residents.values())
         if absent and self.services.readiness.state is State.READY:
             self.loop.call_later(AFTER_READY_S, self._reserve)

@@ -36,8 +36,7 @@ class StartResult:
         self._pictured = settings.log.format == "text" and sys.stderr is not None and sys.stderr.isatty()
 
     def log_phases(self) -> None:
-        """Logs each start phase when it ends. On a terminal, `ready` draws all phases as a picture, and before that
-        only phases that take long are logged."""
+        """Logs each phase when it ends; on a terminal, for which `ready` draws a picture, only long phases."""
         self._services.timeline.listen(_LongPhases() if self._pictured else _log_phase)
 
     def ready(self, engine: "CaptionEngine", checkpoint: "Checkpoint", image_decoder: ImageDecoder) -> None:

@@ -1,7 +1,7 @@
 """Collects the metrics of the start and of the process at scrape time, from the records of the start."""
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.version import snapcap_version
 
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+Samples = Iterable[tuple[tuple[str, ...], float]]
 _MARKS = {
     "live": "until the port was bound and /livez could answer",
     "ready": "until /readyz answered 200",
@@ -83,7 +84,7 @@ class StartupCollector(Collector):
 
     def _lifecycle(self) -> Iterator[Metric]:
         current = self.readiness.state
-        states = {(each.value,): float(each is current) for each in State}
+        states = (((each.value,), float(each is current)) for each in State)
         yield _gauge("lifecycle_state", "1 for the state the process is in.", ("state",), states)
         ready = float(current is State.READY)
         yield GaugeMetricFamily("snapcap_ready", "1 when /readyz answers 200.", value=ready)
@@ -100,7 +101,7 @@ class StartupCollector(Collector):
             end = now if phase.end is None else phase.end
             seconds[phase.name,] = seconds.get((phase.name,), 0.0) + end - phase.start
         text = "Seconds of each phase of the start, so far when it still runs. Phases overlap."
-        yield _gauge("startup_phase_duration_seconds", text, ("phase",), seconds)
+        yield _gauge("startup_phase_duration_seconds", text, ("phase",), seconds.items())
 
     def _buckets(self) -> Iterator[Metric]:
         status = self.status.to_dict()
@@ -122,7 +123,7 @@ class StartupCollector(Collector):
         buckets = self.status.buckets()
         text = "Seconds it took to make a bucket (rows) ready."
         warmed = {(each.component, str(each.size)): each.seconds for each in buckets if each.seconds is not None}
-        yield _gauge("warmup_bucket_duration_seconds", text, ("component", "bucket"), warmed)
+        yield _gauge("warmup_bucket_duration_seconds", text, ("component", "bucket"), warmed.items())
         expected, completed = len(buckets), sum(bucket.state not in ("pending", "failed") for bucket in buckets)
         yield GaugeMetricFamily("snapcap_warmup_buckets_expected", "Buckets to make ready.", value=expected)
         yield GaugeMetricFamily("snapcap_warmup_buckets_completed", "Buckets that are ready.", value=completed)
@@ -168,17 +169,17 @@ class StartupCollector(Collector):
         )
         looked_up = zip((("hit",), ("miss",), ("bypass",)), self.status.compiler().caches, strict=True)
         text = "Lookups of the jit backend in torch's compile caches."
-        yield _filled(CounterMetricFamily("snapcap_compile_cache", text, labels=["result"]), dict(looked_up))
+        yield _filled(CounterMetricFamily("snapcap_compile_cache", text, labels=["result"]), looked_up)
         compiled = {(when,): count for when, count in self.status.compile_events().items()}
         text = "Graphs compiled, before and after READY."
-        yield _filled(CounterMetricFamily("snapcap_compile_events", text, labels=["when"]), compiled)
+        yield _filled(CounterMetricFamily("snapcap_compile_events", text, labels=["when"]), compiled.items())
 
     def _counter(
         self, name: str, text: str, labels: tuple[str, ...], known: Iterable[tuple[str, ...]] = ()
     ) -> Metric:
         """Returns a counter. `known` has the values of its labels whose series begin at 0."""
         samples = {**dict.fromkeys(known, 0), **self.status.counts(name)}
-        return _filled(CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels)), samples)
+        return _filled(CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels)), samples.items())
 
 
 def register_process_collectors(registry: CollectorRegistry) -> None:
@@ -189,16 +190,16 @@ def register_process_collectors(registry: CollectorRegistry) -> None:
 
 
 def _info(name: str, text: str, labels: dict[str, str]) -> Metric:
-    return _gauge(name, text, tuple(labels), {tuple(labels.values()): 1.0})
+    return _gauge(name, text, tuple(labels), [(tuple(labels.values()), 1.0)])
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Mapping[tuple[str, ...], float]) -> Metric:
+def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
     return _filled(GaugeMetricFamily(f"snapcap_{name}", text, labels=list(labels)), samples)
 
 
-def _filled(family: Family, samples: Mapping[tuple[str, ...], float]) -> Family:
+def _filled(family: Family, samples: Samples) -> Family:
     """Adds samples by the values of their labels to a family, and returns it."""
-    for values, value in samples.items():
+    for values, value in samples:
         family.add_metric(list(values), value)
     return family
 

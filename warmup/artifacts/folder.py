@@ -220,8 +220,7 @@ class FolderStore:
             os.close(descriptor)
 
     def is_conditional(self) -> bool:
-        """Returns whether the folder has locks. The locks hold between all machines that share the file system.
-        Raises StoreDeniedError if the folder is read-only."""
+        """Returns whether the folder has locks, between its machines. Raises StoreDeniedError if read-only."""
         with self._translated(self.root), self._lock() as locks:
             return locks
 

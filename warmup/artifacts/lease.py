@@ -59,8 +59,7 @@ class Lease:
     _version: str | None = None
 
     def renew(self) -> bool:
-        """Extend the lease. Returns False if another builder has it. Raises StoreError if the store fails;
-        then this process may still hold it."""
+        """Extend the lease. Returns False if another builder has it. Raises StoreError if the store fails."""
         if not self.exclusive:
             return True
         version = None

@@ -112,8 +112,7 @@ class ArtifactStore(Protocol):
         is missing or of another size."""
 
     def is_conditional(self) -> bool:
-        """Returns whether ``write`` obeys its conditions. The first call tests this by writing. Raises
-        StoreDeniedError if the store cannot be written to."""
+        """Returns whether ``write`` obeys conditions, by trying. Raises StoreDeniedError if it may not write."""
 
 
 def manifest_name(key: str) -> str:
@@ -133,8 +132,7 @@ def blob_name(blob: Blob) -> str:
 
 
 def record_name(room: str, folder: Path) -> str:
-    """Returns the name of the record of a checkpoint folder in a store. The folder's path decides it, so that a new
-    record replaces the old one."""
+    """Returns the name of a checkpoint folder's record, by its path: a new record replaces the old one."""
     place = str(folder.resolve()).encode(errors="surrogateescape")
     return f"{room}/{hashlib.sha256(place).hexdigest()}.json"
 

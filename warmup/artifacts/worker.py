@@ -55,8 +55,7 @@ GRACE = 3.0  # seconds for starting Python, and for the worker to report its own
 
 @dataclass(frozen=True)
 class FetchJob:
-    """Holds the store, the local folder, and the model's source if the model is fetched too. ``store`` names the
-    signing key only if the worker has to sign."""
+    """Holds the store, the local folder and a model's source. Only for signing, ``store`` names the key."""
 
     store: StoreOptions
     s3: S3Options
@@ -137,8 +136,7 @@ def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | N
 
 
 def publish_in_worker(key: str, options: StartOptions, replace: bool) -> "Published":
-    """Publish the local folder's set of a key to the remote store, without importing botocore in this process.
-    Gives up after ``build_timeout`` seconds."""
+    """Publish the local folder's set to the remote store in ``build_timeout`` seconds, without botocore."""
     from snapcap.warmup.artifacts.publish import Published  # noqa: PLC0415  not for a start, which only fetches
 
     with Worker(MODULE, FetchJob.of(options, signs=True)) as worker:

@@ -24,8 +24,7 @@ def report_denied(what: str, effect: str, reason: str) -> None:
 
 
 def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
-    """Returns the soft and the hard limit of a resource, which is one of ``resource.RLIMIT_…``. If the system does
-    not tell, both limits are ``unknown``."""
+    """Returns the soft and the hard limit of a ``resource.RLIMIT_…``; both ``unknown`` if it cannot be read."""
     import resource  # noqa: PLC0415 - the module is missing where torch's libraries are loaded
 
     try:

@@ -137,8 +137,7 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, if the file system supports it. Raises OSError
-    if the sync failed, so that they may be lost."""
+    """Wait until a file, or a folder's names, are on the disk, if possible. Raises OSError if they may be lost."""
     with opened(path, os.O_RDONLY | os.O_CLOEXEC) as descriptor:
         try:
             os.fsync(descriptor)

@@ -79,8 +79,7 @@ class MemoryPlan:
         return 2 * (sum(self._inputs(region, rows)) + own) + self.work(region, rows)
 
     def serving(self, weights: int) -> int:
-        """Returns the most bytes that serving takes, without the process's context: weights, buffers, and the
-        largest region's working memory."""
+        """Returns the most bytes of serving besides the context: weights, buffers, the largest region's work."""
         return weights + self.buffers[1] + self._largest_work + SERVING_BYTES
 
     @property

@@ -164,8 +164,7 @@ class Plan:
 
     @property
     def runs_on_libtorch(self) -> bool:
-        """False if packages of this plan run only on the CPU library: libtorch's product by int8 weights takes
-        twenty times as long as a float32 product."""
+        """False if packages run only on the CPU library: libtorch takes twenty times as long for int8."""
         return self.dtype != "int8"
 
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
@@ -210,8 +209,7 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
 
 
 def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
-    """Returns the plan for these options, and decides the values that they leave open. Raises StartError if an
-    option does not fit the model or the machine."""
+    """Returns the plan for these options, and decides open ones. Raises StartError if an option does not fit."""
     task, compute = options.model.task, options.compute
     if task and Task.find(task, config.tasks) is None:
         known = ", ".join(each.name for each in config.tasks)

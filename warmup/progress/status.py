@@ -205,6 +205,9 @@ class StartupStatus:
         with self._changed():
             self.state.counts[name, *labels] += 1
 
+    def swapped(self, result: Literal["swapped", "mismatch", "failed"]) -> None:
+        self.count("bucket_swaps", result)
+
     def building(self, **progress: Any) -> None:
         """Update members of the background build's progress. Other members keep their values."""
         with self._changed():

@@ -163,8 +163,7 @@ class TokenChoice(Generic[B]):
         choice.sampling(scores, *self._inputs(SAMPLING, rows))
 
     def _inputs(self, region: str, rows: int) -> tuple[B, ...]:
-        """Returns the inputs of a region after the scores. They are the same at every step, and are cached so that
-        a CPU need not make the views again."""
+        """Returns a region's inputs after the scores, cached so that a CPU does not make the views again."""
         if (region, rows) not in self._views:
             self._views[region, rows] = choice_inputs(region, self._state, self.beams, self._rules, rows)
         return self._views[region, rows]

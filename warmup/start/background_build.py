@@ -122,7 +122,7 @@ class BackgroundBuild:
             if self._stopped.wait(pause):
                 return False
             pause = min(2 * pause, LONGEST_PAUSE_S)
-            self._artifacts = find_artifacts(self._options, self._artifacts.factors)
+            self._artifacts = self._look()
             if self._take(self._artifacts):
                 return False
         return True
@@ -167,7 +167,7 @@ class BackgroundBuild:
                     ours = turn.enter_context(locked_alone(folder / TURN))
                 elsewhere = Held("another process with this cache folder", POLL_SECONDS)
                 outcome = elsewhere if ours is False else acquire(store, key, LEASE_SECONDS)
-                if self._take(find_artifacts(self._options, self._artifacts.factors)):
+                if self._take(self._look()):
                     if isinstance(outcome, Lease):
                         outcome.release()
                     return
@@ -177,6 +177,9 @@ class BackgroundBuild:
                     return
             self._status.building(state="waiting", holder=outcome.owner)
             self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
+
+    def _look(self) -> Artifacts:
+        return find_artifacts(self._options, self._artifacts.factors)
 
     def _take(self, artifacts: Artifacts) -> bool:
         """Swaps in artifacts that were published since this server started. Returns False if there are none."""
@@ -265,11 +268,11 @@ class BackgroundBuild:
         try:
             self._on_device(swap).result()
         except Exception as error:
-            status.count("bucket_swaps", "mismatch" if isinstance(error, CheckError) else "failed")
+            status.swapped("mismatch" if isinstance(error, CheckError) else "failed")
             status.update(component, size, "failed", "eager")
             _logger.error("swap refused; the bucket stays eager", extra={"fields": {**fields, "error": str(error)}})
             return
-        status.count("bucket_swaps", "swapped")
+        status.swapped("swapped")
         captured = loaded.runner.device.runs_ahead
         status.update(component, size, "captured" if captured else "warm", backend.name)
         _logger.info("bucket swapped in", extra={"fields": fields})

@@ -21,7 +21,6 @@ import logging
 import os
 import types
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import field, replace
@@ -91,7 +90,6 @@ class Jit:
         self._cache = cache
         self._artifacts: Artifacts | None = None
         self._restored = False
-        self._fallbacks: Counter[tuple[str, int]] = Counter()
 
     def backend(self, plan: Plan, artifacts: Artifacts) -> "JitBackend":
         """Returns the backend that compiles the regions. After a hit, first restores the compile cache."""
@@ -152,8 +150,7 @@ class Jit:
 
     def _fell_back(self, region: str, bucket: int) -> None:
         self._status.count("eager_fallbacks", region, str(bucket))
-        self._fallbacks[region, bucket] += 1
-        if self._fallbacks[region, bucket] == 1:
+        if self._status.counts("eager_fallbacks")[region, str(bucket)] == 1:
             _logger.error(
                 "no compiled graph fits; the region runs eager",
                 extra={"fields": {"region": region, "bucket": bucket}},

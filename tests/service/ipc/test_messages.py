@@ -116,7 +116,7 @@ def test_a_status_becomes_what_it_is_told() -> None:
     status.listen(lambda state: tell(StatusSeen(state)))
     status.expect((1, 4), "cpu", "float32")
     status.update("encoder", 1, "warm", "aot", 0.5, 1.0)
-    status.count("bucket_swaps", "swapped")
+    status.swapped("swapped")
     status.count("eager_fallbacks", "decoder.block", "4")
     status.building(state="building", done=1)
     status.count("artifact_publish", "published")

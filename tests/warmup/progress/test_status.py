@@ -65,9 +65,9 @@ def test_the_tier_is_the_backend_at_the_end_of_the_start(status: StartupStatus) 
 
 
 def test_counters_add_up_by_label(status: StartupStatus) -> None:
-    status.count("bucket_swaps", "swapped")
-    status.count("bucket_swaps", "swapped")
-    status.count("bucket_swaps", "mismatch")
+    status.swapped("swapped")
+    status.swapped("swapped")
+    status.swapped("mismatch")
     status.count("artifact_publish", "exists")
     status.count("eager_fallbacks", "decoder_block", "4")
     status.count("eager_fallbacks", "decoder_block", "4")

@@ -150,8 +150,7 @@ class NativeTensor:
     def __init__(
         self, libtorch: Libtorch, handle: int, array: "np.ndarray[Any, Any] | None" = None, owner: object = None
     ) -> None:
-        """``array``: the numpy array with the tensor's memory. ``owner``: else the object that owns the memory.
-        With neither, the tensor owns its memory."""
+        """``array``: the tensor's memory; else ``owner``: what owns it. With neither, the tensor does."""
         self._libtorch = libtorch
         self._array = array
         self._owner = owner
