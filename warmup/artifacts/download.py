@@ -180,15 +180,12 @@ def download_weights(
     """Downloads a model's weights to the folder and verifies every byte.
 
     Returns the bytes downloaded: the file then has its ``VERIFIED`` name, and the caller must call ``finish``.
-    Returns 0 if another process has downloaded the file.
+    Returns 0 if another process has downloaded the file. Raises DamagedError if the source has other bytes than the
+    manifest says, and StoreError if the source cannot be read, the disk cannot be written, or the time is over.
 
     Args:
         until: the moment of ``time.monotonic()`` to give up at.
         scope: keeps the download's lock, and the file, until ``finish`` or until the scope ends.
-
-    Raises:
-        DamagedError: the source has other bytes than the manifest says.
-        StoreError: the source cannot be read, the disk cannot be written, or the time is over.
     """
     folder, content = local.root / WEIGHTS, weights.content
     path = folder / fetched_name(content)

@@ -231,16 +231,14 @@ def fetch_model(
     until: float,
 ) -> Found:
     """Fetches the manifest and the small files of a published model into the folder. If the source does not answer
-    with its revision within ``OUTAGE_S`` seconds, a complete model in the folder is used as it is.
+    with its revision within ``OUTAGE_S`` seconds, a complete model in the folder is used as it is. Raises
+    NotFetchedError if there is no usable published model.
 
     Args:
         remote: None if the folder is the store.
         factors: ``weights.find.model_factors``.
         identify: asks the source for its revision.
         until: the moment of ``time.monotonic()`` to give up downloads at.
-
-    Raises:
-        NotFetchedError: there is no usable published model.
     """
     try:
         key = artifact_key(factors)
@@ -341,15 +339,13 @@ class _Transfer:
         missing: Collection[Blob],
         place: Callable[[Path, Blob], bool],
     ) -> None:
-        """Downloads the missing blobs of a manifest to the local folder.
+        """Downloads the missing blobs of a manifest to the local folder. Raises DamagedError if a blob is missing
+        in the source, or its content differs from the manifest's digest, and StoreError if the source cannot be
+        read, or the folder cannot be written.
 
         Args:
             blobs: all blobs of the manifest.
             place: stores a downloaded file, and returns False if its content is not that of the blob.
-
-        Raises:
-            DamagedError: a blob is missing in the source, or its content differs from the manifest's digest.
-            StoreError: the source cannot be read, or the folder cannot be written.
         """
         with self.local.scratch() as folder:
             for blob, path in download_blobs(source, blobs, missing, folder, self.until):

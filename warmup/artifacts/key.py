@@ -229,15 +229,12 @@ def build_factors(
     machine: Mapping[str, Factor], kind: Kind, model: Mapping[str, Any], compilation: Mapping[str, Any]
 ) -> dict[str, Factor]:
     """Returns all factors of a key, flat: ``{"vision": {"hidden_size": 48}}`` of the model is
-    ``model.vision.hidden_size``.
+    ``model.vision.hidden_size``. Raises FactorError if a value is no JSON.
 
     Args:
         machine: the result of ``machine_factors``.
         model: dimensions, dtype, buckets and cache length; nested, as ``dataclasses.asdict`` gives it.
         compilation: modes, options and precision flags; nested or not.
-
-    Raises:
-        FactorError: a value is no JSON.
     """
     factors: dict[str, Any] = {
         **machine,

@@ -120,16 +120,13 @@ class Lease:
 def acquire(
     store: ArtifactStore, key: str, ttl: float, owner: str = "", clock: Callable[[], float] = time.time
 ) -> Lease | Held:
-    """Takes the lease for building a key if there is none or if it has expired, else returns ``Held``.
+    """Takes the lease for building a key if there is none or if it has expired, else returns ``Held``. Raises
+    StoreDeniedError if the store cannot be written to, and StoreError if the store cannot be reached.
 
     Args:
         ttl: seconds until the lease expires; a killed build blocks other builders this long.
         owner: unique name of the builder; if empty, made from host, process id and random digits.
         clock: returns seconds since the epoch.
-
-    Raises:
-        StoreDeniedError: the store cannot be written to.
-        StoreError: the store cannot be reached.
     """
     owner = owner or f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex[:8]}"
     lease = Lease(store, key, owner, ttl, store.is_conditional(), clock)

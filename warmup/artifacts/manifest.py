@@ -203,14 +203,12 @@ def seal(manifest: Manifest, signer: Signer | None) -> bytes:
 
 
 def open_envelope(data: bytes, trust: Trust, key: str | None = None) -> Manifest:
-    """Verify an envelope, then parse the bytes that were verified.
+    """Verify an envelope, then parse the bytes that were verified. Raises UntrustedError if ``trust`` requires a
+    trusted signature and there is none, or the artifacts are too old, and ManifestError if the bytes are damaged,
+    no manifest, of another format, or for another key.
 
     Args:
         key: the key that the manifest must have; None accepts any key.
-
-    Raises:
-        UntrustedError: ``trust`` requires a trusted signature and there is none, or the artifacts are too old.
-        ManifestError: the bytes are damaged, no manifest, of another format, or for another key.
     """
     payload, signatures = _parse_envelope(data)
     if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload), signatures) is None:

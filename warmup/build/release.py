@@ -73,14 +73,11 @@ def publish_built(
     built: Built, factors: Factors, options: StartOptions, to_remote: bool, found: Fetched
 ) -> Publication:
     """Publish a complete aot set. An existing set of the same key stays, unless ``found`` says that it is unusable.
+    Raises StoreError if a store cannot be opened as configured, and OSError if a built file cannot be read.
 
     Args:
         found: the earlier lookup of the set. After a hit, ``built`` has this set, and the owner does not vouch for
             it.
-
-    Raises:
-        StoreError: a store cannot be opened as configured.
-        OSError: a built file cannot be read.
     """
     entries = {**built.files, **built.libraries}
     files = {name: file.path for name, file in entries.items()}

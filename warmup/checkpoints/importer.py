@@ -40,7 +40,8 @@ def import_checkpoint(
 
     Pickled weights become ``model.safetensors``. transformers converts a slow tokenizer to ``tokenizer.json``,
     unless the server can read its files. No code of a checkpoint is run or copied. ``destination`` stays empty
-    unless everything succeeds and the server can read the weights.
+    unless everything succeeds and the server can read the weights. Raises CheckpointError if the source cannot be
+    found, read or served, or the destination must not be written.
 
     Args:
         source: as for ``resolve_checkpoint``. s3: the options of S3.
@@ -49,9 +50,6 @@ def import_checkpoint(
 
     Returns:
         The files written, in ``destination``.
-
-    Raises:
-        CheckpointError: the source cannot be found, read or served, or the destination must not be written.
     """
     if not force and destination.is_dir() and any(destination.iterdir()):
         raise CheckpointError(f"{str(destination)!r} is not empty; give another folder, or --force to replace")

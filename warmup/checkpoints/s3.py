@@ -129,7 +129,10 @@ def is_whole(folder: Path) -> bool:
 def local_folder(source: str, cache: Path, options: S3Options) -> Path:
     """Returns the folder that ``download_checkpoint`` would use. Raises S3Error if the source is invalid."""
     bucket, prefix = split_uri(source)
-    return cache / "checkpoints" / _folder_name(bucket, prefix, options.endpoint_url)
+    # Equal prefixes of different buckets and stores have different folders.
+    digest = hashlib.sha256(f"{options.endpoint_url or ''}\n{bucket}\n{prefix}".encode()).hexdigest()[:12]
+    name = prefix.rpartition("/")[2] or re.split("[:/]", bucket)[-1]  # a bucket may be an ARN
+    return cache / "checkpoints" / f"{name.encode()[:_MOST_NAME].decode(errors='ignore')}-{digest}"
 
 
 def listed_identity(
@@ -176,14 +179,11 @@ def _boot() -> str | None:
 
 
 def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = None) -> dict[str, S3Object]:
-    """Returns the objects of a checkpoint by file name.
+    """Returns the objects of a checkpoint by file name. Raises S3Error if the prefix, or an index of weights,
+    cannot be read, and CheckpointError if the prefix holds no checkpoint.
 
     Args:
         folder: the download folder; an index of weights that it has already is not read from S3 again.
-
-    Raises:
-        S3Error: the prefix, or an index of weights, cannot be read.
-        CheckpointError: the prefix holds no checkpoint.
     """
     bucket, prefix = split_uri(source)
 
@@ -214,13 +214,6 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
         if name not in by_name:
             raise CheckpointError(f"{source}: its index of weights names {name!r}, which is not there")
     return {name: by_name[name] for name in names}
-
-
-def _folder_name(bucket: str, prefix: str, endpoint: str | None) -> str:
-    """Returns a readable folder name, which differs for equal prefixes of different buckets and stores."""
-    digest = hashlib.sha256(f"{endpoint or ''}\n{bucket}\n{prefix}".encode()).hexdigest()[:12]
-    name = prefix.rpartition("/")[2] or re.split("[:/]", bucket)[-1]  # a bucket may be an ARN
-    return f"{name.encode()[:_MOST_NAME].decode(errors='ignore')}-{digest}"
 
 
 def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:

@@ -36,13 +36,11 @@ def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
 
 def memory_file(name: str, *, runs: bool = False) -> int:
     """Returns the descriptor of a new file that no other program can open, which ends with its last descriptor.
+    Raises OSError if no memory and no temporary folder has room for the file.
 
     Args:
         name: the file's name in the system's lists.
         runs: True if code in the file is executed.
-
-    Raises:
-        OSError: no memory and no temporary folder has room for the file.
     """
     reason = "it is a call of Linux"
     try:

@@ -244,14 +244,12 @@ def client(options: S3Options) -> "S3Client":
 
 def upload_checked(s3: "S3Client", send: Callable[[], T], is_whole: Callable[[], bool] | None = None) -> T:
     """Send an upload. If the store may have refused it because of checksums, send it again without them; if that
-    succeeds, all later uploads of this client have no checksums.
+    succeeds, all later uploads of this client have no checksums. Raises ClientError if the store refuses the upload
+    with and without checksums; the error is that of the first try.
 
     Args:
         send: sends the whole request.
         is_whole: asks the store whether the object has the size that was sent.
-
-    Raises:
-        ClientError: the store refuses the upload with and without checksums; the error is that of the first try.
     """
     from botocore.exceptions import ClientError  # noqa: PLC0415
 

@@ -130,14 +130,12 @@ class Download:
 
 
 def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> list[S3Object]:
-    """Returns the objects directly under a prefix, without those in subfolders.
+    """Returns the objects directly under a prefix, without those in subfolders. Raises S3Error if the listing
+    failed, took too long, or has over 10,000 objects.
 
     Args:
         prefix: without a slash at its end; empty for the whole bucket.
         deadline: the moment of ``time.monotonic()`` to give up at, checked between pages.
-
-    Raises:
-        S3Error: the listing failed, took too long, or has over 10,000 objects.
     """
     where = f"s3://{bucket}/{prefix}"
     start = f"{prefix}/" if prefix else ""

@@ -123,15 +123,13 @@ CPU_LIBRARY_SONAME = "snapcap"
 
 
 def package_content(package: Path | IO[bytes], standalone: bool = False) -> bytes:
-    """Returns the shared library of a package.
+    """Returns the shared library of a package. Raises OSError if the package has no single library, or calls
+    operators that need Python's dispatcher, and zipfile.BadZipFile or zlib.error if the file is no package, or is
+    damaged.
 
     Args:
         package: the file, or its content, opened for reading.
         standalone: replace the names of torch's libraries by the CPU library's name, which is not longer.
-
-    Raises:
-        OSError: the package has no single library, or calls operators that need Python's dispatcher.
-        zipfile.BadZipFile, zlib.error: the file is no package, or is damaged.
     """
     content = _library(package)
     if not standalone:
