@@ -90,8 +90,7 @@ class Captioner:
 
     All methods may be called from several threads; their images share batches. A Captioner sets torch's number of
     threads and its precision of matrix products for the whole process: artifacts are compiled for one value of
-    each.
-    """
+    each."""
 
     def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
         """Loads a model and warms it up, as `snapcap serve` does before it is ready.

@@ -13,8 +13,7 @@ def user_cache() -> Path:
     """Returns snapcap's folder in the user's cache folder, which the XDG base directory specification defines.
 
     Without a writable home folder, as in many containers, returns a new folder in the temporary folder, which only
-    this user can open.
-    """
+    this user can open."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / _NAME

@@ -21,8 +21,7 @@ class Interrupted(BaseException):
     """Raised in the main thread when a signal arrives. A BaseException, as KeyboardInterrupt is.
 
     ``status`` is the exit status of the process, as shells define it. ``kept`` names the work that is kept, if the
-    code that was interrupted knows it.
-    """
+    code that was interrupted knows it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

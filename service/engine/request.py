@@ -118,8 +118,7 @@ class CaptionRequest:
     only hands its argument on. An exception of a callback fails this request alone.
 
     ``prompt_ids`` are the tokens that the caption begins with; ``text_ids`` the tokens that the encoder reads
-    beside the image; ``ahead`` how many of the first ``prompt_ids`` stand before the image.
-    """
+    beside the image; ``ahead`` how many of the first ``prompt_ids`` stand before the image."""
 
     id: str
     pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"

@@ -196,8 +196,7 @@ _LONGEST_WAIT_S = 3600.0
 class Scheduler:
     """Moves requests from a queue to slots. `Admission`, in the HTTP process, bounds the queue.
 
-    ``submit``, ``close`` and ``wake`` are called from any thread, the other methods by the device thread.
-    """
+    ``submit``, ``close`` and ``wake`` are called from any thread, the other methods by the device thread."""
 
     def __init__(
         self,
@@ -295,8 +294,7 @@ class Scheduler:
     def drop_lost(self) -> list[tuple[int, int]]:
         """Drops requests whose client has left or whose deadline has passed, before they cost device time.
 
-        Returns the moves (source slot, target slot) that close the gaps among running rows.
-        """
+        Returns the moves (source slot, target slot) that close the gaps among running rows."""
         now = self._clock()
         if not self._cancelled and now < self._look_at:
             return []  # the case of nearly every step
@@ -316,8 +314,7 @@ class Scheduler:
         request gets one of the next slots, in order; the further slots of beam searches follow behind all of these.
 
         If more requests wait than there are slots, a free slot may stay empty for a few steps: an image costs less
-        to encode in a batch than alone. At most as many requests are admitted as one encode holds.
-        """
+        to encode in a batch than alone. At most as many requests are admitted as one encode holds."""
         with self._changed:
             free = self.step_table.largest.size - len(self.running)
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
@@ -417,8 +414,7 @@ class Scheduler:
         generated tokens with their end token. ``later`` receives, for each row that ends, a function that hands
         out its result, so that the next step can be launched first.
 
-        Returns the moves (source slot, target slot) that close the gaps among running rows.
-        """
+        Returns the moves (source slot, target slot) that close the gaps among running rows."""
         finished = [
             row
             for slot, (row, token) in enumerate(zip(rows, tokens, strict=True))
@@ -451,8 +447,7 @@ class Scheduler:
     def fail(self, rows: Iterable[RunningRequest], error: Exception) -> list[tuple[int, int]]:
         """Fails running rows and frees their slots. Waiting requests are kept.
 
-        Returns the moves (source slot, target slot) that close the gaps among the other rows.
-        """
+        Returns the moves (source slot, target slot) that close the gaps among the other rows."""
         gone = list(dict.fromkeys(rows))
         for row in gone:
             row.request.fail(error)

@@ -165,8 +165,7 @@ class Feed:
     At most ``ahead`` images are in progress. An image is in progress from just before its decoding until `outcomes`
     takes its result. While a large image is decoded, the images after it are captioned: only their tokens wait.
     ``ahead`` should be at least twice the largest bucket: one batch runs while the next waits. The engine's queue
-    has no bound of its own, so ``ahead`` bounds it.
-    """
+    has no bound of its own, so ``ahead`` bounds it."""
 
     engine: Engine
     decode: "Callable[[bytes], DecodedImage]"

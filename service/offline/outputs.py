@@ -276,8 +276,7 @@ class Table(Output):
 
     Until then the rows lie in a journal of JSON lines beside the file, `captions.parquet.jsonl`. A killed process
     leaves the journal, and a run with ``resume`` adds the journal's rows to the file. The file is replaced as a
-    whole, and then the journal is removed.
-    """
+    whole, and then the journal is removed."""
 
     def __init__(self, path: str, format_: "TableFormat", *, resume: bool, overwrite: bool) -> None:
         """Opens the journal without changing its content. With ``resume``, reads the file.

@@ -79,8 +79,7 @@ class NotFetchedError(Exception):
     """Artifacts were not fetched.
 
     result: the kind of failure, never "hit". reason: explains the failure in a line.
-    differences: on a miss or stale, the factors in which the nearest manifest differs.
-    """
+    differences: on a miss or stale, the factors in which the nearest manifest differs."""
 
     def __init__(self, result: Result, reason: str, differences: Iterable[Difference] = ()) -> None:
         super().__init__(reason)
@@ -112,8 +111,7 @@ class Fetched:
     entries: on a hit of a set, the verified local files by the manifest's entry names; else empty.
     bytes_fetched: bytes downloaded, whatever the result. seconds: duration of the whole fetch.
     differences: on a miss or stale, the factors in which the nearest manifest differs.
-    unasked: why the revision of the model's source is unknown, such as a network error; empty if it is known.
-    """
+    unasked: why the revision of the model's source is unknown, such as a network error; empty if it is known."""
 
     result: Result
     reason: str
@@ -179,8 +177,7 @@ class Found:
     """Holds a verified manifest.
 
     vouched: the local folder's owner built it there, or the folder's owner is trusted for all its content.
-    unasked: as in ``Fetched``.
-    """
+    unasked: as in ``Fetched``."""
 
     manifest: Manifest
     vouched: bool
@@ -305,8 +302,7 @@ class _Transfer:
 
     name: the manifest's place in a store.
     until: the moment of ``time.monotonic()`` to give up downloads at.
-    bytes_fetched: bytes downloaded so far.
-    """
+    bytes_fetched: bytes downloaded so far."""
 
     local: FolderStore
     name: str

@@ -66,8 +66,7 @@ def close_to_group(path: Path, status: os.stat_result) -> None:
     """Remove the group's write permission from a checked folder, if this user owns the folder.
 
     Kubernetes gives a Pod's ``fsGroup`` this permission when it mounts a volume. Afterwards, a process of another
-    Pod with the same group can no longer replace verified files.
-    """
+    Pod with the same group can no longer replace verified files."""
     if status.st_mode & stat.S_IWGRP and status.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
             path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IWGRP)
@@ -228,8 +227,7 @@ class FolderStore:
         """Note that the folder's owner made an envelope and built the files that it describes.
 
         The note holds its own inode number. So a note that was copied into the folder, for example with a bucket,
-        does not count.
-        """
+        does not count."""
         path = self.path(f"{_BUILT}/{_version(envelope)}")
         with self._translated(path), new_file(path) as temporary:
             temporary.touch()
@@ -239,8 +237,7 @@ class FolderStore:
     def is_vouched(self, envelope: bytes) -> bool:
         """Returns whether ``vouch`` was called with this envelope, in this folder.
 
-        A note that a group may write to does not count; such a folder needs signatures.
-        """
+        A note that a group may write to does not count; such a folder needs signatures."""
         path = self.path(f"{_BUILT}/{_version(envelope)}")
         with self._translated(path):
             try:

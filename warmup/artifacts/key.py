@@ -123,8 +123,7 @@ def _shown(value: Factor) -> str:
 def describe_model(factors: Factors) -> str:
     """Returns one line: ``blip: blip 384×384, 12 layers of 768 → blip, 12 layers of 768, 30524 tokens; float32``.
 
-    A question mark stands for a factor that is missing, as in a manifest of another version.
-    """
+    A question mark stands for a factor that is missing, as in a manifest of another version."""
 
     def of(name: str) -> Any:
         return factors.get(f"model.{name}", "?")
@@ -217,8 +216,7 @@ def region_source_hash(device_type: object) -> str:
     that they are built from. Comments and docstrings do not count.
 
     Code that reads a configuration is left out, because its results reach a region as dimensions, which are
-    factors. ``device_type``: ``cuda`` or ``cpu``; the kernels of a GPU do not count for a CPU.
-    """
+    factors. ``device_type``: ``cuda`` or ``cpu``; the kernels of a GPU do not count for a CPU."""
     models = package_folder("snapcap.models")
     rooms = ("layers", "regions") if device_type == "cpu" else ("layers", "kernels", "regions")
     files = (file for room in rooms for file in (models / room).rglob("*.py"))

@@ -36,8 +36,7 @@ _log = logging.getLogger(__name__)
 class Held:
     """Says that another builder holds the lease.
 
-    remaining: seconds until the lease may be taken over unless it is renewed; 0: ask again at once.
-    """
+    remaining: seconds until the lease may be taken over unless it is renewed; 0: ask again at once."""
 
     owner: str
     remaining: float
@@ -47,8 +46,7 @@ class Held:
 class Lease:
     """Holds a lease of this process. ``exclusive`` is False if the store cannot exclude other builders.
 
-    ttl: seconds until the lease expires unless renewed.
-    """
+    ttl: seconds until the lease expires unless renewed."""
 
     store: ArtifactStore
     key: str

@@ -112,8 +112,7 @@ class Weights:
 
     file: the file of prepared weights. chunks: SHA-256, in hex, of each ``CHUNK_BYTES`` of it.
     checkpoint: SHA-256, in hex, of the checkpoint's weights as ``weights.find.content_digest`` takes it.
-    identity: the source's revision at that time: ETag and size of each object, or the commit.
-    """
+    identity: the source's revision at that time: ETag and size of each object, or the commit."""
 
     file: Blob
     chunks: tuple[str, ...]
@@ -130,8 +129,7 @@ class Weights:
         """SHA-256, in hex, of the weights' size and chunk digests, which a download in chunks verifies.
 
         No download compares ``file.digest`` with the fetched bytes, so that digest does not identify a fetched
-        file.
-        """
+        file."""
         verified = {"size": self.size, "chunk": CHUNK_BYTES, "digests": list(self.chunks)}
         return hashlib.sha256(canonical_json(verified)).hexdigest()
 
@@ -144,8 +142,7 @@ class Manifest:
     entries: content by relative file name, with ``/``. A model's entries are the checkpoint's files except weights.
     created: ISO 8601, UTC. builder: the snapcap version.
     metadata: any JSON that the backend needs to use the files, such as the shapes each package expects.
-    weights: a model's weights; None for an artifact set.
-    """
+    weights: a model's weights; None for an artifact set."""
 
     key: str
     factors: Factors

@@ -38,8 +38,7 @@ class StoreError(UserError):
     StoreError
     ├── StoreRefusedError    opening the store as configured would be unsafe
     ├── StoreDeniedError     credentials or permissions do not allow the operation
-    └── DamagedError         an object is missing, or has the wrong size or content
-    """
+    └── DamagedError         an object is missing, or has the wrong size or content"""
 
 
 class StoreRefusedError(StoreError):

@@ -46,8 +46,7 @@ T = TypeVar("T")
 class Room:
     """Reserves bytes of device memory for compilations and checks. Thread-safe.
 
-    Work that needs more than the whole memory runs alone: the need is an estimate, and may be too high.
-    """
+    Work that needs more than the whole memory runs alone: the need is an estimate, and may be too high."""
 
     def __init__(self, size: int | None) -> None:
         """``size``: bytes of the whole memory; None: no limit."""
@@ -123,8 +122,7 @@ class Task:
     """Describes a package to build.
 
     on_demand: the artifact set is complete without this package.
-    need: bytes of device memory that compiling or checking the package takes at most, besides its process.
-    """
+    need: bytes of device memory that compiling or checking the package takes at most, besides its process."""
 
     entry: str
     region: str
@@ -152,8 +150,7 @@ class Built:
     failures: the reason of each failed package, by entry name.
     libraries: the CPU library, if all packages run on it, and the image library, by entry name.
     no_libraries: why a library that the plan allows is not there, by entry name.
-    complete: every package that every start needs is built.
-    """
+    complete: every package that every start needs is built."""
 
     files: dict[str, VerifiedFile] = field(default_factory=dict)
     input_specs: dict[str, InputSpecs] = field(default_factory=dict)

@@ -60,8 +60,7 @@ def example_inputs(
     weights.
 
     With ``padding`` all rows but the first are padding rows: at the cache's end, or in the scratch slot. There they
-    are all equal, because the result of several writes to one slot is undefined.
-    """
+    are all equal, because the result of several writes to one slot is undefined."""
     generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
     length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
     drawn: dict[str, Tensor] = {}

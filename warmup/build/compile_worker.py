@@ -132,8 +132,7 @@ def compile_region(bench: Workbench, region: Region, bucket: Bucket, path: Path)
     """Export a region for a bucket's shapes and write its package.
 
     The inputs are fake tensors, which take no memory: Inductor allocates a kernel's inputs when it tries the
-    kernel. Export allows no graph break: code that it cannot trace is an error that shows the line.
-    """
+    kernel. Export allows no graph break: code that it cannot trace is an error that shows the line."""
     import torch._inductor  # noqa: PLC0415  takes seconds; only compilers need it
 
     plan = bench.job.plan

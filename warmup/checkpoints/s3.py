@@ -55,8 +55,7 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     """Download the checkpoint under ``s3://bucket/prefix``. Unchanged files are kept.
 
     If S3 does not answer, a complete checkpoint on this disk is used. Returns the folder in ``cache``. Raises
-    CheckpointError if the prefix cannot be read or holds no checkpoint, or the folder cannot be written.
-    """
+    CheckpointError if the prefix cannot be read or holds no checkpoint, or the folder cannot be written."""
     deadline = time.monotonic() + options.deadline
     try:
         bucket, _ = split_uri(source)

@@ -102,8 +102,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def forget_environment() -> None:
     """Removes all environment variables of this process, also from the memory in which the kernel put them.
 
-    `os.environ` alone would leave them readable in `/proc/self/environ` and to code that scans memory.
-    """
+    `os.environ` alone would leave them readable in `/proc/self/environ` and to code that scans memory."""
     for value in os.environ._data.values():  # type: ignore[attr-defined]
         _overwrite(value)
     os.environ.clear()

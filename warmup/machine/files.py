@@ -192,8 +192,7 @@ def other_writers(status: os.stat_result) -> str:
     none.
 
     A group whose only member is this user does not count. Kubernetes makes a volume writable by such a group, the
-    Pod's ``fsGroup``, whenever it mounts the volume.
-    """
+    Pod's ``fsGroup``, whenever it mounts the volume."""
     if status.st_mode & stat.S_IWOTH:
         return "everybody"
     if not status.st_mode & stat.S_IWGRP:

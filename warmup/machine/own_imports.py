@@ -30,8 +30,7 @@ _LISTS = (
 def import_only_what_is_installed() -> None:
     """Remove the working directory from the module path and the environment of this process and its children.
 
-    Imported modules stay. The folder of snapcap's packages stays in the path, wherever it is.
-    """
+    Imported modules stay. The folder of snapcap's packages stays in the path, wherever it is."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
     try:
         here = os.getcwd()

@@ -40,8 +40,7 @@ def serve_tasks(job: type[T], start: Callable[[T], Task]) -> int:
     """Runs a worker process: ``start`` prepares for the job, and returns the function that does each task.
 
     Other output to standard output, such as a compiler's, is redirected to standard error. When the parent ends,
-    the input is closed: this process then ends at once, with all its child processes.
-    """
+    the input is closed: this process then ends at once, with all its child processes."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -107,8 +106,7 @@ class Worker:
 
     ``module``: run with ``python -m``; it calls ``serve_tasks``. ``job``: the job, or a function that makes it when
     the process starts. ``environment``: variables added to this process's. ``nice`` lowers the priority (0 to 19).
-    ``trusted``: the worker gets all of this process's variables, including secrets.
-    """
+    ``trusted``: the worker gets all of this process's variables, including secrets."""
 
     module: str
     job: "DataclassInstance | Callable[[], DataclassInstance]"

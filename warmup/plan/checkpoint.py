@@ -36,8 +36,7 @@ class Checkpoint:
     """Holds a checkpoint on the local disk: everything except its weights. The tokenizer is read on first use.
 
     ``bring``: if ``folder`` lacks the weights, because the start has prepared weights, a function that downloads
-    the whole checkpoint and returns its folder.
-    """
+    the whole checkpoint and returns its folder."""
 
     name: str
     folder: Path

@@ -79,8 +79,7 @@ class BucketTable:
         """Returns how many of ``waiting`` rows to encode at once, at least one.
 
         Padding rows cost encode time, on a CPU as much as real rows. If more than a third of the bucket that holds
-        all rows would be padding, the largest bucket that they fill is used, and the other rows follow.
-        """
+        all rows would be padding, the largest bucket that they fill is used, and the other rows follow."""
         rows = min(waiting, self.largest.size)
         if 3 * rows >= 2 * self.fit(rows).size:
             return rows
@@ -94,8 +93,7 @@ class Plan:
     device: cpu or cuda:N. dtype: the name of a torch dtype; int8 is the dtype only of linear layers' weights.
     buckets: the sizes of encodes, which are sizes of decode steps too. step_buckets: further sizes, of decode steps
     alone. threads: CPU threads of one operation. text_tokens: the argument of `ModelConfig.with_text_tokens`.
-    image_tokens: the most tokens of a picture of any shape.
-    """
+    image_tokens: the most tokens of a picture of any shape."""
 
     device: str
     dtype: str
@@ -153,8 +151,7 @@ class Plan:
 
         On an H200 cuDNN's attention makes encodes of 16 and 64 images 4 to 6 % faster. But cuDNN ships it as PTX,
         which the driver compiles in every new container, and makes a plan for each bucket: 0.6 s of a start. So
-        only max-autotune allows it.
-        """
+        only max-autotune allows it."""
         return self.mode(component) == "max-autotune"
 
     @property
@@ -195,8 +192,7 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
     ``max-autotune`` benchmarks GEMM templates against the libraries' kernels. On cuda, kernels are embedded in the
     package, so that a server starts no compiler and needs no cache folder. The columns of a product are not padded:
     Inductor would decide that by measuring, and the next package, which is compiled for rows without padding, would
-    read wrong numbers.
-    """
+    read wrong numbers."""
     options: dict[str, InductorOption] = {}
     if mode == "max-autotune":
         options["max_autotune"] = True
@@ -297,8 +293,7 @@ def _threads(config: ModelConfig) -> int:
     The threads of an operation wait for each other, so if one thread waits for a CPU, all do. The demo model's
     server spends a third of its time on HTTP and decoding images, and on 2 CPUs answered under load with 2 threads
     three quarters as many requests as with 1. For larger models this share is negligible, and one CPU less makes
-    them slower in proportion (benchmarks/NOTES.md has both).
-    """
+    them slower in proportion (benchmarks/NOTES.md has both)."""
     return whole_cpus() if config.vision.multiplications >= LONG_ENCODE else all_but_one()
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class CacheCounts(NamedTuple):
     """Counts lookups in torch's compile caches, of whole graphs (AOTAutograd) and of their code (Inductor).
 
-    ``bypasses``: graphs that torch cannot cache at all.
-    """
+    ``bypasses``: graphs that torch cannot cache at all."""
 
     hits: int = 0
     misses: int = 0

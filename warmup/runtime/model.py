@@ -30,8 +30,7 @@ from snapcap.warmup.runtime.aoti.packages import (
 class Model(Generic[B]):
     """Holds the regions, the weights and one set of static buffers.
 
-    ``prepared``: the weights are prepared weights.
-    """
+    ``prepared``: the weights are prepared weights."""
 
     config: ModelConfig
     regions: Regions
@@ -102,8 +101,7 @@ class Packages(Protocol):
 class AotBackend(Generic[B]):
     """Opens the package of each region and bucket, after a comparison of its input specs with the model's.
 
-    entries: verified files by entry name. input_specs: ``packages.InputSpecs`` by entry name.
-    """
+    entries: verified files by entry name. input_specs: ``packages.InputSpecs`` by entry name."""
 
     entries: Mapping[str, VerifiedFile]
     input_specs: Mapping[str, Any]

@@ -255,8 +255,7 @@ class Runner(Generic[B]):
         """Record everything a bucket launches as one CUDA graph; from now on it is replayed.
 
         The bucket must have run once, since a first call allocates and loads. Capturing the largest bucket first
-        lets the smaller ones live in its memory. Recording launches nothing, so rows may be running.
-        """
+        lets the smaller ones live in its memory. Recording launches nothing, so rows may be running."""
         if component == "encoder":
             plan = self._encode[bucket]
             sizes = sorted(plan.encodes, reverse=True)
@@ -270,8 +269,7 @@ class Runner(Generic[B]):
         """Run a bucket once with its callables, between two steps of running rows, and change none of these rows.
 
         The images' K/V go to the scratch slot. A decode step has tokens and positions of its own, and writes only
-        K/V of the last position, which no row reads before the row's own last step has written it.
-        """
+        K/V of the last position, which no row reads before the row's own last step has written it."""
         if component == "encoder":
             vision = self.config.vision
             for picture in examples(vision.image_size, vision.token_buckets):
@@ -348,8 +346,7 @@ class Runner(Generic[B]):
         ``rows``: what goes into these slots, for models that read a text beside an image; none: no text.
 
         Returns what the last region does [bucket, tokens, hidden], such as the encoder's output; rows after
-        ``len(images)`` are padding, whose K/V goes to the scratch slot.
-        """
+        ``len(images)`` are padding, whose K/V goes to the scratch slot."""
         plan, count, tokens = self._encode[bucket], len(images), 0
         slots = [] if first_slot is None else list(range(first_slot, first_slot + count))
         slots += [self.state.slots] * (bucket.size - len(slots))
@@ -400,8 +397,7 @@ class Runner(Generic[B]):
         """Advance every row of the bucket by one token and return its scores [bucket, vocabulary]: the logits, or
         what penalties and beams make of them.
 
-        ``needs`` must name everything that one of the running rows needs.
-        """
+        ``needs`` must name everything that one of the running rows needs."""
         plan = self._step[bucket]
         if needs.beams and self.config.generation.forced_eos_id is not None:
             needs = replace(needs, penalties=True)  # they force it

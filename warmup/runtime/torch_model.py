@@ -101,8 +101,7 @@ class _Staging:
     """Copies images from pinned memory on a separate stream, while the compute stream still does earlier work:
 
     copies    [ batch 2 → arrival ]           [ batch 3 → arrival ]
-    compute   [ encode 1, steps ][ take ][ encode 2, steps ][ take ]…
-    """
+    compute   [ encode 1, steps ][ take ][ encode 2, steps ][ take ]…"""
 
     def __init__(self, pixels: Tensor, slots: Tensor) -> None:
         self._targets = (pixels, slots)
@@ -210,8 +209,7 @@ def avoid_driver_compilation() -> None:
 
     cuDNN ships its attention as PTX. In a new container the driver has no cache yet and compiles it: 0.4 s of the
     first caption on an H200. Torch's other kernels are binaries for this processor. The setting is for eager region
-    functions: a package's kernels were chosen by its build, and `torch.compile` should choose the fastest.
-    """
+    functions: a package's kernels were chosen by its build, and `torch.compile` should choose the fastest."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -35,8 +35,7 @@ _PIECE_BYTES = 1024 * 1024
 class S3Object:
     """Describes an object of a listing. ``size``: bytes. ``etag``: as S3 writes it, with its quotes.
 
-    An empty ``etag`` accepts any version, for objects whose name is a digest that the caller verifies.
-    """
+    An empty ``etag`` accepts any version, for objects whose name is a digest that the caller verifies."""
 
     key: str
     size: int
@@ -195,8 +194,7 @@ class _Job:
     """Downloads an object into a temporary file beside its destination.
 
     s3transfer is not used, because it has no deadline: its manager waits until its threads end, and nothing can
-    close the connection that a thread reads from. Its manager does not check the disk's free space either.
-    """
+    close the connection that a thread reads from. Its manager does not check the disk's free space either."""
 
     item: Download
     ranges: Ranges

@@ -173,8 +173,7 @@ class CompileCache:
     def private(cls, more: Mapping[str, str]) -> Iterator["CompileCache"]:
         """Makes a new cache folder for Inductor and Triton until the block ends. Enter it before torch compiles.
 
-        Loaded libraries stay loaded. ``more``: other variables of the compiler, set inside the block.
-        """
+        Loaded libraries stay loaded. ``more``: other variables of the compiler, set inside the block."""
         with scratch_folder("snapcap-jit-") as folder:
             variables = {
                 "TORCHINDUCTOR_CACHE_DIR": str(folder),
@@ -208,8 +207,7 @@ class CompileCache:
         """Write this start's graphs and libraries to files in the cache folder; return the files by entry name.
 
         The result is empty if torch has cached nothing new. Every bucket must have run, because restored graphs
-        that no bucket has used are left out.
-        """
+        that no bucket has used are left out."""
         saved = torch.compiler.save_cache_artifacts()
         if saved is None or _names(saved[1]) <= self._restored:
             return {}
@@ -284,8 +282,7 @@ def own_code(
     a graph, it calls ``on_eager`` and then ``eager``.
 
     Dynamo keeps graphs, and counts recompiles, by code object. Regions that shared one would check each other's
-    guards at every call, and exceed `recompile_limit` from the ninth bucket on.
-    """
+    guards at every call, and exceed `recompile_limit` from the ninth bucket on."""
 
     def run(*inputs: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # a constant for the tracer

@@ -49,8 +49,7 @@ class Callbacks:
     """Holds functions that a start calls on one of its threads.
 
     checkpoint: called with the checkpoint once the part of it that the start needs is on the local disk.
-    artifacts: called with the result of the lookup of artifacts, or with None if the backend uses none.
-    """
+    artifacts: called with the result of the lookup of artifacts, or with None if the backend uses none."""
 
     checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
     artifacts: Callable[[Artifacts | None], object] = lambda artifacts: None
@@ -70,8 +69,7 @@ class Preparation:
         import.
     artifacts: the result of the lookup, or None if the backend uses no artifacts.
     weights: the prepared weights, and the checkpoint, which may still lack its weights.
-    checkpoint: the checkpoint, with its weights unless there are prepared weights.
-    """
+    checkpoint: the checkpoint, with its weights unless there are prepared weights."""
 
     options: StartOptions
     timeline: Timeline

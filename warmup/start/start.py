@@ -66,8 +66,7 @@ class StartedModel:
     weights: the result of looking for prepared weights.
     rehearses: a request is rehearsed before READY. False where that would only delay READY: a lone request
         computes for longer than a first run may take, or this server has started the model before.
-    publication: with the jit backend, the future result of publishing the graphs that it compiled.
-    """
+    publication: with the jit backend, the future result of publishing the graphs that it compiled."""
 
     checkpoint: Checkpoint
     plan: Plan

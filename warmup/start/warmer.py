@@ -31,8 +31,7 @@ class Warmer:
     """Assigns buckets to a backend, and runs each once with the callables that serve. Device thread only.
 
     ``table``: the buckets of encodes; a bucket that it lacks runs decode steps alone. ``eager``: the backend of
-    buckets whose compiled code fails; None: such a failure is an error.
-    """
+    buckets whose compiled code fails; None: such a failure is an error."""
 
     runner: Runner[Any]
     table: BucketTable
@@ -88,8 +87,7 @@ class Warmer:
 
         ``backend``: assign each bucket without a backend to this one just before the bucket runs, while other
             threads open the packages of later buckets. Before launches are recorded, all other buckets of encodes
-            are assigned too, so that no package is opened during the recording. Raises the errors of ``assign``.
-        """
+            are assigned too, so that no package is opened during the recording. Raises the errors of ``assign``."""
         for component in COMPONENTS:
             with self.timeline.phase(f"warm_{component}"):
                 seconds_a_row = 0.0

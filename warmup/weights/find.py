@@ -171,8 +171,7 @@ class FoundWeights:
 
     result: "untrusted" and "error" come only from a store.
     mapped: the weights, on a hit.
-    bytes_fetched: bytes downloaded from a store.
-    """
+    bytes_fetched: bytes downloaded from a store."""
 
     result: WeightsResult
     reason: str
@@ -207,8 +206,7 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
     less time than importing torch and converting. The digest is recorded for the next start even without a match.
     Returns None if there are no such weights, or if the files change meanwhile.
 
-    Raises the errors that ``find_weights`` catches.
-    """
+    Raises the errors that ``find_weights`` catches."""
     if not any((store.root / WEIGHTS).glob(prepared_name("*", checkpoint, plan))):
         return None
     folder = checkpoint.folder

@@ -111,8 +111,7 @@ class RemoteEngine:
     slot of the shared pixels.
 
     ``submit`` is called from any thread, ``take`` and ``fail`` on the event loop. ``has_room`` returns whether the
-    channel to the engine process takes more messages.
-    """
+    channel to the engine process takes more messages."""
 
     limits: Limits
     slots: Slots

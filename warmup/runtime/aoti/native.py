@@ -51,8 +51,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 class Libtorch:
     """Makes and describes tensors through AtenTensorHandles. The caller owns each returned handle.
 
-    Calls take microseconds and keep Python's interpreter lock, except for the call that allocates.
-    """
+    Calls take microseconds and keep Python's interpreter lock, except for the call that allocates."""
 
     def __init__(self, library: int, cuda: int | None = None) -> None:
         """``library``: the handle of libtorch, or of the CPU library. ``cuda``: the index of the tensors' GPU;
@@ -240,8 +239,7 @@ _HANDLE_BYTES = ctypes.sizeof(ctypes.c_void_p)
 class NativePackages:
     """Implements `Packages` for tensors without torch, through the C interface.
 
-    stream: the device thread's stream of a GPU. threads: CPU threads of an eager operation.
-    """
+    stream: the device thread's stream of a GPU. threads: CPU threads of an eager operation."""
 
     libtorch: Libtorch
     containers: Containers

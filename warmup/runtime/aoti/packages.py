@@ -100,8 +100,7 @@ def slim(package: Path) -> None:
 
     The loader reads only the shared library and its metadata, but torch 2.11 finds the metadata by the name of the
     source file, so this file stays. Members keep their order and get a fixed date, so equal contents give equal
-    bytes.
-    """
+    bytes."""
     slimmed = package.with_suffix(".slim")
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slimmed, "w", zipfile.ZIP_DEFLATED) as target:
         for member in source.infolist():
@@ -165,8 +164,7 @@ class Container:
     """Holds a loaded package: its mapped library and its model, both of which stay until the process ends.
 
     Only one thread at a time may run a container. Other threads may run other containers meanwhile, because a run
-    releases Python's interpreter lock.
-    """
+    releases Python's interpreter lock."""
 
     library: ctypes.CDLL
     handle: ctypes.c_void_p
@@ -215,8 +213,7 @@ class Container:
 class Containers:
     """Opens packages on a device.
 
-    standalone: as in ``Container.open``. opening: containers that other threads open, or have opened, by entry.
-    """
+    standalone: as in ``Container.open``. opening: containers that other threads open, or have opened, by entry."""
 
     device: str
     standalone: bool = False
