@@ -169,7 +169,7 @@ class Gathering:
         self._ended += [moment] * captions
 
     def begin(self) -> tuple[int, float]:
-        """Returns the images to wait for, and until when. Forgets captions that ended: each counts once."""
+        """Returns how many images to wait for, and until when. Forgets the ended captions: each counts once."""
         patience = min(_GATHERED_PART * self._image_s, _LONGEST_GATHER_S)
         last = self._ended[-1] if self._ended else -math.inf
         images = sum(last - moment <= patience for moment in self._ended)

@@ -331,7 +331,7 @@ class Resident:
         return max(self._keep_s - self.idle_s, 0.0)
 
     def measure(self) -> None:
-        """Notes the memory that a ready model takes now, which waking and leaving models would not tell."""
+        """Notes the memory of a ready model: one that wakes, and the next wake of one that leaves, take more."""
         if self.state is ModelState.READY:
             self.memory = self._measured()
 

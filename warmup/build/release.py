@@ -111,7 +111,7 @@ def _publish_locally(
 
 
 def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> Published:
-    """Publish the folder's prepared weights and the checkpoint's small files to the remote store, or in place."""
+    """Publish prepared weights and the checkpoint's small files to the store, which may be the local folder."""
     try:
         local, trust = FolderStore.open(options.store_folder), trust_of(options.store)
         model = describe_model(options, checkpoint, plan, local)

@@ -59,8 +59,7 @@ def load_torch_libraries() -> int | None:
 
     Loading takes a sixth of the time of importing torch, which holds the lock. A second call waits for the first
     one, also without the lock. Returns the handle of libtorch; None without these libraries, or on a system that is
-    not
-    POSIX: importing torch then reports the error."""
+    not POSIX: importing torch then reports the error."""
     let_threads_sleep()
     if os.name != "posix":
         return None

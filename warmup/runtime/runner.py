@@ -231,7 +231,7 @@ class Runner(Generic[B]):
     """Static buffers and, for every bucket, the callables that work on them."""
 
     def __init__(self, model: Model[B], device: Device[B], images: int | None = None) -> None:
-        """``device`` has the model's buffers. ``images``: the most images of an encode; None: one a slot."""
+        """``device`` has the model's buffers. ``images``: the most images of an encode; None: as many as slots."""
         self.model = model
         self.device = device
         self._most_images = model.state.slots if images is None else images
