@@ -1,7 +1,7 @@
 """Defines the whole configuration as frozen dataclasses, which `config/reader.py` alone fills and validates.
 
 To add an option, add a field here, or in `warmup/options.py` if the warm-up uses it. The command line, the
-environment and the help follow. `python -m snapcap.service.cli.tables docs/configuration.md` writes it into the
+environment and the help follow. `python tests/support/documents/tables.py docs/configuration.md` writes it into the
 page.
 """
 

@@ -5,9 +5,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from support.documents import tables
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.cli import tables
 from snapcap.service.cli.main import main
 from snapcap.service.config import reader
 from snapcap.service.config.settings import GROUPS, Settings

@@ -1,4 +1,4 @@
-"""Writes the documents' tables from declarations in the code: `python -m snapcap.service.cli.tables PAGE`.
+"""Writes the documents' tables from declarations in the code: `python tests/support/documents/tables.py PAGE`.
 
 A table replaces the text between its two comments on the page; the comments stay. Without a page, all tables are
 printed.
