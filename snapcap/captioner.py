@@ -12,7 +12,6 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, Unpack
 
 from snapcap.models.errors import UserError
@@ -198,9 +197,7 @@ class Captioner:
     def __enter__(self) -> "Captioner":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _asked(self, options: OptionValues, *, live: bool = False) -> Asked:
