@@ -286,10 +286,6 @@ class Resident:
         self.captioner.close()
 
     @property
-    def device(self) -> str:
-        return self.settings.compute.device
-
-    @property
     def _pause(self) -> float:
         """Seconds in which requests are still refused after a failed wake."""
         return min(self._may_wake - time.monotonic(), _LONGEST_PAUSE_S)
@@ -528,7 +524,7 @@ class Residency:
 
     def _prepare_spare(self) -> None:
         if self.spare is not None:
-            devices = {each.device for each in self.residents.values()}
+            devices = {each.settings.compute.device for each in self.residents.values()}
             # A model on a CPU shall not get a process that has the driver of a GPU.
             self.spare.reserve(devices.pop() if len(devices) == 1 else "cpu")
 
