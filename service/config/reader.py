@@ -69,9 +69,8 @@ def _add_argument(section: argparse._ActionsContainer, option: Option, dest: str
 
 
 def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Returns the settings: of each option the argument if given, else the variable, else the default.
-
-    Raises SettingsError for a bad value and for an unknown SNAPCAP_* variable."""
+    """Returns the settings: of each option the argument if given, else the variable, else the default. Raises
+    SettingsError for a bad value and for an unknown SNAPCAP_* variable."""
     _refuse_unknown_variables(environ)
     groups: dict[str, Any] = {}
     for name, group in GROUPS.items():
@@ -101,7 +100,6 @@ def fields_of(
 ) -> dict[str, dict[str, Any]]:
     """Returns the fields of each group that a program's values set, by the names of options: text, numbers, paths,
     booleans, or lists of these. `without` names options that may not be set. `owner` follows a name in errors.
-
     Raises SettingsError for a bad value and for an option that none of these groups has."""
     options = {
         option.name: (group, field, option)

@@ -176,6 +176,5 @@ class CaptionEngine(Protocol):
     def limits(self) -> Limits: ...
 
     def submit(self, request: CaptionRequest) -> None:
-        """Takes over the request and its pixels; the result or an exception arrives in the request's future.
-
-        Raises EngineChannelFull or NotReady, and then has taken over neither."""
+        """Takes over the request and its pixels; the result or an exception arrives in the request's future. Raises
+        EngineChannelFull or NotReady, and then has taken over neither."""

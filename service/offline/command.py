@@ -47,10 +47,8 @@ class Tally:
 
 def caption(settings: Settings, job: Job) -> int:
     """Runs the job and returns the exit status. A device thread may still run, so the caller must end the process
-    with `service.server.serve.leave`.
-
-    Raises SettingsError, and ServiceError if the model does not support an option. In both cases no caption has
-    been written."""
+    with `service.server.serve.leave`. Raises SettingsError, and ServiceError if the model does not support an
+    option. In both cases no caption has been written."""
     logs.configure(settings.log.format, settings.log.level)
     lift_pillows_limit()
     found = find_images(job.images, job.recursive, sys.stdin.buffer if sys.stdin else ())

@@ -42,9 +42,8 @@ def rehearse(
 ) -> None:
     """Sends a JPEG through the endpoint of captions, `times` times at once. Metrics do not count it.
 
-    `image_decoder` decodes the JPEG. `run` runs the requests on an event loop.
-
-    Raises the exceptions of the endpoint."""
+    `image_decoder` decodes the JPEG. `run` runs the requests on an event loop. Raises the exceptions of the
+    endpoint."""
     metrics = Metrics(CollectorRegistry())
     readiness = Readiness(lambda: "rehearsal")
     readiness.ready()

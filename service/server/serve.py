@@ -39,9 +39,7 @@ class BindError(OSError):
 
 def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
     """Serves until a signal. Returns exit status 0, or an `ExitStatus` with a last line that says why. `engine` is
-    the engine process, if it is forked already.
-
-    Raises SettingsError if the file of keys cannot be used."""
+    the engine process, if it is forked already. Raises SettingsError if the file of keys cannot be used."""
     # Garbage collection is off until READY: imported objects stay, and checking all of them again and again takes
     # an eighth of the start.
     gc.disable()

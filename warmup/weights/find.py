@@ -204,9 +204,8 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
     """Map the prepared weights of a checkpoint without a record, such as another copy or container image, by the
     digest of its files. The files are read only if the store has prepared weights that may match: reading takes
     less time than importing torch and converting. The digest is recorded for the next start even without a match.
-    Returns None if there are no such weights, or if the files change meanwhile.
-
-    Raises the errors that ``find_weights`` catches."""
+    Returns None if there are no such weights, or if the files change meanwhile. Raises the errors that
+    ``find_weights`` catches."""
     if not any((store.root / WEIGHTS).glob(prepared_name("*", checkpoint, plan))):
         return None
     folder = checkpoint.folder
