@@ -86,7 +86,7 @@ def closed_loop(submit: Callable[[int], "Future[Any]"], concurrency: int, second
 
 
 def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]:
-    """Measures an encode, a decode step and a row's move at every bucket that has it, in milliseconds.
+    """Measures an encode, a decode step and a row's move at every bucket that is ready, in milliseconds.
 
     Each is the mean of many in a row, with one wait for the device at the end. The function must run on the device
     thread, between two requests.
@@ -95,7 +95,9 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
 
     runner = loaded.runner
     found: dict[str, dict[str, float]] = {}
-    for bucket in loaded.plan.steps.buckets:
+    for bucket in loaded.plan.step_table.buckets:
+        if not runner.is_bound("decoder", bucket):
+            continue
         batch = (images * bucket.size)[: bucket.size]
         rewind = partial(runner.admit, 0, [SlotRequest()] * bucket.size)
         timed = partial(_each, rewind=rewind, wait=runner.device.wait)

@@ -1,7 +1,7 @@
 """Defines every refusal of a request that meets a limit of the server: 413, 429, 431 and 503.
 
 Each entry of `LIMITS` names the bounded quantity, the option that sets the limit, and the status, code and metric
-of a refusal. `python -m snapcap.service.cli.tables docs/security.md` writes the table of limits in the
+of a refusal. `python tests/support/documents/tables.py docs/security.md` writes the table of limits in the
 documentation from `LIMITS`. The reply, the log line and the metric of a 429 contain its code, and each such code
 has one entry.
 

@@ -12,7 +12,6 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, Unpack
 
 from snapcap.models.errors import UserError
@@ -90,8 +89,7 @@ class Captioner:
 
     All methods may be called from several threads; their images share batches. A Captioner sets torch's number of
     threads and its precision of matrix products for the whole process: artifacts are compiled for one value of
-    each.
-    """
+    each."""
 
     def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
         """Loads a model and warms it up, as `snapcap serve` does before it is ready.
@@ -199,9 +197,7 @@ class Captioner:
     def __enter__(self) -> "Captioner":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _asked(self, options: OptionValues, *, live: bool = False) -> Asked:
@@ -217,11 +213,7 @@ class Captioner:
         return Asked(resolved, checked.timeout)
 
     def _begin(
-        self,
-        asked: Asked,
-        image: Image,
-        future: _Pending,
-        tokens: "queue.SimpleQueue[int | None] | None" = None,
+        self, asked: Asked, image: Image, future: _Pending, tokens: "queue.SimpleQueue[int | None] | None" = None
     ) -> None:
         """Decodes an image and submits it to the engine. An error becomes the exception of the future."""
         try:
@@ -337,8 +329,7 @@ def _is_array(image: object) -> "TypeGuard[NDArray[Any]]":
 
 
 def _is_one_image(images: object) -> bool:
-    """Tells whether a program gave one image where images belong. An array of text, or with a fourth dimension,
-    holds images."""
+    """Tells whether one image was given where images belong. An array of text or of four dimensions has several."""
     if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | io.BytesIO) or _is_of_pillow(images):
         return True
     return _is_array(images) and images.ndim < 4 and images.dtype.kind in "biuf"

@@ -13,8 +13,7 @@ def user_cache() -> Path:
     """Returns snapcap's folder in the user's cache folder, which the XDG base directory specification defines.
 
     Without a writable home folder, as in many containers, returns a new folder in the temporary folder, which only
-    this user can open.
-    """
+    this user can open."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / _NAME
@@ -24,7 +23,6 @@ def user_cache() -> Path:
 
 
 def is_temporary(folder: Path) -> bool:
-    """Returns whether a cache folder of snapcap lies in the temporary folder."""
     import tempfile  # noqa: PLC0415 - a start has imported it by then
 
     with contextlib.suppress(OSError):

@@ -58,10 +58,10 @@ class Option(NamedTuple):  # made in a seventh of a dataclass's time, which a se
 
 
 def option(
-    name: str,
     default: Any,
     help: str,  # noqa: A002 - the word argparse uses
     *,
+    name: str = "",
     parse: Callable[[str], Any] = str,
     metavar: str = "",
     default_text: str | None = None,
@@ -69,20 +69,24 @@ def option(
     repeatable: bool = False,
 ) -> Any:
     """Returns a dataclass field for an option. `default` may be a function, called for each new instance. Without
-    `metavar`, the parser names the value. Without `default_text`, the help shows the default or "none"."""
+    `name`, the option has the field's. Without `metavar`, the parser names the value. Without `default_text`, the
+    help shows the default, "on" or "off" for a switch, or "none"."""
     if choices:
         parse, metavar = parse_choice(choices), "{" + ",".join(choices) + "}"
     metavar = metavar or _METAVARS.get(parse.__qualname__.partition(".")[0], "TEXT")
-    text = default_text or ("none" if default in (None, (), "") else str(default))
+    shown = "none" if default in (None, (), "") else str(default)
+    text = default_text or {"True": "on", "False": "off"}.get(shown, shown)
     metadata = {_KEY: Option(name, help, parse, metavar, text, choices, repeatable)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
+@functools.cache
 def options_of(group: type[Any]) -> dict[str, Option]:
     """Returns the options of a dataclass by field name, in order."""
-    return {field.name: field.metadata[_KEY] for field in dataclasses.fields(group)}
+    options = {field.name: field.metadata[_KEY] for field in dataclasses.fields(group)}
+    return {name: option if option.name else option._replace(name=name) for name, option in options.items()}
 
 
 def parse_choice(choices: tuple[str, ...]) -> Callable[[str], str]:

@@ -40,15 +40,14 @@ class ModelOptions:
     """Options that choose the model and limit the length of its captions."""
 
     source: str = option(
-        "model",
         "demo",
         "demo, a folder, a hub id, or s3://bucket/prefix; `snapcap serve` takes several as NAME=MODEL, with the "
         "option repeated",
+        name="model",
         metavar="MODEL",
         repeatable=True,
     )
     cache_dir: Path = option(
-        "cache_dir",
         user_cache,
         "folder for downloaded checkpoints and artifacts",
         parse=parse_path,
@@ -56,35 +55,27 @@ class ModelOptions:
         default_text="~/.cache/snapcap",
     )
     prepared_weights: bool = option(
-        "prepared_weights",
         True,
         "keep weights in the artifact folder in the device's layout, so that later starts convert nothing",
         parse=parse_switch,
-        default_text="on",
     )
-    task: str = option("task", "", "task of requests that name none", metavar="TASK", default_text="the first")
+    task: str = option("", "task of requests that name none", metavar="TASK", default_text="the first")
     max_new_tokens: int = option(
-        "max_new_tokens",
         0,
         "most tokens of a caption if the request does not say, which the KV cache then holds; 0: the model's "
         "number",
         parse=parse_int(0, 65536),
-        metavar="N",
     )
     text_tokens: int = option(
-        "text_tokens",
         0,
         "most tokens of text that are read together with the image: of a task and its text, or of an instruction "
         "and the texts before the image; more take longer; 0: the model's number",
         parse=parse_int(0, 65536),
-        metavar="N",
     )
     cache_length: int = option(
-        "cache_length",
         0,
         "most tokens of a prompt and its caption together, which the KV cache holds; 0: the model's number",
         parse=parse_int(0, 65536),
-        metavar="N",
     )
 
 
@@ -92,11 +83,8 @@ class ModelOptions:
 class ComputeOptions:
     """Where and how the model runs."""
 
-    device: str = option(
-        "device", "auto", "auto (cuda, else cpu), cpu, cuda or cuda:N", parse=parse_device, metavar="DEVICE"
-    )
+    device: str = option("auto", "auto (cuda, else cpu), cpu, cuda or cuda:N", parse=parse_device, metavar="DEVICE")
     dtype: str = option(
-        "dtype",
         "auto",
         "precision of weights and activations; auto: bfloat16 on cuda; on cpu float32, or bfloat16 if the "
         "checkpoint is stored in it and the processor multiplies it (AVX512-BF16, AMX); int8: weights of linear "
@@ -104,23 +92,18 @@ class ComputeOptions:
         choices=("auto", "float32", "bfloat16", "float16", "int8"),
     )
     backend: BackendChoice = option(
-        "backend",
         "auto",
         "how the model runs; auto: compiled ahead (aot) if there are artifacts, else uncompiled (eager) until they "
         "are built",
         choices=get_args(BackendChoice),
     )
     encoder_mode: str = option(
-        "encoder_mode",
         "default",
         "how the encoder is compiled; on CUDA max-autotune may call cuDNN's attention, which costs a start 0.6 s",
         choices=("default", "max-autotune"),
     )
-    decoder_mode: str = option(
-        "decoder_mode", "default", "how the decoder is compiled", choices=("default", "max-autotune")
-    )
+    decoder_mode: str = option("default", "how the decoder is compiled", choices=("default", "max-autotune"))
     buckets: tuple[int, ...] = option(
-        "buckets",
         (),
         "batch sizes to make ready; auto: 1,4,16,64 on cuda, 1,4,8 on cpu",
         parse=parse_buckets,
@@ -128,7 +111,6 @@ class ComputeOptions:
         default_text="auto",
     )
     step_buckets: tuple[int, ...] | None = option(
-        "step_buckets",
         None,
         "further batch sizes, of decode steps alone, made ready after READY; auto: on cuda without jit, with "
         "--buckets auto, those of 24,32,48,96,128,256 whose buffers take at most an eighth of the GPU's memory; "
@@ -138,18 +120,12 @@ class ComputeOptions:
         default_text="auto",
     )
     threads: int = option(
-        "threads",
         0,
         "CPU threads of one operation (intra-op); 0: one for each CPU, one less with a small encoder on libtorch",
         parse=parse_int(0, 1024),
-        metavar="N",
     )
     strict: bool = option(
-        "strict",
-        False,
-        "exit when the warm-up of the chosen backend fails, instead of serving eager",
-        parse=parse_switch,
-        default_text="off",
+        False, "exit when the warm-up of the chosen backend fails, instead of serving eager", parse=parse_switch
     )
 
 
@@ -157,15 +133,11 @@ class ComputeOptions:
 class ImageOptions:
     """The limits of images that a checkpoint's transform keeps."""
 
-    max_pixels: int = option(
-        "max_pixels", 50_000_000, "largest image that is decoded, in pixels", parse=parse_int(1), metavar="N"
-    )
+    max_pixels: int = option(50_000_000, "largest image that is decoded, in pixels", parse=parse_int(1))
     max_image_tokens: int = option(
-        "max_image_tokens",
         256,
         "most tokens of an image, 200 to 1024, for models that take images of any shape; a token is 32 × 32 pixels",
         parse=parse_int(200, 1024),
-        metavar="N",
     )
 
 
@@ -174,26 +146,23 @@ class S3Options:
     """Access to s3:// sources. Credentials come from the usual AWS places."""
 
     endpoint_url: str | None = option(
-        "s3_endpoint_url", None, "endpoint of an S3-compatible server", metavar="URL", default_text="AWS"
+        None, "endpoint of an S3-compatible server", name="s3_endpoint_url", metavar="URL", default_text="AWS"
     )
     region: str | None = option(
-        "s3_region", None, "region of the bucket", metavar="REGION", default_text="the AWS configuration's"
+        None, "region of the bucket", name="s3_region", metavar="REGION", default_text="the AWS configuration's"
     )
-    profile: str | None = option(
-        "s3_profile", None, "profile of the AWS configuration", metavar="NAME", default_text="none"
-    )
+    profile: str | None = option(None, "profile of the AWS configuration", name="s3_profile", metavar="NAME")
     connect_timeout: float = option(
-        "s3_connect_timeout", 2.0, "time limit of a connection", parse=parse_seconds(above=True), metavar="SECONDS"
+        2.0, "time limit of a connection", name="s3_connect_timeout", parse=parse_seconds(above=True)
     )
     read_timeout: float = option(
-        "s3_read_timeout", 10.0, "time limit of one read", parse=parse_seconds(above=True), metavar="SECONDS"
+        10.0, "time limit of one read", name="s3_read_timeout", parse=parse_seconds(above=True)
     )
     deadline: float = option(
-        "s3_deadline",
         120.0,
         "time limit of a whole download, retries included",
+        name="s3_deadline",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
 
 
@@ -202,88 +171,68 @@ class StoreOptions:
     """Compiled artifacts: where they are, whose are accepted, and what happens when there are none."""
 
     address: str = option(
-        "store",
         "",
         "artifact store: a folder, or s3://bucket/prefix",
+        name="store",
         parse=parse_address,
         metavar="STORE",
         default_text="store in the cache folder",
     )
     trusted_keys: tuple[Path, ...] = option(
-        "trusted_key",
         (),
         "public keys, separated by commas; artifacts are loaded only if one of these keys signed them, or if they "
         "were built here",
+        name="trusted_key",
         parse=parse_paths,
         metavar="FILE,…",
-        default_text="none",
     )
     allow_unsigned: bool = option(
-        "allow_unsigned",
         False,
         "accept artifacts from S3 that nobody signed: whoever can write there can run code here",
         parse=parse_switch,
-        default_text="off",
     )
     min_built: str = option(
-        "min_built",
         "",
         "refuse artifacts that were built before this moment, such as 2026-11-25 or 2026-11-25T14:30Z (UTC), also "
         "signed ones: an older set may have been put back",
         parse=parse_moment,
         metavar="TIME",
-        default_text="none",
     )
     sign_key: Path | None = option(
-        "sign_key",
-        None,
-        "private key that artifacts are signed with when they are published",
-        parse=parse_path,
-        metavar="FILE",
-        default_text="none",
+        None, "private key that artifacts are signed with when they are published", parse=parse_path
     )
     deadline: float = option(
-        "store_deadline",
         30.0,
         "time limit of fetching artifacts at the start; past it the server starts eager",
+        name="store_deadline",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
     build: BuildChoice = option(
-        "build",
         "auto",
         "without artifacts, build them in the background; local: also if they cannot be published",
         choices=get_args(BuildChoice),
     )
     build_workers: int = option(
-        "build_workers",
         0,
         "compilers that run at once; 0: one for each CPU, and one less in the background",
         parse=parse_int(0, 256),
-        metavar="N",
     )
     build_timeout: float = option(
-        "build_timeout",
         BUILD_TIMEOUT,
         "time limit of compiling, checking or publishing a package; a build that makes no package in twice that "
         "time is given up",
         parse=parse_seconds(above=True),
-        metavar="SECONDS",
     )
     remote_cache: str = option(
-        "remote_cache",
         "",
         "redis://host:port that shares torch's own compile caches, for builds and jit: whoever can write there "
         "can run code here",
         metavar="URL",
-        default_text="none",
     )
     weights: bool = option(
-        "weights",
         False,
         "let `snapcap build` publish prepared weights too, for a model in S3 or on the hub",
         parse=parse_switch,
-        default_text="off",
     )
 
     @property
@@ -293,8 +242,7 @@ class StoreOptions:
 
     @property
     def publishes_to_remote(self) -> bool:
-        """True if artifacts built here are published to S3. A signing key is needed: by default servers refuse
-        unsigned artifacts."""
+        """True if artifacts built here are published to S3, which needs a key: servers refuse unsigned ones."""
         return self.remote is not None and self.sign_key is not None
 
     @property
@@ -309,8 +257,7 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class StartOptions:
-    """Options that choose the model and how to run it. The values 0, () and "auto" mean: decide from the model and
-    the machine."""
+    """Options that choose the model and how to run it. 0, () and "auto" mean: decide from model and machine."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     compute: ComputeOptions = field(default_factory=ComputeOptions)

@@ -2,7 +2,7 @@
 
 To add an option, add a line to `OPTIONS`, its type to `OptionValues` and, if it decides how tokens are chosen, a
 field to `SamplingParams`, else to `CaptionOptions`. The APIs, `snapcap caption`, `Captioner` and the OpenAPI
-document then have the option. Update docs/api.md with `python -m snapcap.service.cli.tables docs/api.md`.
+document then have the option. Update docs/api.md with `python tests/support/documents/tables.py docs/api.md`.
 
 An option arrives as text (query parameter, form field, argument) or as a JSON value. Text is parsed to the
 option's type; a JSON value must have that type already.

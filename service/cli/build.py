@@ -110,8 +110,7 @@ def _publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, 
 
 
 def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:
-    """Starts the model as a server on the jit backend does, which publishes the compiled code. Returns the exit
-    status."""
+    """Starts the model as a server on jit does, which publishes the compiled code. Returns the exit status."""
     with console.status("compiling every bucket"):
         strict = replace(options, compute=replace(options.compute, strict=True))
         loaded = load(strict, Timeline.since_exec(), StartupStatus())

@@ -21,8 +21,7 @@ class Interrupted(BaseException):
     """Raised in the main thread when a signal arrives. A BaseException, as KeyboardInterrupt is.
 
     ``status`` is the exit status of the process, as shells define it. ``kept`` names the work that is kept, if the
-    code that was interrupted knows it.
-    """
+    code that was interrupted knows it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -40,7 +39,9 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
 
     The process ends at once at a second signal, ``grace_s`` seconds after the first, or at the first while this
     thread imports torch. Only the main thread may use it."""
-    _adopt_orphans()
+    if sys.platform == "linux":
+        # A compiler's driver that is killed leaves the compiler behind, which this process then adopts.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     seen: list[int] = []
 
     def cut_short(number: int) -> None:
@@ -79,13 +80,6 @@ def _imports_torch(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose parent ends: a compiler's driver that is killed
-    leaves the compiler behind. Does nothing except on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_descendants() -> None:

@@ -315,11 +315,7 @@ _NO_TORCH_MODULE = (
 _COMMANDS = {
     "serve": _Command("Serve a model over HTTP.", _SERVE, "", _add_serve, _serve, SERVE_SHOWN),
     "build": _Command(
-        "Compile a model's artifacts on this machine and publish them to a store.",
-        _BUILD,
-        "",
-        _add_build,
-        _build,
+        "Compile a model's artifacts on this machine and publish them to a store.", _BUILD, "", _add_build, _build
     ),
     "explain": _Command(
         "Show which artifacts a start on this machine needs, and whether the store has them.",
@@ -350,13 +346,7 @@ _COMMANDS = {
 
 
 def _top_parser() -> Parser:
-    parser = Parser(
-        "snapcap",
-        description=_TAGLINE,
-        epilog=_TOP,
-        formatter_class=_layout,
-        allow_abbrev=False,
-    )
+    parser = Parser("snapcap", description=_TAGLINE, epilog=_TOP, formatter_class=_layout, allow_abbrev=False)
     parser.add_argument(_VERSION, action="store_true", help="print the version and exit")
     adder = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in _COMMANDS.items():
@@ -366,8 +356,7 @@ def _top_parser() -> Parser:
 
 
 def _command_parser(name: str, command: _Command, shown: Container[str] | None) -> Parser:
-    """Returns the parser of a command. ``shown`` names the options in its help, None all; the parser accepts the
-    others too."""
+    """Returns a command's parser. Its help has the options ``shown`` (None: all); the parser accepts all."""
     parser = Parser(
         f"snapcap {name}",
         usage=f"snapcap {name} [OPTION…]{command.operands}",

@@ -24,11 +24,8 @@ _SHARED = ("cache_dir",)
 
 def models_of(settings: Settings) -> dict[str, Settings]:
     """Returns the settings of each model by its name, the first model first. Returns {} for a server of one model
-    that stays in memory.
-
-    Raises:
-        SettingsError: an option or the file of the models is wrong. The message is one line.
-    """
+    that stays in memory. Raises SettingsError if an option or the file of the models is wrong. The message is one
+    line."""
     named = _from_options(settings.model.source)
     if not named and settings.residency == ResidencySettings():
         return {}

@@ -25,8 +25,7 @@ _SERVICE_LINK_URL = re.compile(r"(?:tcp|udp|sctp)://.*")
 
 
 class SettingsError(UserError, ValueError):
-    """An option or variable has a bad value, or does not exist. The message is one line that names it and says what
-    it must be."""
+    """An option or variable is unknown, or has a bad value. The message is one line that says what it must be."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,9 +69,8 @@ def _add_argument(section: argparse._ActionsContainer, option: Option, dest: str
 
 
 def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Returns the settings: of each option the argument if given, else the variable, else the default.
-
-    Raises SettingsError for a bad value and for an unknown SNAPCAP_* variable."""
+    """Returns the settings: of each option the argument if given, else the variable, else the default. Raises
+    SettingsError for a bad value and for an unknown SNAPCAP_* variable."""
     _refuse_unknown_variables(environ)
     groups: dict[str, Any] = {}
     for name, group in GROUPS.items():
@@ -92,8 +90,7 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
 
 
 def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
-    """Returns settings from a program's values. An option that is not given has its default; the environment is not
-    read. Raises SettingsError as `fields_of` does."""
+    """Returns settings from a program's values and defaults, not the environment. Raises as `fields_of` does."""
     chosen = fields_of(values, groups)
     return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})
 
@@ -103,7 +100,6 @@ def fields_of(
 ) -> dict[str, dict[str, Any]]:
     """Returns the fields of each group that a program's values set, by the names of options: text, numbers, paths,
     booleans, or lists of these. `without` names options that may not be set. `owner` follows a name in errors.
-
     Raises SettingsError for a bad value and for an option that none of these groups has."""
     options = {
         option.name: (group, field, option)

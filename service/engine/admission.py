@@ -35,7 +35,6 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Tells if no place is free."""
         return self.taken >= self.capacity
 
     def admit(self) -> "Permit":
@@ -64,8 +63,7 @@ class Admission:
         self._completed.append(self._clock())
 
     def _full(self) -> QueueFull:
-        """Returns the refusal, with the seconds until a full queue is served at the recent rate: from 1 to 60, and
-        1 if the rate is not known."""
+        """Returns the refusal, with the seconds (1 to 60) until a full queue is served at the recent rate."""
         now, seconds = self._clock(), 1.0
         # The list is a copy because another thread may append meanwhile.
         moments = [moment for moment in list(self._completed) if now - moment <= _RECENT_S]
@@ -88,12 +86,8 @@ class Permit:
         self.places = 0
 
     def take(self, images: int = 1) -> None:
-        """Takes a place for each of ``images`` images that have arrived.
-
-        Raises:
-            TooManyImages: the whole queue has fewer places.
-            QueueFull: fewer places are free; the permit keeps the places that it had.
-        """
+        """Takes a place for each of ``images`` images that have arrived. Raises TooManyImages if the whole queue
+        has fewer places, and QueueFull if fewer places are free; the permit keeps the places that it had."""
         if images > self._admission.capacity:
             raise TooManyImages(
                 f"There are {images} images; send at most {self._admission.capacity} in one request, the size of "

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.engine.engine import Engine, EngineObserver, NoObserver
 from snapcap.service.engine.request import Limits
@@ -28,74 +29,64 @@ _LOOK_S = 0.01
 _logger = logging.getLogger("snapcap.start")
 
 
+@dataclass(eq=False)
 class DeviceThread:
     """Loads a model and serves it until it is stopped.
 
-    The thread is a daemon, so that a device that hangs cannot keep the process from exiting."""
+    The thread is a daemon, so that a device that hangs cannot keep the process from exiting.
 
-    def __init__(
-        self,
-        options: StartOptions,
-        timeline: Timeline,
-        status: StartupStatus,
-        observer: EngineObserver,
-        on_ready: Callable[[StartedModel, Engine], None],
-        on_failure: Callable[[Exception], None],
-        rehearse: Callable[[Engine, StartedModel], None] | None = None,
-        turn_ended: Callable[[], object] = lambda: None,
-        fetcher: "ModelFetcher | None" = None,
-        callbacks: Callbacks = NO_CALLBACKS,
-    ) -> None:
-        """``on_ready`` and ``on_failure`` are called on the device thread: ``on_ready`` before the first request is
-        served, ``on_failure`` when the start has failed or the device has been given up.
+    ``on_ready`` and ``on_failure`` are called on the device thread: ``on_ready`` before the first request is
+    served, ``on_failure`` when the start has failed or the device has been given up.
 
-        ``rehearse``, if given, is called before ``on_ready``, on a thread of its own, with an engine over the model
-        whose steps are not counted in metrics. An exception that it raises is logged.
+    ``rehearse``, if given, is called before ``on_ready``, on a thread of its own, with an engine over the model
+    whose steps are not counted in metrics. An exception that it raises is logged.
 
-        ``turn_ended`` is called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` and
-        ``callbacks`` are passed to ``load``."""
-        self._options = options
-        self._timeline = timeline
-        self._status = status
-        self._observer = observer
-        self._on_ready = on_ready
-        self._on_failure = on_failure
-        self._rehearse = rehearse
-        self._turn_ended = turn_ended
-        self._fetcher = fetcher
-        self._callbacks = callbacks
+    ``turn_ended`` is called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` and
+    ``callbacks`` are passed to ``load``."""
+
+    options: StartOptions
+    timeline: Timeline
+    status: StartupStatus
+    observer: EngineObserver
+    on_ready: Callable[[StartedModel, Engine], None]
+    on_failure: Callable[[Exception], None]
+    rehearse: Callable[[Engine, StartedModel], None] | None = None
+    turn_ended: Callable[[], object] = lambda: None
+    fetcher: "ModelFetcher | None" = None
+    callbacks: Callbacks = NO_CALLBACKS
+
+    def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def join(self, patience: float | None = None) -> None:
-        """Waits up to ``patience`` seconds for the thread's end. Returns at once on the device thread itself, which
-        may be the one that drops the last reference."""
+        """Waits up to ``patience`` seconds for the thread's end; not on the thread itself, which may call it."""
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
 
     def _run(self) -> None:
         try:
-            loaded = load(self._options, self._timeline, self._status, self._fetcher, self._callbacks)
-            if self._rehearse is not None:
-                with self._timeline.phase("rehearsal"):
-                    self._run_rehearsal(loaded, self._rehearse)
+            loaded = load(self.options, self.timeline, self.status, self.fetcher, self.callbacks)
+            if self.rehearse is not None:
+                with self.timeline.phase("rehearsal"):
+                    self._run_rehearsal(loaded, self.rehearse)
             scheduler = self._scheduler(loaded, cold=[bucket.size for bucket in loaded.cold])
-            engine = Engine(scheduler, self._observer, self._turn_ended)
-            self._on_ready(loaded, engine)
+            engine = Engine(scheduler, self.observer, self.turn_ended)
+            self.on_ready(loaded, engine)
             with self._warming(engine, loaded, scheduler) if loaded.cold else nullcontext():
-                engine.run(loaded.runner, self._status.decoder_backend)
+                engine.run(loaded.runner, self.status.decoder_backend)
         except Exception as error:
-            self._on_failure(error)
+            self.on_failure(error)
 
     def _scheduler(self, loaded: StartedModel, cold: Iterable[int] = ()) -> Scheduler:
-        bounds = limits(loaded, self._options)
+        bounds = limits(loaded, self.options)
         return Scheduler(loaded.warm_table, bounds, cold=cold, steps_alone=loaded.plan.step_buckets)
 
     def _run_rehearsal(self, loaded: StartedModel, rehearse: Callable[[Engine, StartedModel], None]) -> None:
         scheduler = self._scheduler(loaded)
-        engine = Engine(scheduler, NoObserver(), self._turn_ended)
+        engine = Engine(scheduler, NoObserver(), self.turn_ended)
 
         def beside() -> None:
             try:
@@ -106,7 +97,7 @@ class DeviceThread:
                 engine.stop()
 
         threading.Thread(target=beside, name="rehearsal", daemon=True).start()
-        engine.run(loaded.runner, self._status.decoder_backend)
+        engine.run(loaded.runner, self.status.decoder_backend)
 
     @contextmanager
     def _warming(self, engine: Engine, loaded: StartedModel, scheduler: Scheduler) -> Iterator[None]:
@@ -151,8 +142,8 @@ class DeviceThread:
 
     def _give_up(self, loaded: StartedModel, scheduler: Scheduler, bucket: Bucket, error: Exception) -> None:
         for component in loaded.warmer.components(bucket):
-            backend = self._status.bucket(component, bucket.size).backend
-            self._status.update(component, bucket.size, "failed", backend)
+            backend = self.status.bucket(component, bucket.size).backend
+            self.status.update(component, bucket.size, "failed", backend)
         fields = {"bucket": bucket.size, "error": first_line(error)}
         _logger.error("bucket cannot be made ready", exc_info=error, extra={"fields": fields})
         scheduler.give_up(bucket.size)

@@ -63,11 +63,8 @@ class DeviceFailures:
         self.count = 0
 
     def judge(self, error: Exception, health: "DeviceHealth") -> None:
-        """Counts one more failed turn. ``health`` is the state that the device reports after it.
-
-        Raises:
-            DeviceFailedError: the device must be given up.
-        """
+        """Counts one more failed turn. ``health`` is the state that the device reports after it. Raises
+        DeviceFailedError if the device must be given up."""
         self.count += 1
         if self.count == 1:
             self._since, self._memory_only = self._clock(), True
@@ -151,14 +148,13 @@ class Engine:
     def __init__(
         self, scheduler: Scheduler, observer: EngineObserver, turn_ended: Callable[[], object] = lambda: None
     ) -> None:
-        """``turn_ended`` is called on the device thread after each turn, after all results of the turn were
-        reported."""
+        """``turn_ended`` is called on the device thread after the results of each turn were reported."""
         self.limits = scheduler.limits
         self._scheduler = scheduler
         self._observer = observer
         self._turn_ended = turn_ended
         self._calls: queue.SimpleQueue[Callable[[], Exception | None]] = queue.SimpleQueue()
-        self._stopping = False
+        self.is_stopping = False  # new requests are refused
         self._failures = DeviceFailures()
         self._turns = self._work = 0
         self._doing = ""
@@ -168,11 +164,8 @@ class Engine:
         self._beside: _Beside | None = None
 
     def submit(self, request: CaptionRequest) -> None:
-        """Queues a request; its result or exception arrives in ``request.future``.
-
-        Raises:
-            NotReady: the engine has stopped.
-        """
+        """Queues a request; its result or exception arrives in ``request.future``. Raises NotReady if the engine
+        has stopped."""
         self._scheduler.submit(request)
 
     def call(self, function: Callable[[], T], doing: str = "") -> "Future[T]":
@@ -203,24 +196,16 @@ class Engine:
 
     def stop(self) -> None:
         """Refuses new requests and lets ``run`` return once no request is left."""
-        self._scheduler.close()  # before `_stopping`, so that every request that was accepted is served
-        self._stopping = True
-
-    @property
-    def is_stopping(self) -> bool:
-        """Returns whether `stop` was called: new requests are refused."""
-        return self._stopping
+        self._scheduler.close()  # before `is_stopping`, so that every request that was accepted is served
+        self.is_stopping = True
 
     def run(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> None:
         """Serves requests until ``stop``; the calling thread becomes the device thread.
 
         ``backend_of`` takes a bucket's size and returns the name of the backend that decodes it, for the reply.
-
-        Raises:
-            DeviceFailedError: the device was given up; every request that ran or waited has failed.
-        """
+        Raises DeviceFailedError if the device was given up; every request that ran or waited has failed."""
         scheduler = self._scheduler
-        while not (self._stopping and not scheduler.running and not scheduler.depth and self._beside is None):
+        while not (self.is_stopping and not scheduler.running and not scheduler.depth and self._beside is None):
             if self._beside is None:
                 scheduler.wait()
             try:
@@ -303,8 +288,7 @@ class Engine:
             hand_out()
 
     def _encode_next(self, runner: "Runner[Any]") -> list[_Encoded]:
-        """Admits waiting requests and encodes their images: beside the steps of running rows, where the runner can,
-        and otherwise before the next step."""
+        """Admits waiting requests and encodes their images, beside steps where the runner can."""
         scheduler = self._scheduler
         encoded: list[_Encoded] = []
         if self._beside is not None:
@@ -343,11 +327,8 @@ class Engine:
         """Encodes the images of requests that have just got their slots, unless ``beside`` has done so.
 
         If that raises, each image is encoded alone, because one request may be at fault. A request that fails alone
-        loses its slots. The other rows go on, because an encode writes to its own slots only.
-
-        Raises:
-            Exception: the device is lost, or no row is left whose next step could show that the device works.
-        """
+        loses its slots. The other rows go on, because an encode writes to its own slots only. Raises the error
+        if the device is lost, or no row is left whose next step could show that the device works."""
         encoded: list[_Encoded] = []
         failed: dict[RunningRequest, Exception] = {}
         groups = [admitted]
@@ -371,7 +352,7 @@ class Engine:
         self, runner: "Runner[Any]", admitted: list[RunningRequest], beside: "Future[Timer] | None"
     ) -> _Encoded:
         scheduler = self._scheduler
-        bucket = scheduler.encodes.fit(len(admitted))
+        bucket = scheduler.encode_table.fit(len(admitted))
         first = scheduler.running.index(admitted[0])
         rows = [self._row(row) for row in admitted]
         timer = beside.result() if beside is not None else self._encode_images(runner, admitted, rows, first)
@@ -388,13 +369,13 @@ class Engine:
         self, runner: "Runner[Any]", admitted: list[RunningRequest], rows: list[SlotRequest], first: int
     ) -> "Timer":
         """Encodes images into the slots from ``first`` on; on the thread for encodes if that is beside steps."""
-        timer = runner.device.timer()
-        runner.encode(self._scheduler.encodes.fit(len(rows)), [row.request.array for row in admitted], first, rows)
+        bucket, timer = self._scheduler.encode_table.fit(len(rows)), runner.device.timer()
+        runner.encode(bucket, [row.request.array for row in admitted], first, rows)
         return timer.stop()
 
     def _launch(self, runner: "Runner[Any]") -> _Step:
         rows = self._scheduler.launched()
-        bucket = self._scheduler.steps.fit(len(rows))
+        bucket = self._scheduler.step_table.fit(len(rows))
         timer = runner.device.timer()
         needs = Needs(  # lists, because `any` over a generator takes three times as long
             sampling=True in [row.samples for row in rows],

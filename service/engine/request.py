@@ -52,14 +52,10 @@ class Limits:
         return max(self.prompt_read - 1, 0)
 
     def check(self, prompt_tokens: int, wanted: int | None, num_beams: int = 1, ahead: int = 0) -> None:
-        """Refuses a request that the caches cannot hold, before it costs anything.
-
-        Raises:
-            PromptTooLong: no position is left to generate into, or ``ahead`` tokens before the image are more than
-                an encode reads.
-            InvalidOption: ``max_new_tokens`` exceeds the positions left after the prompt, or ``num_beams`` exceeds
-                the slots.
-        """
+        """Refuses a request that the caches cannot hold, before it costs anything. Raises PromptTooLong if no
+        position is left to generate into, or ``ahead`` tokens before the image are more than an encode reads, and
+        InvalidOption if ``max_new_tokens`` exceeds the positions left after the prompt, or ``num_beams`` exceeds
+        the slots."""
         if num_beams > self.max_beams:
             raise InvalidOption(
                 "num_beams", f"be at most {self.max_beams}, the rows of this server's largest bucket"
@@ -98,8 +94,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Completion:
-    """The generated tokens (without prompt, start and end), the reason of their end, and the seconds spent waiting,
-    encoding and decoding."""
+    """The tokens without prompt, start and end; why they ended; and seconds of waiting, encoding and decoding."""
 
     tokens: tuple[int, ...]
     finish_reason: FinishReason
@@ -123,8 +118,7 @@ class CaptionRequest:
     only hands its argument on. An exception of a callback fails this request alone.
 
     ``prompt_ids`` are the tokens that the caption begins with; ``text_ids`` the tokens that the encoder reads
-    beside the image; ``ahead`` how many of the first ``prompt_ids`` stand before the image.
-    """
+    beside the image; ``ahead`` how many of the first ``prompt_ids`` stand before the image."""
 
     id: str
     pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"
@@ -145,7 +139,6 @@ class CaptionRequest:
         return self.pixels
 
     def admitted(self) -> None:
-        """Calls ``on_admitted``."""
         if self.on_admitted is not None:
             self._call(self.on_admitted)
 
@@ -183,6 +176,5 @@ class CaptionEngine(Protocol):
     def limits(self) -> Limits: ...
 
     def submit(self, request: CaptionRequest) -> None:
-        """Takes over the request and its pixels; the result or an exception arrives in the request's future.
-
-        Raises EngineChannelFull or NotReady, and then has taken over neither."""
+        """Takes over the request and its pixels; the result or an exception arrives in the request's future. Raises
+        EngineChannelFull or NotReady, and then has taken over neither."""

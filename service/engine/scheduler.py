@@ -18,7 +18,6 @@ from functools import partial
 from heapq import merge
 from itertools import chain
 from operator import attrgetter
-from types import MappingProxyType
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.request import CaptionRequest, Completion, FinishReason, Limits
@@ -124,8 +123,7 @@ class Line:
         self._next = deque(merge(back, self._next, key=attrgetter("submitted")))
 
     def give_up(self, rows: int) -> list[Waiting]:
-        """Drops the bucket of ``rows`` rows, which will never be ready. Removes the requests that only it fits, and
-        returns them."""
+        """Drops a bucket that will never be ready. Removes and returns the requests that only it fits."""
         self._cold.discard(rows)
         lost = [entry for entry in self._aside if entry.slots > self.most]
         self._aside = deque(entry for entry in self._aside if entry.slots <= self.most)
@@ -168,12 +166,10 @@ class Gathering:
         self._image_s = min(self._image_s, seconds / images)
 
     def ended(self, captions: int, moment: float) -> None:
-        """Notes that captions ended."""
         self._ended += [moment] * captions
 
     def begin(self) -> tuple[int, float]:
-        """Returns the number of images to wait for, and the moment when the wait ends. Forgets the captions that
-        have ended, so that their clients are waited for once."""
+        """Returns how many images to wait for, and until when. Forgets the ended captions: each counts once."""
         patience = min(_GATHERED_PART * self._image_s, _LONGEST_GATHER_S)
         last = self._ended[-1] if self._ended else -math.inf
         images = sum(last - moment <= patience for moment in self._ended)
@@ -200,8 +196,7 @@ _LONGEST_WAIT_S = 3600.0
 class Scheduler:
     """Moves requests from a queue to slots. `Admission`, in the HTTP process, bounds the queue.
 
-    ``submit``, ``close`` and ``wake`` are called from any thread, the other methods by the device thread.
-    """
+    ``submit``, ``close`` and ``wake`` are called from any thread, the other methods by the device thread."""
 
     def __init__(
         self,
@@ -214,8 +209,8 @@ class Scheduler:
         """``table`` has the buckets that are ready. ``cold`` has the sizes of buckets that are not ready yet:
         ``warmed`` or ``give_up`` is called with each of them later. ``steps_alone`` has the sizes, ready or
         cold, in which nothing is encoded."""
-        self.steps = table
-        self.encodes = BucketTable.of(size for size in table.sizes if size not in steps_alone)
+        self.step_table = table
+        self.encode_table = BucketTable.of(size for size in table.sizes if size not in steps_alone)
         self.limits = limits
         self._steps_alone = frozenset(steps_alone)
         self.running: list[RunningRequest] = []  # by slot: a beam search stands in several slots
@@ -240,16 +235,12 @@ class Scheduler:
         return not self.depth and len({*self.running}) == 1
 
     def submit(self, request: CaptionRequest) -> None:
-        """Queues a request.
-
-        Raises:
-            NotReady: the engine has stopped.
-            BeamsNotReady: the request has more beams than any bucket here will ever have rows.
-        """
+        """Queues a request. Raises NotReady if the engine has stopped, and BeamsNotReady if the request has more
+        beams than any bucket here will ever have rows."""
         with self._changed:
             if self._closed:
                 raise NotReady("draining")
-            request = request.within(self.steps.largest.size)
+            request = request.within(self.step_table.largest.size)
             if request.params.num_beams > self._waiting.most:
                 raise BeamsNotReady(request.params.num_beams, self._waiting.most)
             self._waiting.append(Waiting(request, self._clock()))
@@ -268,7 +259,7 @@ class Scheduler:
             self._woken = False
             if self._waiting.servable and not self.running:
                 images, until = self.gathering.begin()
-                images = min(images, self.encodes.largest.size)
+                images = min(images, self.encode_table.largest.size)
                 left = min(until, self._look_at) - self._clock()
                 if left > 0:
                     self._changed.wait_for(lambda: self._closed or self._waiting.servable >= images, left)
@@ -282,9 +273,9 @@ class Scheduler:
     def warmed(self, size: int) -> None:
         """Adds a bucket that has become ready: batches may have ``size`` rows from the next step on."""
         with self._changed:
-            self.steps = BucketTable.of((*self.steps.sizes, size))
+            self.step_table = BucketTable.of((*self.step_table.sizes, size))
             if size not in self._steps_alone:
-                self.encodes = BucketTable.of((*self.encodes.sizes, size))
+                self.encode_table = BucketTable.of((*self.encode_table.sizes, size))
             self._waiting.warmed(size)
 
     def give_up(self, size: int) -> None:
@@ -303,8 +294,7 @@ class Scheduler:
     def drop_lost(self) -> list[tuple[int, int]]:
         """Drops requests whose client has left or whose deadline has passed, before they cost device time.
 
-        Returns the moves (source slot, target slot) that close the gaps among running rows.
-        """
+        Returns the moves (source slot, target slot) that close the gaps among running rows."""
         now = self._clock()
         if not self._cancelled and now < self._look_at:
             return []  # the case of nearly every step
@@ -324,20 +314,18 @@ class Scheduler:
         request gets one of the next slots, in order; the further slots of beam searches follow behind all of these.
 
         If more requests wait than there are slots, a free slot may stay empty for a few steps: an image costs less
-        to encode in a batch than alone. At most as many requests are admitted as one encode holds.
-        """
+        to encode in a batch than alone. At most as many requests are admitted as one encode holds."""
         with self._changed:
-            free = self.steps.largest.size - len(self.running)
+            free = self.step_table.largest.size - len(self.running)
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
-            entries = self._waiting.take(self.encodes.admit(fitting) if fitting else 0)
+            entries = self._waiting.take(self.encode_table.admit(fitting) if fitting else 0)
         now = self._clock()
         admitted = [row for entry in entries if (row := self._admitted(entry, now)) is not None]
         self._place(admitted)
         return admitted
 
     def set_aside(self, admitted: list[RunningRequest]) -> None:
-        """Takes the requests that were just admitted out of the running rows until `put_back`. Nobody may be
-        admitted meanwhile."""
+        """Takes requests that were just admitted out of the running rows. Nobody is admitted until `put_back`."""
         del self.running[len(self.running) - sum(row.slots for row in admitted) :]
 
     def put_back(
@@ -390,8 +378,8 @@ class Scheduler:
 
         Slots are never kept empty for fewer waiting requests than that bucket has rows, so also not while the
         server has no more requests than slots."""
-        slots = self.steps.largest.size
-        batch = max((size for size in self.encodes.sizes if 2 * size <= slots), default=1)
+        slots = self.step_table.largest.size
+        batch = max((size for size in self.encode_table.sizes if 2 * size <= slots), default=1)
         if not 0 < free < batch <= self._waiting.servable:
             self._held = 0
             return False
@@ -399,7 +387,6 @@ class Scheduler:
         return self._held <= MOST_STEPS_HELD
 
     def slots_of(self, row: RunningRequest) -> list[int]:
-        """Returns the slots of a running request."""
         return [slot for slot, each in enumerate(self.running) if each is row]
 
     def needs_step(self) -> bool:
@@ -417,18 +404,17 @@ class Scheduler:
         rows: Sequence[RunningRequest],
         tokens: Sequence[int],
         backend: str,
-        hypotheses: Mapping[int, Sequence[int]] = MappingProxyType({}),
-        later: list[Callable[[], None]] | None = None,
+        hypotheses: Mapping[int, Sequence[int]],
+        later: list[Callable[[], None]],
     ) -> list[tuple[int, int]]:
         """Takes the tokens of a step, one for each row that was running when the step was launched, and completes
         the rows that end with it. A row that has left since then is skipped.
 
         ``hypotheses`` has each beam search that ended, under one of its slots: the start token, the prompt and the
         generated tokens with their end token. ``later`` receives, for each row that ends, a function that hands
-        out its result, so that the next step can be launched first. Without it, results are handed out at once.
+        out its result, so that the next step can be launched first.
 
-        Returns the moves (source slot, target slot) that close the gaps among running rows.
-        """
+        Returns the moves (source slot, target slot) that close the gaps among running rows."""
         finished = [
             row
             for slot, (row, token) in enumerate(zip(rows, tokens, strict=True))
@@ -437,12 +423,7 @@ class Scheduler:
         if not finished:
             return []
         now = self._clock()
-        results = [partial(self._complete, row, backend, now) for row in finished]
-        if later is not None:
-            later += results
-        else:
-            for hand_out in results:
-                hand_out()
+        later += [partial(self._complete, row, backend, now) for row in finished]
         self.gathering.ended(len(finished), now)
         return self._compact(finished)
 
@@ -466,8 +447,7 @@ class Scheduler:
     def fail(self, rows: Iterable[RunningRequest], error: Exception) -> list[tuple[int, int]]:
         """Fails running rows and frees their slots. Waiting requests are kept.
 
-        Returns the moves (source slot, target slot) that close the gaps among the other rows.
-        """
+        Returns the moves (source slot, target slot) that close the gaps among the other rows."""
         gone = list(dict.fromkeys(rows))
         for row in gone:
             row.request.fail(error)
@@ -478,8 +458,7 @@ class Scheduler:
         self.fail(self.running, error)
 
     def fail_all(self) -> None:
-        """Fails every running and waiting request with `NotReady`, so that its client tries another server, and
-        refuses new requests."""
+        """Refuses new requests, and fails all others with `NotReady`, so that their clients try another server."""
         self.close()
         with self._changed:
             waiting = list(self._waiting)

@@ -74,9 +74,8 @@ def add_job_arguments(parser: argparse.ArgumentParser, shown: Container[str] | N
 
 
 def read_job(arguments: argparse.Namespace) -> Job:
-    """Returns the job that the arguments describe.
-
-    Raises SettingsError for options that contradict each other, and ServiceError for a bad caption option."""
+    """Returns the job that the arguments describe. Raises SettingsError for options that contradict each other, and
+    ServiceError for a bad caption option."""
     given = [(name, getattr(arguments, name)) for name in _OFFERED if hasattr(arguments, name)]
     job = Job(
         images=tuple(arguments.images),

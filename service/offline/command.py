@@ -35,8 +35,7 @@ _logger = logging.getLogger("snapcap.caption")
 
 @dataclass
 class Tally:
-    """Holds the counts of a run. ``signal`` or ``error`` is set if the run ended early, and says why; ``status`` is
-    the exit status of that error."""
+    """Holds the counts of a run. ``signal``, or ``error`` with its exit ``status``, says why a run ended early."""
 
     captions: int = 0
     seconds: float = 0.0
@@ -48,10 +47,8 @@ class Tally:
 
 def caption(settings: Settings, job: Job) -> int:
     """Runs the job and returns the exit status. A device thread may still run, so the caller must end the process
-    with `service.server.serve.leave`.
-
-    Raises SettingsError, and ServiceError if the model does not support an option. In both cases no caption has
-    been written."""
+    with `service.server.serve.leave`. Raises SettingsError, and ServiceError if the model does not support an
+    option. In both cases no caption has been written."""
     logs.configure(settings.log.format, settings.log.level)
     lift_pillows_limit()
     found = find_images(job.images, job.recursive, sys.stdin.buffer if sys.stdin else ())
@@ -96,19 +93,11 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
 
 
 def caption_images(
-    model: Model,
-    images: Sequence[str],
-    options: CaptionOptions,
-    outputs: Outputs,
-    progress: Progress,
-    threads: int,
+    model: Model, images: Sequence[str], options: CaptionOptions, outputs: Outputs, progress: Progress, threads: int
 ) -> Tally:
     """Captions ``images`` and writes the captions in the order of the images; ``threads`` decode images ahead.
-
-    Raises:
-        PromptTooLong, InvalidOption, UnsupportedOption: the model does not support the options. No caption was
-            written.
-    """
+    Raises PromptTooLong, InvalidOption or UnsupportedOption if the model does not support the options. No caption
+    was written."""
     asked = model.defaults.resolve(options, model.engine.limits)
     feed = Feed(
         model.engine,
@@ -150,8 +139,7 @@ def caption_images(
 
 @contextmanager
 def _ended_by_signals(stop: Callable[[], None], tally: Tally) -> Iterator[None]:
-    """Calls ``stop`` on the first Ctrl-C or SIGTERM, so that the caption being written is completed. A second
-    signal raises KeyboardInterrupt."""
+    """Calls ``stop`` on the first Ctrl-C or SIGTERM, and raises KeyboardInterrupt on a second signal."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if tally.signal is not None:

@@ -11,12 +11,12 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import HEAD_BYTES, TAIL_BYTES, is_readable, kind_of, readable
 from snapcap.service.errors import ServiceError
 from snapcap.service.offline.arguments import NOT_READ, STDIN, is_url
+from snapcap.warmup.machine.files import opened
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Names a file, folder or pattern that gets no caption, and the reason. ``is_image``: the path names one image,
-    so that an output has a row for it."""
+    """Names what gets no caption, and why. ``is_image``: the path is one image's, so an output has its row."""
 
     path: str
     reason: str
@@ -53,11 +53,8 @@ def find_images(operands: Iterable[str], recursive: bool, lines: Iterable[bytes]
     a readable picture format. A file with the name of a picture and other bytes is an image too: captioning it
     fails and reports why. A picture in an unreadable format is a failure, so that no picture is skipped silently.
     Files of a folder are sorted by name. Hidden files and folders in a folder are skipped: macOS leaves copies such
-    as `._photo.jpg`. Links to folders inside a folder are not followed.
-
-    Args:
-        lines: names of files and folders, one a line, for the operand `-`.
-    """
+    as `._photo.jpg`. Links to folders inside a folder are not followed. ``lines``: names of files and folders, one
+    a line, for the operand `-`."""
     finder = _Finder(recursive)
     for operand in operands:
         if operand == STDIN:
@@ -155,8 +152,7 @@ class _Finder:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Returns whether an entry of a folder is a regular file. A link that leads nowhere counts as one: opening it
-    fails with the reason."""
+    """Returns whether an entry is a regular file. A link that leads nowhere counts as one: opening it fails."""
     try:
         return stat.S_ISREG(entry.stat().st_mode) if entry.is_symlink() else entry.is_file()
     except OSError:
@@ -164,12 +160,8 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _ends(path: str) -> bytes:
-    """Returns the first and last bytes of a file, which identify its format. Opening a named pipe does not
-    block."""
-    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    """Returns the first and last bytes of a file, which identify its format. A named pipe does not block."""
+    with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as end:
         head = os.pread(end, HEAD_BYTES, 0)
         size = os.fstat(end).st_size
         return head if size <= len(head) else head + os.pread(end, TAIL_BYTES, size - TAIL_BYTES)
-    finally:
-        os.close(end)

@@ -58,8 +58,7 @@ class Model:
 
 
 class OfflineModel:
-    """Starts a model and waits for it. ``error`` is the exception of a failed start, or of an engine that failed
-    later."""
+    """Starts a model and waits for it. ``error``: the exception of a failed start, or of an engine that failed."""
 
     def __init__(self, settings: Settings) -> None:
         self.error: Exception | None = None
@@ -70,12 +69,7 @@ class OfflineModel:
         self._changed = threading.Event()
         self._status = StartupStatus()
         self._device = DeviceThread(
-            settings,
-            Timeline.since_exec(),
-            self._status,
-            NoObserver(),
-            self._ready,
-            self._failed,
+            settings, Timeline.since_exec(), self._status, NoObserver(), self._ready, self._failed
         )
 
     def start(self) -> Model:
@@ -87,15 +81,13 @@ class OfflineModel:
         return self._model
 
     def close(self, patience: float | None = None) -> None:
-        """Ends the device thread once no request is left. Waits for its end for at most ``patience`` seconds; None:
-        without a limit."""
+        """Ends the device thread once no request is left. Waits ``patience`` seconds for it; None: for ever."""
         if self._model is not None:
             self._model.engine.stop()
         self._device.join(patience)
 
     def ended(self) -> Exception | None:
-        """Returns the error that ended the engine, or None if it was stopped. Waits up to five seconds for the
-        device thread, which first fails the waiting requests."""
+        """Returns the error that ended the engine, if any. Waits up to five seconds for the device thread."""
         self._device.join(_LAST_WORDS_S)
         return self.error
 
@@ -116,8 +108,7 @@ class OfflineModel:
 
 @dataclass(frozen=True)
 class FeedResult:
-    """Holds the outcome of one image: a completion, or the reason why there is none. ``size``: (width, height) of
-    the upright image."""
+    """Holds one image's completion, or the reason why there is none. ``size``: (width, height), upright."""
 
     index: int
     path: str
@@ -141,8 +132,7 @@ class Asked:
         on_token: Callable[[int], None] | None = None,
         began: float | None = None,
     ) -> CaptionRequest:
-        """Returns the engine request for one image. `began`: the `time.monotonic` from which the timeout counts;
-        None: now."""
+        """Returns the engine request for one image. `began`: moment from which the timeout counts; None: now."""
         asked = self.resolved
         now = time.monotonic() if began is None else began
         deadline = now + self.timeout if self.timeout else _NEVER
@@ -168,24 +158,23 @@ def images_ahead(model: Model, threads: int, beams: int = 1) -> int:
     return running + 2 * min(running, model.encoded) + threads
 
 
+@dataclass(eq=False)
 class Feed:
     """Keeps an engine's queue filled.
 
     At most ``ahead`` images are in progress. An image is in progress from just before its decoding until `outcomes`
     takes its result. While a large image is decoded, the images after it are captioned: only their tokens wait.
-    """
+    ``ahead`` should be at least twice the largest bucket: one batch runs while the next waits. The engine's queue
+    has no bound of its own, so ``ahead`` bounds it."""
 
-    def __init__(
-        self, engine: Engine, decode: "Callable[[bytes], DecodedImage]", asked: Asked, threads: int, ahead: int
-    ) -> None:
-        """Prepares the feed; `outcomes` starts it. ``ahead`` should be at least twice the largest bucket: one batch
-        runs while the next waits. The engine's queue has no bound of its own, so ``ahead`` bounds it."""
-        self._engine = engine
-        self._decode = decode
-        self._asked = asked
-        self._threads = threads
-        self._ahead = ahead
-        self._room = threading.Semaphore(ahead)
+    engine: Engine
+    decode: "Callable[[bytes], DecodedImage]"
+    asked: Asked
+    threads: int
+    ahead: int
+
+    def __post_init__(self) -> None:
+        self._room = threading.Semaphore(self.ahead)
         self._indices = itertools.count()
         self._hurry = threading.Event()  # set while one decode thread is too slow for the engine
         self._hurry.set()
@@ -195,15 +184,13 @@ class Feed:
         self._outcomes: queue.SimpleQueue[FeedResult | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
-        """Makes `outcomes` end with the images that are done. May be called from any thread and from a signal
-        handler."""
+        """Makes `outcomes` end with the images that are done. Any thread and a signal handler may call it."""
         self._stopped = True
         self._outcomes.put(None)
 
     def outcomes(self, paths: Sequence[str]) -> Generator[FeedResult, None, None]:
-        """Yields the outcome of each image, in order. After `stop`, yields the outcomes that are done and ends. May
-        be called once."""
-        for number in range(min(self._threads, len(paths))):
+        """Yields the outcome of each image, in order; after `stop`, only those that are done. To be called once."""
+        for number in range(min(self.threads, len(paths))):
             arguments = (paths, number > 0)
             threading.Thread(target=self._work, args=arguments, name=f"decode_{number}", daemon=True).start()
         try:
@@ -220,7 +207,7 @@ class Feed:
         early: dict[int, FeedResult] = {}
         due = 0
         while due < count:
-            if self._outcomes.empty() and count - due > self._ahead:
+            if self._outcomes.empty() and count - due > self.ahead:
                 # Outcomes are taken several at a time: each one taken wakes a decode thread. This thread and the
                 # decode threads take Python's lock from the device thread, which needs it after each operation.
                 time.sleep(_LOOK_EVERY_S)
@@ -247,7 +234,7 @@ class Feed:
     def _set_pace(self) -> None:
         """Lets all threads decode if the engine may run out of images. Otherwise only one thread decodes: the
         others would take CPUs and Python's lock from the device thread."""
-        if self._stopped or len(self._under_way) < self._ahead * 2 // 3:
+        if self._stopped or len(self._under_way) < self.ahead * 2 // 3:
             self._hurry.set()
         else:
             self._hurry.clear()
@@ -271,11 +258,11 @@ class Feed:
                 self._outcomes.put(FeedResult(index, paths[index], reason=self._reason(paths[index], error)))
 
     def _submit(self, index: int, path: str) -> None:
-        decoded = self._decode(Path(path).read_bytes())
+        decoded = self.decode(Path(path).read_bytes())
         future: Future[Completion] = Future()
         future.add_done_callback(partial(self._done, index, path, decoded.size))
         self._under_way[index] = future
-        self._engine.submit(self._asked.request(path, decoded.pixels, future))
+        self.engine.submit(self.asked.request(path, decoded.pixels, future))
 
     def _done(self, index: int, path: str, size: tuple[int, int], future: "Future[Completion]") -> None:
         """Passes on the outcome of one request. Runs on the device thread, so it takes no lock."""
@@ -288,8 +275,7 @@ class Feed:
             self._outcomes.put(FeedResult(index, path, reason=self._reason(path, error)))
 
     def _reason(self, path: str, error: BaseException) -> str:
-        """Returns the reason why an image has no caption. Logs an unexpected error: one image that makes a decoder
-        fail in a new way must not end the run."""
+        """Returns why an image has no caption. Logs an unexpected error, which must not end the run."""
         if isinstance(error, OSError | ImageError | ServiceError):
             return reason_of(error)
         _logger.error("image failed", extra={"fields": {"file": path}}, exc_info=error)

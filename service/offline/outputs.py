@@ -75,8 +75,7 @@ _PRINTED = "snapcap.printed"
 
 
 def _printed(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Returns bytes of a file name that are not valid text unchanged, and characters that the terminal's encoding
-    lacks as escapes."""
+    """Returns invalid bytes of a file name unchanged, and characters that the terminal lacks as escapes."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
@@ -159,16 +158,12 @@ class Outputs:
 
 
 class JsonLines(Output):
-    """Appends whole lines to a file or to standard output. Lines are not buffered: a killed process leaves all
-    lines written so far."""
+    """Appends whole lines to a file or to standard output, unbuffered: a killed process leaves all lines so far."""
 
     def __init__(self, path: str, *, resume: bool, overwrite: bool) -> None:
-        """Opens the file without changing its content. With ``resume``, reads the lines that it has.
-
-        Raises:
-            SettingsError: the file cannot be written; another process writes it; it has content and neither
-                ``resume`` nor ``overwrite`` is set; or a line is not a row.
-        """
+        """Opens the file without changing its content. With ``resume``, reads the lines that it has. Raises
+        SettingsError if the file cannot be written; another process writes it; it has content and neither
+        ``resume`` nor ``overwrite`` is set; or a line is not a row."""
         self.path = path
         self._folder = "." if path == STDOUT else os.path.dirname(path)
         self._captioned: set[str] = set()
@@ -225,11 +220,8 @@ class JsonLines(Output):
         self._failed -= again
 
     def write(self, image: str, answer: Answer) -> None:
-        """Appends the row of a caption.
-
-        Raises:
-            OutputError: the row cannot be written. A regular file then ends with the row before.
-        """
+        """Appends the row of a caption. Raises OutputError if the row cannot be written. A regular file then ends
+        with the row before."""
         regions = None if answer.regions is None else [region.to_dict() for region in answer.regions]
         self._append(Row(self._name(image), answer.text, regions=regions))
         self._captioned.add(_key(image))
@@ -284,8 +276,7 @@ class Table(Output):
 
     Until then the rows lie in a journal of JSON lines beside the file, `captions.parquet.jsonl`. A killed process
     leaves the journal, and a run with ``resume`` adds the journal's rows to the file. The file is replaced as a
-    whole, and then the journal is removed.
-    """
+    whole, and then the journal is removed."""
 
     def __init__(self, path: str, format_: "TableFormat", *, resume: bool, overwrite: bool) -> None:
         """Opens the journal without changing its content. With ``resume``, reads the file.
@@ -327,10 +318,7 @@ class Table(Output):
 
     def finish(self) -> None:
         """Writes the file: the rows that it had, each replaced by a newer row of the same image, then the others.
-
-        Raises:
-            OutputError: the file cannot be written. The journal keeps the rows.
-        """
+        Raises OutputError if the file cannot be written. The journal keeps the rows."""
         if not (self._writes and _size(self._journal.path)):
             return
         try:
@@ -432,13 +420,11 @@ class Sidecars(Output):
         self._resume = resume
 
     def holds(self, image: str) -> bool:
-        """Tells whether the sidecar exists and is kept. An empty file is no sidecar: a sidecar ends with a
-        newline."""
+        """Tells whether the sidecar exists and is kept. A sidecar is never empty: it ends with a newline."""
         return self._resume and _size(sidecar(image)) > 0
 
     def write(self, image: str, answer: Answer) -> None:
-        """Writes the sidecar of an image. Raises OSError, and OutputError if the disk is full or read-only; the
-        sidecar is then unchanged."""
+        """Writes the sidecar, or leaves it as it was. Raises OSError; OutputError for a full or read-only disk."""
         path = sidecar(image)
         try:
             with _replacing(path, durable=False) as file:
@@ -455,8 +441,7 @@ def sidecar(image: str) -> str:
 
 
 def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
-    """Returns the images that have a sidecar of their own, and the failures of the others: `a.png` would share the
-    sidecar of `a.jpg`."""
+    """Returns images with a sidecar of their own, and failures of the others: `a.png` shares that of `a.jpg`."""
     owners: dict[str, str] = {}
     kept, failures = [], []
     for image in images:
@@ -476,11 +461,8 @@ def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
 
 
 def refuse_existing(images: Iterable[str]) -> None:
-    """Refuses a run that would replace existing sidecars: a person may have written them.
-
-    Raises:
-        SettingsError: an image has a sidecar.
-    """
+    """Refuses a run that would replace existing sidecars: a person may have written them. Raises SettingsError if
+    an image has a sidecar."""
     existing = [path for path in map(sidecar, images) if _size(path) > 0]
     if existing:
         count = "1 sidecar exists" if len(existing) == 1 else f"{len(existing)} sidecars exist"

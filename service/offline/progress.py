@@ -51,36 +51,31 @@ def open_bar(console: "Console", *, rate: bool) -> "Bar":
     from rich.table import Column  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    def nothing() -> Text:
-        return Text(" ")  # if a column has no width, rich expands no other column
+    nothing = Text(" ")  # if a column has no width, rich expands no other column
+    whole = Column(no_wrap=True)
 
     class Done(MofNCompleteColumn):
         def render(self, task: Task) -> Text:
-            return nothing() if task.total is None else super().render(task)
+            return nothing if task.total is None else super().render(task)
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return nothing() if speed is None else Text(f"{speed:.1f}/s")
+            return nothing if speed is None else Text(f"{speed:.1f}/s")
 
     class Left(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
-            return nothing() if task.time_remaining is None else super().render(task).append(" left")
-
-    def whole() -> Column:
-        return Column(no_wrap=True)
+            return nothing if task.time_remaining is None else super().render(task).append(" left")
 
     return Bar(
         TextColumn(
-            "{task.description}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
         ),
-        BarColumn(max(4, min(console.width // 5, 24)), table_column=whole()),
-        Done(table_column=whole()),
-        *([Rate(table_column=whole())] if rate else []),
-        TimeElapsedColumn(table_column=whole()),
-        Left(table_column=whole()),
+        BarColumn(max(4, min(console.width // 5, 24)), table_column=whole),
+        Done(table_column=whole),
+        *([Rate(table_column=whole)] if rate else []),
+        TimeElapsedColumn(table_column=whole),
+        Left(table_column=whole),
         console=console,
         expand=True,
         # Standard output is for captions: rich must not draw it above the bar.

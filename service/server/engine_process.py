@@ -9,9 +9,13 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.remote.messages import (
     ArtifactsFound,
@@ -31,20 +35,24 @@ from snapcap.service.engine.remote.messages import (
 from snapcap.service.engine.remote.server import BlockingChannel, EngineServer
 from snapcap.service.ipc.fork import settle
 from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.service.readiness import after_ready
 from snapcap.service.watch import LoopWatch, print_stacks_on_signal
 from snapcap.warmup.errors import one_line, unexpected
-from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.status import StartupStatus, compiler_counts
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from snapcap.service.engine.engine import Engine
-    from snapcap.warmup.artifacts.fetch import Artifacts
-    from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.options import StartOptions
     from snapcap.warmup.start.start import StartedModel
     from snapcap.warmup.weights.published import ModelFetcher
 
 _USAGE_S = 1.0
 _logger = logging.getLogger("snapcap.start")
+_build_logger = logging.getLogger("snapcap.build")
+_weights_logger = logging.getLogger("snapcap.weights")
 
 
 def serve_engine(
@@ -63,35 +71,29 @@ def serve_engine(
     return 0
 
 
+@dataclass(eq=False)
 class _EngineProcess:
-    def __init__(
-        self,
-        settings: Settings,
-        channel: BlockingChannel,
-        pixels: SharedPixels,
-        timeline: Timeline,
-        importing: float,
-        fetcher: "ModelFetcher | None",
-    ) -> None:
-        self._settings = settings
-        self._fetcher = fetcher
-        self._channel = channel
-        self._pixels = pixels
-        self._timeline = timeline
-        self._importing = importing
+    settings: Settings
+    channel: BlockingChannel
+    pixels: SharedPixels
+    timeline: Timeline
+    importing: float
+    fetcher: "ModelFetcher | None"
+
+    def __post_init__(self) -> None:
         self._status = StartupStatus()
-        self._server = EngineServer(pixels, channel.send)
+        self._server = EngineServer(self.pixels, self.channel.send)
         self._rehearsed = threading.Event()
         self._ended = threading.Event()
-        self._loop_watch = LoopWatch(settings.watchdog.timeout, os.getppid())
+        self._loop_watch = LoopWatch(self.settings.watchdog.timeout, os.getppid())
         self._engine: Engine | None = None
         self._behind = ExitStack()  # ends the background work
 
     def run(self) -> None:
-        self._timeline.listen(lambda phase: self._channel.send(PhaseSeen(phase)))
-        self._status.listen(lambda state: self._channel.send(StatusSeen(state)))
+        self.timeline.listen(lambda phase: self.channel.send(PhaseSeen(phase)))
+        self._status.listen(lambda state: self.channel.send(StatusSeen(state)))
         self._begin()
-        while (messages := self._channel.receive()) is not None:
+        while (messages := self.channel.receive()) is not None:
             for message in messages:
                 self._take(message)
         self._ended.set()
@@ -100,20 +102,23 @@ class _EngineProcess:
 
     def _begin(self) -> None:
         try:
-            with self._timeline.phase("import_engine", self._importing):
+            with self.timeline.phase("import_engine", self.importing):
                 from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415  a failed import is logged
                 from snapcap.warmup.start.preparation import Callbacks  # noqa: PLC0415  likewise
             DeviceThread(
-                self._settings,
-                self._timeline,
+                self.settings,
+                self.timeline,
                 self._status,
                 self._server.turns,
                 self._ready,
                 self._failed,
                 self._rehearse,
                 self._server.turns.end,
-                self._fetcher,
-                Callbacks(self._found_checkpoint, self._found_artifacts),
+                self.fetcher,
+                Callbacks(
+                    lambda checkpoint: self.channel.send(CheckpointFound(checkpoint.folder)),
+                    lambda found: self.channel.send(ArtifactsFound(found.image_library() if found else None)),
+                ),
             ).start()
         except Exception as error:
             self._failed(error)
@@ -127,55 +132,133 @@ class _EngineProcess:
             case Beat():
                 self._loop_watch.heard()
                 if self._engine is not None:
-                    self._channel.send(self._engine.pulse())
+                    self.channel.send(self._engine.pulse())
             case Rehearsed():
                 self._rehearsed.set()
 
-    def _found_checkpoint(self, checkpoint: "Checkpoint") -> None:
-        self._channel.send(CheckpointFound(checkpoint.folder))
-
-    def _found_artifacts(self, artifacts: "Artifacts | None") -> None:
-        self._channel.send(ArtifactsFound(None if artifacts is None else artifacts.image_library()))
-
     def _rehearse(self, engine: "Engine", loaded: "StartedModel") -> None:
-        """Serves the HTTP process's rehearsal: the HTTP process sends the request, because its part is the
-        larger."""
-        self._pixels.open(loaded.checkpoint.config.vision.image_size)
+        """Serves the rehearsal of the HTTP process, which sends the request, because its part is the larger."""
+        self.pixels.open(loaded.checkpoint.config.vision.image_size)
         self._server.attach(engine)
-        self._channel.send(ModelLoaded(engine.limits, loaded.rehearses))
+        self.channel.send(ModelLoaded(engine.limits, loaded.rehearses))
         self._rehearsed.wait()
 
     def _ready(self, loaded: "StartedModel", engine: "Engine") -> None:
-        # Imported before the first request, not during it.
-        from snapcap.service.server.background import start_build, start_preparing  # noqa: PLC0415
-
         self._server.attach(engine)
         settle()
         self._status.started()
         usage = _usage(loaded)
-        self._channel.send(usage)  # the counts of the start must arrive before `Ready`
+        self.channel.send(usage)  # the counts of the start must arrive before `Ready`
         self._engine = engine
-        self._channel.send(Ready())
+        self.channel.send(Ready())
         self._loop_watch.start()
         threading.Thread(target=self._report_usage, args=(loaded, usage), name="usage", daemon=True).start()
-        self._behind.callback(start_build(self._settings, loaded, self._status, engine))
-        self._behind.callback(start_preparing(self._settings, loaded))
+        self._behind.callback(start_build(self.settings, loaded, self._status, engine))
+        self._behind.callback(start_preparing(self.settings, loaded))
 
     def _failed(self, error: Exception) -> None:
         sentence = one_line(error)
         self._status.fail(sentence)
         _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
-        self._channel.send(Failed(sentence))
+        self.channel.send(Failed(sentence))
 
     def _report_usage(self, loaded: "StartedModel", last: Usage) -> None:
         while not self._ended.wait(_USAGE_S):
             usage = _usage(loaded)
             if usage != last:
-                self._channel.send(usage)
+                self.channel.send(usage)
                 last = usage
 
 
 def _usage(loaded: "StartedModel") -> Usage:
-    from snapcap.warmup.progress.status import compiler_counts  # noqa: PLC0415  the start does not need it
-
     return Usage(loaded.runner.device.allocated_bytes(), compiler_counts())
+
+
+class _BackgroundWork:
+    """Runs `work` on a new thread soon after READY, and can end it."""
+
+    def __init__(self, work: Callable[["_BackgroundWork"], None]) -> None:
+        self._stops: list[Callable[[], object]] = []
+        self._stopped = threading.Event()
+        self._timer = after_ready(partial(work, self))
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def keep(self, stop: Callable[[], object]) -> bool:
+        """Adds a function that ends a part of the work. Returns False if the work was ended already."""
+        self._stops.append(stop)
+        return not self.stopped
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._timer.cancel()
+        for stop in self._stops:
+            stop()
+
+
+def start_build(
+    options: "StartOptions", loaded: "StartedModel", status: StartupStatus, engine: "Engine"
+) -> Callable[[], object]:
+    """Schedules a build if artifacts are missing, or if the store could not be read and must be asked again.
+    Returns a function that ends the build."""
+    if loaded.compiled or options.compute.backend not in ("auto", "aot"):
+        return lambda: None
+    if options.store.build == "off":
+        found = loaded.artifacts
+        if options.store.remote is None or found is None or found.fetched.result != "error":
+            return lambda: None
+
+    def on_device(function: Callable[[], None]) -> "Future[None]":
+        return engine.call(function, "swap a bucket in")
+
+    def begin(work: _BackgroundWork) -> None:
+        try:
+            from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only starts without artifacts need it
+
+            build = BackgroundBuild(loaded, options, status, on_device)
+        except Exception as error:  # no other thread would report it
+            status.building(state="failed", error=f"{type(error).__name__}: {error}")
+            _build_logger.exception("build failed unexpectedly; eager goes on serving")
+            return
+        if work.keep(build.stop):
+            build.start()
+
+    return _BackgroundWork(begin).stop
+
+
+def start_preparing(options: "StartOptions", loaded: "StartedModel") -> Callable[[], object]:
+    """Schedules the preparation of weights, in a process. Returns a function that ends it."""
+    if loaded.weights in ("hit", "off"):
+        return lambda: None
+
+    def prepare(work: _BackgroundWork) -> None:
+        try:
+            from snapcap.warmup.artifacts.store import WEIGHTS  # noqa: PLC0415  starts do without it
+            from snapcap.warmup.machine.worker import LOWEST_PRIORITY  # noqa: PLC0415  starts do without it
+            from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
+
+            if not _is_writable(options.store_folder / WEIGHTS):
+                _weights_logger.info("weights are not prepared: the artifact folder is read-only")
+                return
+            worker = weights_worker(loaded.checkpoint.folder, loaded.plan, options, LOWEST_PRIORITY)
+            if not work.keep(worker.stop):
+                return
+            prepared = prepare_in_worker(worker, thorough=loaded.weights == "corrupt")
+        except Exception:  # no other thread would report it
+            _weights_logger.exception("weights could not be prepared; the next start reads the checkpoint again")
+            return
+        if not work.stopped:
+            level = logging.WARNING if prepared.result == "skipped" else logging.INFO
+            fields = {"result": prepared.result, "reason": prepared.reason}
+            _weights_logger.log(level, "weights for the next start", extra={"fields": fields})
+
+    return _BackgroundWork(prepare).stop
+
+
+def _is_writable(folder: Path) -> bool:
+    """Returns whether files can be made in a folder, or, if it does not exist, in the nearest parent that does."""
+    while not os.access(folder, os.F_OK):
+        folder = folder.parent
+    return os.access(folder, os.W_OK)

@@ -25,7 +25,7 @@ from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
 from snapcap.service.memory import BodyBudget, body_memory, memory_limit
 from snapcap.service.readiness import Readiness
-from snapcap.service.server.uvicorn_server import make_server
+from snapcap.service.server.uvicorn_server import Server
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import StartupCollector, register_process_collectors
 from snapcap.service.telemetry.tracing import open_tracing
@@ -68,8 +68,7 @@ def connection_limits(limits: HttpLimits, models: int = 0) -> HttpLimits:
 
 
 def _allow_files(count: int) -> int:
-    """Tries to raise the limit of open files to `count`. Returns the number of files that may be open, at most
-    `count`."""
+    """Tries to raise the limit of open files to `count`. Returns how many may be open, at most `count`."""
     soft, hard = process_limit(resource.RLIMIT_NOFILE, _USUAL_FILES)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return count
@@ -128,7 +127,6 @@ Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[
 
 
 def caption_limits(settings: Settings) -> CaptionLimits:
-    """Returns the limits of captioning with one model."""
     return CaptionLimits(settings.queue.timeout, settings.queue.size, settings.images.decode_threads)
 
 
@@ -209,7 +207,7 @@ def run(
     app: ASGIApp = application
     for metrics_listener in listeners[1:]:
         app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
-    server = make_server(app, settings.http, services.readiness, on_live, connections)
+    server = Server(app, settings.http, services.readiness, on_live, connections)
     with exits:
         exits.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.process_collector import ProcessCollector
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.remote.client import LoopChannel, RemoteEngine
@@ -65,37 +66,30 @@ def follow(
     return client.close
 
 
+@dataclass(eq=False)
 class EngineClient:
     """Reads the checkpoint's processor and tokenizer for this process, rehearses a request, and serves when the
-    engine does."""
+    engine does. `result` is told of the start's phases, of READY and of failures."""
 
-    def __init__(
-        self,
-        parts: ServerProcesses,
-        settings: Settings,
-        services: "Services",
-        result: "StartResult | Resident",
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        """`result` is told of the start's phases, of READY and of failures."""
-        self._process = parts.engine
-        self._pixels = parts.pixels
+    parts: ServerProcesses
+    settings: Settings
+    services: "Services"
+    result: "StartResult | Resident"
+    loop: asyncio.AbstractEventLoop
+
+    def __post_init__(self) -> None:
+        parts, settings, services, loop = self.parts, self.settings, self.services, self.loop
         self._slots = Slots(parts.pixels.slots)
-        self._settings = settings
-        self._services = services
-        self._result = result
-        self._loop = loop
         self._channel = LoopChannel(parts.engine.end, loop, self._take)
-        self._process_count = parts.images.count
         self._image_decoder = ProcessImageDecoder(
             parts.images,
             parts.pixels,
             self._slots,
-            ImageRoom(decode_memory(settings), self._process_count),
+            ImageRoom(decode_memory(settings), parts.images.count),
             settings.images.decode_timeout,
             services.metrics,
             loop,
-            self._result.failed,
+            self.result.failed,
         )
         self._waiter = threading.Thread(target=self._wait, name="engine-process", daemon=True)
         self._preparing = threading.Thread(target=self._prepare, name="start", daemon=True)
@@ -111,19 +105,19 @@ class EngineClient:
         self._watch = EngineWatch(settings.watchdog.timeout, self._beat, self._is_waiting, self._end_stalled)
 
     def start(self) -> None:
-        services, pid = self._services, self._process.pid
-        self._result.log_phases()
+        services, pid = self.services, self.parts.engine.pid
+        self.result.log_phases()
         ProcessCollector("snapcap_engine", lambda: pid, registry=services.registry)
         services.metrics.engine_progress_age.set_function(lambda: self._watch.silent_s)
         print_stacks_on_signal()
-        self._loop.call_later(self._start.tick_s, self._tick_start)
+        self.loop.call_later(self._start.tick_s, self._tick_start)
         self._waiter.start()
         self._preparing.start()
 
     @property
     def pids(self) -> list[int]:
         """The ids of the engine process and of the decode processes."""
-        return [self._process.pid, *self._image_decoder.pids]
+        return [self.parts.engine.pid, *self._image_decoder.pids]
 
     async def leave(self) -> None:
         """Ends the processes while the event loop goes on, and returns when they have ended and their memory is
@@ -135,9 +129,9 @@ class EngineClient:
         self._image_decoder.leave()
         for each in (self._folder, self._image_library, self._loaded):
             each.cancel()  # `_prepare` may wait for them
-        self._services.metrics.engine_progress_age.set_function(lambda: 0.0)
-        self._services.metrics.device_memory_allocated.set(0)
-        ended = self._loop.create_future()
+        self.services.metrics.engine_progress_age.set_function(lambda: 0.0)
+        self.services.metrics.device_memory_allocated.set(0)
+        ended = self.loop.create_future()
 
         def end() -> None:
             try:
@@ -146,13 +140,13 @@ class EngineClient:
                 trim_heap()
             finally:
                 with suppress(RuntimeError):  # the loop has been closed: the server ends
-                    self._loop.call_soon_threadsafe(ended.set_result, None)
+                    self.loop.call_soon_threadsafe(ended.set_result, None)
 
         threading.Thread(target=end, name="leave", daemon=True).start()
         await asyncio.shield(ended)
-        self._process.end.close()
+        self.parts.engine.end.close()
         if not self._preparing.is_alive():  # otherwise it may still use them
-            self._pixels.release()
+            self.parts.pixels.release()
 
     def close(self) -> None:
         """Ends the processes and waits until they have ended. Called when the event loop is over, or by `leave`."""
@@ -174,27 +168,27 @@ class EngineClient:
             from snapcap.warmup.plan.checkpoint import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
-            settings = self._settings
-            checkpoint = Checkpoint.read(settings, folder)
+            settings = self.settings
+            checkpoint = Checkpoint.of(settings, folder)
             _ = checkpoint.tokenizer
-            self._pixels.open(checkpoint.config.vision.image_size)
+            self.parts.pixels.open(checkpoint.config.vision.image_size)
             if not self._image_decoder.begin(checkpoint.transform, self._image_library.result()):
                 return
             alone = AnswersAtOnce(self._slots)
             self._rehearse(
-                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self._process_count)
+                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self.parts.images.count)
             )
             if not self._image_decoder.works:
-                self._loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
+                self.loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
                 return
             limits, rehearses = self._loaded.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
-                limits, self._slots, self._channel.send, self._services.metrics, lambda: self._channel.has_room
+                limits, self._slots, self._channel.send, self.services.metrics, lambda: self._channel.has_room
             )
         except (Exception, CancelledError) as error:
             if not self._closing:
-                self._result.failed(error)
+                self.result.failed(error)
             return
         if rehearses:
             self._rehearse(partial(rehearse, engine, checkpoint, DecodedBefore(self._slots), self._run))
@@ -207,21 +201,21 @@ class EngineClient:
             rehearsal()
         except Exception:
             # While the server ends, the decode processes are gone, and a failure is no news.
-            if not self._closing and self._services.readiness.state is State.STARTING:
+            if not self._closing and self.services.readiness.state is State.STARTING:
                 _logger.exception("the rehearsal of a request failed")
 
     def _run(self, rehearsal: Coroutine[Any, Any, None]) -> None:
         """Runs a rehearsal on the event loop that serves, because the image decoder belongs to that loop."""
-        asyncio.run_coroutine_threadsafe(rehearsal, self._loop).result()
+        asyncio.run_coroutine_threadsafe(rehearsal, self.loop).result()
 
     def _take(self, message: Message) -> None:
         try:
             self._follow(message)
         except Exception as error:
-            self._result.failed(error)
+            self.result.failed(error)
 
     def _follow(self, message: Message) -> None:
-        services = self._services
+        services = self.services
         match message:
             case Turn() if self._engine is not None:
                 self._engine.take(message)
@@ -244,10 +238,10 @@ class EngineClient:
             case Ready() if self._engine is not None and self._checkpoint is not None:
                 # Only the captioner keeps the tokenizer, which may take 40 MB: the model's end must free it.
                 checkpoint, self._checkpoint = self._checkpoint, None
-                self._result.ready(self._engine, checkpoint, self._image_decoder)
+                self.result.ready(self._engine, checkpoint, self._image_decoder)
                 self._tick()
             case Failed(sentence):
-                self._result.told_failed(sentence)
+                self.result.told_failed(sentence)
 
     def _beat(self) -> None:
         if self._channel.has_room:
@@ -257,10 +251,10 @@ class EngineClient:
         return self._engine is not None and self._engine.waiting
 
     def _tick_start(self) -> None:
-        readiness = self._services.readiness
+        readiness = self.services.readiness
         if readiness.state is not State.STARTING or self._closing:
             return
-        self._loop.call_later(self._start.tick_s, self._tick_start)
+        self.loop.call_later(self._start.tick_s, self._tick_start)
         if self._start.tick():
             sentence = f"the start has taken {self._start.silent_s:.0f} s, and is in phase {readiness.phase()}"
             self._end_stalled(StalledError(sentence))
@@ -268,7 +262,7 @@ class EngineClient:
     def _tick(self) -> None:
         if self._closing:
             return
-        self._loop.call_later(self._watch.tick_s, self._tick)
+        self.loop.call_later(self._watch.tick_s, self._tick)
         self._watch.look()
 
     def _end_stalled(self, error: StalledError) -> None:
@@ -276,26 +270,26 @@ class EngineClient:
         self._stalled = True
         if self._engine is not None:
             self._engine.fail()
-        self._result.failed(error)
+        self.result.failed(error)
         self._signal(STACKS)
-        self._loop.call_later(_STACKS_S, self._signal, signal.SIGKILL)
+        self.loop.call_later(_STACKS_S, self._signal, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         """Sends a signal to the engine process, unless it has ended and its id may belong to another process."""
         if self._waiter.is_alive():
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+                os.kill(self.parts.engine.pid, number)
 
     def _wait(self) -> None:
         try:
-            _, status = os.waitpid(self._process.pid, 0)
+            _, status = os.waitpid(self.parts.engine.pid, 0)
             how = how_it_ended(os.waitstatus_to_exitcode(status))
         except ChildProcessError:
             how = "with an unknown status"
         if self._closing or self._stalled:
             return
         try:
-            self._loop.call_soon_threadsafe(self._ended, how)
+            self.loop.call_soon_threadsafe(self._ended, how)
         except RuntimeError:  # the loop has been closed
             return
 
@@ -303,4 +297,4 @@ class EngineClient:
         self._channel.receive()  # the last messages of the engine process
         if self._engine is not None:
             self._engine.fail()
-        self._result.failed(UserError(f"the engine process ended {how}"))
+        self.result.failed(UserError(f"the engine process ended {how}"))

@@ -35,7 +35,6 @@ _SPAWNED = "snapcap.service.server.spawned"
 # Modules that the start of every model imports; they import the others.
 _OF_EVERY_START = (
     "snapcap.service.engine.device_thread",
-    "snapcap.service.server.background",
     "snapcap.service.server.engine_process",
     "snapcap.service.telemetry.logs",
     "snapcap.warmup.runtime.aoti.native",
@@ -54,18 +53,13 @@ class ServerProcesses:
 
 
 class ForkedEngine(NamedTuple):
-    """The engine process, which waits for the settings that ``hand_over`` sends. If its socket is closed instead,
-    it ends."""
+    """The engine process, which waits for the settings of ``hand_over``, and ends if its socket is closed."""
 
     process: ChildProcess
 
     def hand_over(self, settings: "Settings", pixels: "SharedPixels", origin: float) -> None:
         """Sends the settings and the shared pixels to the engine process, which then serves. ``origin`` is the
-        moment of exec.
-
-        Raises:
-            ForkError: the engine process has ended; the message says how.
-        """
+        moment of exec. Raises ForkError if the engine process has ended; the message says how."""
         from snapcap.service.ipc.framing import pack  # noqa: PLC0415  the fork must not wait for pickle
 
         # The device comes first: the driver of a GPU can then be opened before the modules of the settings are
@@ -79,8 +73,7 @@ class ForkedEngine(NamedTuple):
             raise ForkError(f"the engine process ended {how_it_ended(code)}") from None
 
     def reserve(self, device: str) -> None:
-        """Has the engine process load what every model on `device` needs, while it waits for its settings. The
-        process takes no memory of the device yet."""
+        """Has the waiting engine process load what every model on `device` needs, without memory of the device."""
         from snapcap.service.ipc.framing import pack  # noqa: PLC0415  the fork must not wait for pickle
 
         with suppress(BrokenPipeError, ConnectionResetError):  # `hand_over` reports that the process has ended
@@ -95,12 +88,8 @@ class ForkedEngine(NamedTuple):
 
 
 def fork_engine(others: Iterable[socket.socket] = ()) -> ForkedEngine:
-    """Forks the engine process. ``others`` are sockets that it must close.
-
-    Raises:
-        ForkError: this system cannot fork.
-        OSError: the system has no memory left, or too many processes.
-    """
+    """Forks the engine process. ``others`` are sockets that it must close. Raises ForkError if this system cannot
+    fork, and OSError if the system has no memory left, or too many processes."""
     return ForkedEngine(fork_child(import_and_serve, others))
 
 
@@ -113,11 +102,8 @@ def fork_processes(
     """Hands the settings to the engine process, and forks the parent of the decode processes.
 
     `listeners` are sockets that the processes must close. `engine` is the engine process, if it is forked already.
-
-    Raises:
-        ForkError: this system cannot fork, or the engine process has ended.
-        OSError: the system has no memory left, or too many processes.
-    """
+    Raises ForkError if this system cannot fork, or the engine process has ended, and OSError if the system has no
+    memory left, or too many processes."""
     from snapcap.service.images.decode import decode_processes, fork_image_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
@@ -136,11 +122,8 @@ def spawn_engine() -> ForkedEngine:
 
 def spawn_processes(settings: "Settings", origin: float, spare: ForkedEngine | None = None) -> ServerProcesses:
     """Starts the processes of a model that wakes. ``spare`` is an engine process that waits for its settings, if
-    there is one. ``origin`` is the zero of the wake's timeline.
-
-    Raises:
-        OSError: the system has no memory left, or too many processes or open files.
-    """
+    there is one. ``origin`` is the zero of the wake's timeline. Raises OSError if the system has no memory left, or
+    too many processes or open files."""
     from snapcap.service.images.decode import ImageProcesses, decode_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 

@@ -42,9 +42,8 @@ def rehearse(
 ) -> None:
     """Sends a JPEG through the endpoint of captions, `times` times at once. Metrics do not count it.
 
-    `image_decoder` decodes the JPEG. `run` runs the requests on an event loop.
-
-    Raises the exceptions of the endpoint."""
+    `image_decoder` decodes the JPEG. `run` runs the requests on an event loop. Raises the exceptions of the
+    endpoint."""
     metrics = Metrics(CollectorRegistry())
     readiness = Readiness(lambda: "rehearsal")
     readiness.ready()
@@ -74,9 +73,8 @@ class AnswersAtOnce:
 
 
 class DecodedBefore:
-    """An image decoder that decodes nothing, for the rehearsal with the model. The rehearsal without a model has
-    left the pixels in the slot that is taken next. Decoding and resizing again could delay READY by a tenth of a
-    second."""
+    """An image decoder that decodes nothing, for the rehearsal with the model: the rehearsal without it has left
+    the pixels in the slot that is taken next. Decoding again could delay READY by a tenth of a second."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

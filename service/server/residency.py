@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 from snapcap.service.captioning.captioner import Captioner, Start, WeightFiles
 from snapcap.service.config.models import preloaded
@@ -90,8 +91,7 @@ class Memory(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Holds what the files of this machine say of a model that has never been awake: its weights, and the memory
-    that it will take at least, and at most."""
+    """Holds what files say of a model that has never been awake: weights, and memory at least and at most."""
 
     files: WeightFiles = WeightFiles()
     least: Memory = Memory()
@@ -153,23 +153,23 @@ def reside(
     return residency.close
 
 
+@dataclass(eq=False)
 class Resident:
-    """Keeps one model of the server: the `Keeper` of its captioner, which is told of each start as `StartResult`
-    is."""
+    """Keeps one model: the `Keeper` of its captioner, which is told of each start as `StartResult` is.
+    `services` has the model's captioner and metrics, whose instruments are in `registry`."""
 
-    def __init__(
-        self, name: str, settings: Settings, services: "Services", registry: CollectorRegistry, owner: "Residency"
-    ) -> None:
-        """`services` has the model's captioner and metrics, whose instruments are in `registry`."""
-        self.name = name
-        self.captioner = services.captioner
+    name: str
+    settings: Settings
+    services: "Services"
+    registry: CollectorRegistry
+    owner: "Residency"
+
+    def __post_init__(self) -> None:
+        self.captioner = self.services.captioner
         self.state = ModelState.ABSENT
         self.created = time.time()
-        self.registries = [registry]  # with the registry of the present start
-        self._settings = settings
-        self._services = services
-        self._owner = owner
-        self._loop = owner.loop
+        self.registries = [self.registry]  # with the registry of the present start
+        self._loop = self.owner.loop
         self._client: EngineClient | None = None
         self._woken: asyncio.Future[str] = self._loop.create_future()  # the reason why it cannot wake, or ""
         self._left: asyncio.Future[None] = self._loop.create_future()
@@ -177,7 +177,7 @@ class Resident:
         self._leaving: asyncio.Task[None] | None = None
         self._reason = ""  # why the last wake failed
         self.memory = Memory()  # memory of now or of when the model was last awake, or what it is expected to take
-        self._idle_s = settings.residency.idle_unload or math.inf
+        self._idle_s = self.settings.residency.idle_unload or math.inf
         self._keep_s = self._idle_s
         self._timer: asyncio.TimerHandle | None = None
         self.captioner.uses.on_idle = self.look
@@ -204,15 +204,14 @@ class Resident:
     async def _begin_in_turn(self) -> None:
         """Begins to wake once the other models leave room."""
         try:
-            async with self._owner.turn:
-                await self._owner.room_for(self)
+            async with self.owner.turn:
+                await self.owner.room_for(self)
                 self.begin()
         finally:
             self._waiting = None
 
     def begin(self, parts: ServerProcesses | None = None, start: Start | None = None) -> None:
-        """Begins to wake, with processes that are forked already or are started now. `start` has the records of the
-        start, if they are there already."""
+        """Begins to wake, with processes that are forked or started now. `start`: records of the start, if any."""
         self.state, self._woken = ModelState.WAKING, self._loop.create_future()
         began = time.monotonic() if start is None else start.timeline.origin
         self.start = start or self._new_start(Timeline(began), StartupStatus())
@@ -221,14 +220,14 @@ class Resident:
         readiness, timeline, status = self.start
         name = self.name
         registry.register(StartupCollector(timeline, status, readiness, lambda: name, of_server=False))
-        services = replace(self._services, readiness=readiness, registry=registry, timeline=timeline, status=status)
+        services = replace(self.services, readiness=readiness, registry=registry, timeline=timeline, status=status)
         _logger.info("model waking", extra={"fields": {"model": self.name}})
         try:
-            parts = parts or spawn_processes(self._settings, began, self._owner.take_spare())
+            parts = parts or spawn_processes(self.settings, began, self.owner.take_spare())
         except OSError as error:
             self._fail(f"its processes cannot be started: {error}", None)
             return
-        self._client = EngineClient(parts, self._settings, services, self, self._loop)
+        self._client = EngineClient(parts, self.settings, services, self, self._loop)
         self._client.start()
 
     def log_phases(self) -> None:
@@ -241,9 +240,9 @@ class Resident:
         """Serves captions from now on, unless the start has failed meanwhile."""
         if self.state is not ModelState.WAKING:
             return
-        attach(self._settings, self._services, engine, checkpoint, image_decoder)
+        attach(self.settings, self.services, engine, checkpoint, image_decoder)
         self.memory = self._measured()
-        if excess := excess_of(self._settings, [self.memory]):
+        if excess := excess_of(self.settings, [self.memory]):
             sentence, pause = f"it needs more memory than the server has for models: {excess}", math.inf
             if self.start.status.torch_modules:  # a build may make what a start without torch needs
                 sentence += f"; a start without torch takes less host memory: {_PREPARE}"
@@ -256,14 +255,14 @@ class Resident:
         self.state, self._failures, self._reason = ModelState.READY, 0, ""
         self.ready_at = self.captioner.uses.last = time.monotonic()
         seconds = time.monotonic() - timeline.origin
-        self._owner.wakes.labels(self.name, "ready").inc()
-        self._owner.wake_seconds.labels(self.name).observe(seconds)
+        self.owner.wakes.labels(self.name, "ready").inc()
+        self.owner.wake_seconds.labels(self.name).observe(seconds)
         described = status.to_dict()
-        self._settings = replace(self._settings, tested=status.state.tested)
+        self.settings = replace(self.settings, tested=status.state.tested)
         fields = {name: described[name] for name in ("tier", "device", "dtype")}
         _logger.info("model ready", extra={"fields": {"model": self.name, "s": seconds, **fields}})
         self._woken.set_result("")
-        self._owner.became_ready(self)
+        self.owner.became_ready(self)
         self.look()
 
     def failed(self, error: BaseException) -> None:
@@ -276,27 +275,20 @@ class Resident:
         self._fail(sentence, None)
 
     def leave(self, why: str) -> None:
-        """Ends the model's processes, after the requests that it has; `why` is a label for metrics. Later requests
-        wait."""
+        """Ends the model's processes after its requests. `why` is a label for metrics. Later requests wait."""
         if why != "failed":
             self.measure()
         self.state, self._left, self._keep_s = ModelState.LEAVING, self._loop.create_future(), self._idle_s
         end_prompts = self.captioner.detach()
-        self._owner.leaves.labels(self.name, why).inc()
+        self.owner.leaves.labels(self.name, why).inc()
         _logger.info("model leaving", extra={"fields": {"model": self.name, "why": why}})
         self._leaving = self._loop.create_task(self._leave(end_prompts, at_once=why == "failed"))
 
     def close(self) -> None:
-        """Ends the processes after the event loop has stopped; those of a model that is leaving end by
-        themselves."""
+        """Ends the processes after the event loop has stopped. A model that is leaving ends its own."""
         if self._client is not None and self.state is not ModelState.LEAVING:
             self._client.close()
         self.captioner.close()
-
-    @property
-    def device(self) -> str:
-        """The model's device, as in the options."""
-        return self._settings.compute.device
 
     @property
     def _pause(self) -> float:
@@ -340,8 +332,7 @@ class Resident:
         return max(self._keep_s - self.idle_s, 0.0)
 
     def measure(self) -> None:
-        """Notes the memory that the model takes now, if it is ready. A model that wakes will take more, and so will
-        the next wake of a model that leaves."""
+        """Notes the memory of a ready model: one that wakes, and the next wake of one that leaves, take more."""
         if self.state is ModelState.READY:
             self.memory = self._measured()
 
@@ -356,7 +347,7 @@ class Resident:
     def _fail(self, sentence: str, cause: BaseException | None, pause: float | None = None) -> None:
         """Ends the start, or the model that was ready. `pause`: seconds in which requests are refused at once."""
         before = self.state
-        self._settings = replace(self._settings, tested="")  # the next wake has a self-test
+        self.settings = replace(self.settings, tested="")  # the next wake has a self-test
         if before not in (ModelState.WAKING, ModelState.READY):
             return
         fields = {"model": self.name, "error": sentence}
@@ -366,11 +357,11 @@ class Resident:
         if before is ModelState.WAKING:
             pause = pause or min(_PAUSE_S * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE_S)
             self._failures, self._reason, self._may_wake = self._failures + 1, sentence, time.monotonic() + pause
-            self._owner.wakes.labels(self.name, "failed").inc()
+            self.owner.wakes.labels(self.name, "failed").inc()
         self.leave("failed")
         if before is ModelState.WAKING:
             self._woken.set_result(sentence)
-            self._owner.cannot_wake(self, sentence)
+            self.owner.cannot_wake(self, sentence)
 
     async def _leave(self, end_prompts: Callable[[], None], *, at_once: bool) -> None:
         client, uses = self._client, self.captioner.uses
@@ -386,33 +377,29 @@ class Resident:
         self.state = ModelState.ABSENT
         _logger.info("model absent", extra={"fields": {"model": self.name}})
         self._left.set_result(None)
-        self._owner.look_at_reserve()
+        self.owner.look_at_reserve()
 
     def _new_start(self, timeline: Timeline, status: StartupStatus) -> Start:
         return Start(Readiness(lambda: timeline.current() or str(self.state)), timeline, status)
 
 
+@dataclass(eq=False)
 class Residency:
     """Holds the models of a server."""
 
-    def __init__(
-        self,
-        models: Mapping[str, Settings],
-        spare: ForkedEngine | None,
-        settings: Settings,
-        services: "Services",
-        stop: Callable[[], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.loop = loop
-        self._services = services
-        self._settings = settings
-        self._stop = stop
-        self._spare = spare
+    models: Mapping[str, Settings]
+    spare: ForkedEngine | None
+    settings: Settings
+    services: "Services"
+    stop: Callable[[], None]
+    loop: asyncio.AbstractEventLoop
+
+    def __post_init__(self) -> None:
+        models = self.models
         self._closing = False
         self.turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps no task alive
-        registry = services.registry
+        registry = self.services.registry
         self.wakes = Counter(
             "snapcap_model_wakes_total", "Starts of a model's processes.", ("model", "result"), registry=registry
         )
@@ -440,16 +427,15 @@ class Residency:
                 self.wakes.labels(name, result)
             for why in ("idle", "memory", "failed"):
                 self.leaves.labels(name, why)
-        self._expected = {name: self.residents[name] for name in preloaded(settings, models)}
+        self._expected = {name: self.residents[name] for name in preloaded(self.settings, models)}
         self._observe(registry)
         registry.register(ModelsCollector(self._registries))
 
     def begin(self, parts: ServerProcesses | None) -> None:
-        """Begins to wake the models that must be ready before READY; `parts` are the processes of the first of
-        them."""
+        """Begins to wake the models that READY waits for. `parts` are the processes of the first of them."""
         if not self._expected:
             self._ready()
-        services = self._services
+        services = self.services
         for resident in list(self._expected.values()):
             start: Start | None = None
             if parts is not None:  # the start of the server is this model's start
@@ -459,7 +445,7 @@ class Residency:
 
     def take_spare(self) -> ForkedEngine | None:
         """Returns an engine process that waits for its settings, if there is one, for the next wake."""
-        spare, self._spare = self._spare, None
+        spare, self.spare = self.spare, None
         return spare
 
     async def room_for(self, resident: Resident) -> None:
@@ -470,7 +456,7 @@ class Residency:
         while resident.state is state:
             residents = self.residents.values()
             awake = [each for each in residents if each.state is not ModelState.ABSENT and each is not resident]
-            if not awake or not excess_of(self._settings, [each.memory for each in (*awake, resident)]):
+            if not awake or not excess_of(self.settings, [each.memory for each in (*awake, resident)]):
                 return
             ready = [each for each in awake if each.state is ModelState.READY]
             if idle := [each for each in ready if not each.busy]:
@@ -483,11 +469,10 @@ class Residency:
             await asyncio.sleep(_MOMENT_S)
 
     def became_ready(self, resident: Resident) -> None:
-        """Ends the server's start once all models that must be ready are. Has others leave if the model takes more
-        than was expected before its first wake."""
+        """Ends the server's start once all expected models are ready. Others leave if this one takes too much."""
         if resident.name in self._expected:
             ready = [each.memory for each in self.residents.values() if each.state is ModelState.READY]
-            if excess := excess_of(self._settings, ready):
+            if excess := excess_of(self.settings, ready):
                 self.cannot_wake(resident, f"the models of --preload need more memory than there is: {excess}")
             else:
                 del self._expected[resident.name]
@@ -499,20 +484,19 @@ class Residency:
         self.look_at_reserve()
 
     def look_at_reserve(self) -> None:
-        """Starts an engine process in reserve if a model is absent, so that the next wake waits neither for an
-        interpreter nor for modules and libraries."""
+        """Starts an engine process in reserve for an absent model: the next wake waits for no interpreter."""
         absent = any(each.state is ModelState.ABSENT for each in self.residents.values())
-        if absent and self._services.readiness.state is State.READY:
+        if absent and self.services.readiness.state is State.READY:
             self.loop.call_later(AFTER_READY_S, self._reserve)
 
     def cannot_wake(self, resident: Resident, sentence: str) -> None:
         """Ends the server if a model that must be ready before READY cannot be."""
         if resident.name in self._expected:
-            readiness = self._services.readiness
+            readiness = self.services.readiness
             if readiness.state is State.STARTING:
-                self._services.status.fail(sentence)
+                self.services.status.fail(sentence)
                 readiness.fail(f"the model {resident.name!r} cannot start: {sentence}")
-            self._stop()
+            self.stop()
 
     def close(self) -> None:
         """Ends the processes of all models, after the event loop has stopped."""
@@ -522,11 +506,11 @@ class Residency:
             thread.start()
         for thread in threads:
             thread.join()
-        if self._spare is not None:
-            self._spare.end()
+        if self.spare is not None:
+            self.spare.end()
 
     def _ready(self) -> None:
-        services = self._services
+        services = self.services
         settle()
         if services.readiness.ready():
             services.timeline.mark("ready")
@@ -536,28 +520,28 @@ class Residency:
             self.loop.call_later(AFTER_READY_S, self._prepare_spare)
 
     def _reserve(self) -> None:
-        if self._spare is None and not self._closing:
+        if self.spare is None and not self._closing:
             try:
-                self._spare = spawn_engine()
+                self.spare = spawn_engine()
             except OSError as error:  # the next wake tries again, and reports the error
                 _logger.warning("no engine process in reserve", extra={"fields": {"error": str(error)}})
             self._prepare_spare()
 
     def _prepare_spare(self) -> None:
-        if self._spare is not None:
-            devices = {each.device for each in self.residents.values()}
+        if self.spare is not None:
+            devices = {each.settings.compute.device for each in self.residents.values()}
             # A model on a CPU shall not get a process that has the driver of a GPU.
-            self._spare.reserve(devices.pop() if len(devices) == 1 else "cpu")
+            self.spare.reserve(devices.pop() if len(devices) == 1 else "cpu")
 
     def _resident(self, name: str, settings: Settings, count: int, *, first: bool) -> Resident:
-        services = self._services
-        share = max(decode_memory(self._settings) // count, 1)
+        services = self.services
+        share = max(decode_memory(self.settings) // count, 1)
         settings = replace(settings, images=replace(settings.images, decode_memory=share))
         if first:
             return Resident(name, settings, services, services.metrics.of_model, self)
         registry = CollectorRegistry()
         metrics = Metrics(CollectorRegistry(), registry)
-        captioner = Captioner(caption_limits(self._settings), services.readiness, metrics, services.timeline)
+        captioner = Captioner(caption_limits(self.settings), services.readiness, metrics, services.timeline)
         return Resident(name, settings, replace(services, captioner=captioner, metrics=metrics), registry, self)
 
     def _observe(self, registry: CollectorRegistry) -> None:

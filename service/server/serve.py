@@ -39,9 +39,7 @@ class BindError(OSError):
 
 def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
     """Serves until a signal. Returns exit status 0, or an `ExitStatus` with a last line that says why. `engine` is
-    the engine process, if it is forked already.
-
-    Raises SettingsError if the file of keys cannot be used."""
+    the engine process, if it is forked already. Raises SettingsError if the file of keys cannot be used."""
     # Garbage collection is off until READY: imported objects stay, and checking all of them again and again takes
     # an eighth of the start.
     gc.disable()
@@ -85,8 +83,7 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
 
 
 def _has_model(settings: Settings) -> bool:
-    """Checks, if the model is a folder of this machine, that it holds a model. Prints the reason and returns False
-    if not."""
+    """Checks that a model's folder on this machine holds a model. Prints the reason and returns False if not."""
     source = settings.model.source
     if source == "demo":  # nothing to check, and nothing to import
         return True
@@ -139,8 +136,7 @@ def _resident_models(
     listeners: list[socket.socket],
     engine: ForkedEngine | None,
 ) -> "Callable[[], Start]":
-    """Forks the processes of the first model that must be ready before READY. Without such a model, the engine
-    process stays in reserve."""
+    """Forks the processes of the first model that READY waits for. Without one, the engine stays in reserve."""
     from snapcap.service.config.models import preloaded  # noqa: PLC0415 - few servers have several
 
     first = preloaded(settings, models)[:1]

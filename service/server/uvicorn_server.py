@@ -25,19 +25,33 @@ _logger = logging.getLogger("snapcap.server")
 
 
 class Server(uvicorn.Server):
-    """Drains at SIGTERM or SIGINT. The state is DRAINING at once, so /readyz answers 503. `drain_delay` seconds
-    later the listeners close, and running requests have the grace period to finish. A second signal ends the
-    process at once."""
+    """Drains at SIGTERM or SIGINT: /readyz answers 503 at once. `drain_delay` seconds later the listeners close,
+    and running requests have the grace period to finish. A second signal ends the process at once."""
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        readiness: Readiness,
-        connections: Connections,
+        app: ASGIApp,
         settings: HttpSettings,
+        readiness: Readiness,
         on_live: Callable[[], None],
+        connections: Connections,
     ) -> None:
-        """`on_live` is called when the event loop accepts connections."""
+        """`on_live` is called when the event loop accepts connections. Logs are configured elsewhere. The server
+        runs with `run(sockets=[listener])`."""
+        protocol: Any = partial(BoundedHttpProtocol, connections)
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            loop="auto",
+            ws="none",
+            lifespan="off",
+            workers=1,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=math.ceil(settings.grace_period) + _LAST_SECONDS,
+        )
         super().__init__(config)
         self._readiness = readiness
         self._connections = connections
@@ -83,28 +97,3 @@ class Server(uvicorn.Server):
         if self._close_at is not None and time.monotonic() >= self._close_at:
             self.should_exit = True
         return await super().on_tick(counter)
-
-
-def make_server(
-    app: ASGIApp,
-    settings: HttpSettings,
-    readiness: Readiness,
-    on_live: Callable[[], None],
-    connections: Connections,
-) -> Server:
-    """Returns a server that runs with `run(sockets=[listener])`. Logs are configured elsewhere."""
-    protocol: Any = partial(BoundedHttpProtocol, connections)
-    config = uvicorn.Config(
-        app,
-        http=protocol,
-        loop="auto",
-        ws="none",
-        lifespan="off",
-        workers=1,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=math.ceil(settings.grace_period) + _LAST_SECONDS,
-    )
-    return Server(config, readiness, connections, settings, on_live)

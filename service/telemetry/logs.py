@@ -74,8 +74,7 @@ def _formatter(style: str) -> logging.Formatter:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes records to standard error. Records of ``snapcap.access`` below a warning wait up to ``DELAY_S``
-    seconds, to be written together."""
+    """Writes records to standard error; those of ``snapcap.access`` below a warning together, after ``DELAY_S``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +102,6 @@ class LineHandler(logging.StreamHandler[TextIO]):
         self.flush()
 
     def flush(self) -> None:
-        """Writes the collected records."""
         records: list[logging.LogRecord] = []
         self.acquire()
         try:
@@ -133,8 +131,7 @@ def _lines_left_out(count: int) -> logging.LogRecord:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as one line of logfmt: `2026-01-31T12:00:00.123Z info    request method=POST status=200
-    …`."""
+    """Formats a record as a line of logfmt: `2026-01-31T12:00:00.123Z info    request method=POST status=200 …`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={logfmt(value)}" for key, value in fields_of(record).items())
@@ -143,8 +140,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object on one line: time, level, logger, message, the record's fields, and
-    `exception` if it has one."""
+    """Formats a record as one line of JSON: time, level, logger, message, its fields, and any `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -40,8 +40,7 @@ class Metrics:
     """Holds the instruments. Each attribute has the name on /metrics without the prefix `snapcap_` and the unit."""
 
     def __init__(self, registry: CollectorRegistry, of_model: CollectorRegistry | None = None) -> None:
-        """Registers the instruments. `of_model` is the registry of the instruments that each model of a server of
-        several models has; None: the same registry."""
+        """Registers the instruments. `of_model`: the registry of those that each model has; None: the same."""
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -62,9 +61,7 @@ class Metrics:
         )
         self.requests_in_flight = gauge("requests_in_flight", "Caption requests that are being processed.")
         self.requests_rejected = counter(
-            "requests_rejected_total",
-            f"Caption requests given up, by reason: {', '.join(REJECTED)}.",
-            "reason",
+            "requests_rejected_total", f"Caption requests given up, by reason: {', '.join(REJECTED)}.", "reason"
         )
         self.connections = gauge("http_connections", "Connections that are open.")
         self.connections_closed = counter(
@@ -81,8 +78,7 @@ class Metrics:
             "queue_wait_seconds", "Seconds a request waited before its image was encoded.", _WAIT_S
         )
         self.queue_depth = gauge(
-            "queue_depth",
-            "Images in the queue: they have arrived, and the device does not have them yet.",
+            "queue_depth", "Images in the queue: they have arrived, and the device does not have them yet."
         )
         self.queue_capacity = gauge("queue_capacity", "Images that the queue holds; beyond it 429 queue_full.")
         self.engine_progress_age = gauge(
@@ -116,8 +112,7 @@ class Metrics:
         )
         self.decode_processes = gauge("decode_processes", "Processes that decode images.")
         self.decode_process_deaths = counter(
-            "decode_process_deaths_total",
-            "Decode processes that ended by themselves and were replaced.",
+            "decode_process_deaths_total", "Decode processes that ended by themselves and were replaced."
         )
         self.decode_processes_killed = counter(
             "decode_processes_killed_total",
@@ -137,8 +132,7 @@ class Metrics:
             self.padding_rows.labels(component)
 
     def request_ended(self, api: str, status: int, seconds: float, *, captions: bool) -> None:
-        """Counts a request under the label of its API. The duration is recorded if the API captions: a histogram
-        for each probe and page would add 14 series."""
+        """Counts a request by API. Only APIs that caption have durations: a histogram adds 14 series."""
         self._child(self.requests, api, str(status)).inc()
         if captions:
             self._child(self.request_duration, api).observe(seconds)

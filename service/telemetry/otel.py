@@ -24,7 +24,6 @@ _CLOSE_S = 3.0
 
 class OtelTracing:
     """Makes spans and exports them with `exporter`, or by OTLP over HTTP to the endpoint that the variables name.
-
     Raises OpenTelemetry's error for a variable that cannot be read."""
 
     def __init__(self, exporter: SpanExporter | None = None) -> None:

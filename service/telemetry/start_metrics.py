@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
@@ -11,11 +12,14 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.readiness import Readiness, State
 from snapcap.warmup.progress.status import BUILD_RESULTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.version import snapcap_version
 
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+Samples = Iterable[tuple[tuple[str, ...], float]]
 _MARKS = {
     "live": "until the port was bound and /livez could answer",
     "ready": "until /readyz answered 200",
@@ -51,109 +55,84 @@ class ModelsCollector(Collector):
         yield from families.values()
 
 
+@dataclass(eq=False)
 class StartupCollector(Collector):
     """Collects the metrics of the start. `model_name` returns the model's name once it is loaded.
 
     In a server of several models, one collector has the metrics of the server (`of_server`), and one for each start
     of a model has the rest (`of_model`)."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        status: StartupStatus,
-        readiness: Readiness,
-        model_name: Callable[[], str | None],
-        *,
-        of_server: bool = True,
-        of_model: bool = True,
-    ) -> None:
-        self._of_server = of_server
-        self._of_model = of_model
-        self._timeline = timeline
-        self._status = status
-        self._readiness = readiness
-        self._model_name = model_name
+    timeline: Timeline
+    status: StartupStatus
+    readiness: Readiness
+    model_name: Callable[[], str | None]
+    of_server: bool = True
+    of_model: bool = True
 
     def describe(self) -> list[Metric]:
         """Returns no metrics, so that registering does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        if self._of_server:
+        if self.of_server:
             yield _info("build_info", "Versions of snapcap, Python and torch.", _versions())
             yield from self._lifecycle()
-        if self._of_model:
+        if self.of_model:
             yield from self._phases()
             yield from self._buckets()
             yield from self._artifacts()
 
     def _lifecycle(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily("snapcap_lifecycle_state", "1 for the state the process is in.", labels=["state"])
-        current = self._readiness.state
-        for each in State:
-            state.add_metric([each.value], float(each is current))
-        yield state
+        current = self.readiness.state
+        states = (((each.value,), float(each is current)) for each in State)
+        yield _gauge("lifecycle_state", "1 for the state the process is in.", ("state",), states)
         ready = float(current is State.READY)
         yield GaugeMetricFamily("snapcap_ready", "1 when /readyz answers 200.", value=ready)
-        marks = self._timeline.marks()
+        marks = self.timeline.marks()
         for mark, text in _MARKS.items():
             if mark in marks:
                 name = f"snapcap_process_start_to_{mark}_seconds"
                 yield GaugeMetricFamily(name, f"Seconds from exec of the process {text}.", value=marks[mark])
 
     def _phases(self) -> Iterator[Metric]:
-        now = self._timeline.now()
-        seconds: dict[str, float] = {}
-        for phase in self._timeline.phases():
+        now = self.timeline.now()
+        seconds: dict[tuple[str, ...], float] = {}
+        for phase in self.timeline.phases():
             end = now if phase.end is None else phase.end
-            seconds[phase.name] = seconds.get(phase.name, 0.0) + end - phase.start
-        duration = GaugeMetricFamily(
-            "snapcap_startup_phase_duration_seconds",
-            "Seconds of each phase of the start, so far when it still runs. Phases overlap.",
-            labels=["phase"],
-        )
-        for phase_name, value in seconds.items():
-            duration.add_metric([phase_name], value)
-        yield duration
+            seconds[phase.name,] = seconds.get((phase.name,), 0.0) + end - phase.start
+        text = "Seconds of each phase of the start, so far when it still runs. Phases overlap."
+        yield _gauge("startup_phase_duration_seconds", text, ("phase",), seconds.items())
 
     def _buckets(self) -> Iterator[Metric]:
-        status = self._status.to_dict()
-        model = self._model_name()
+        status = self.status.to_dict()
+        model = self.model_name()
         if model is not None:
             labels = {"model": model, "device": str(status["device"]), "dtype": str(status["dtype"])}
             yield _info("model_info", "The model that is loaded.", labels)
-        if self._status.state.tier is not None:
-            labels = {"backend": self._status.state.tier}
+        if self.status.state.tier is not None:
+            labels = {"backend": self.status.state.tier}
             yield _info("startup_tier", "1 for the backend that the start ended with.", labels)
         yield GaugeMetricFamily(
             "snapcap_torch_modules",
             "Python modules of torch in the server's processes; 0 where compiled packages run without them.",
-            value=self._status.torch_modules,
+            value=self.status.compiler().modules,
         )
-        if self._status.state.weights is not None:
-            labels = {"result": self._status.state.weights.result}
+        if self.status.state.weights is not None:
+            labels = {"result": self.status.state.weights.result}
             yield _info("startup_weights", "1 for the result of the lookup of prepared weights.", labels)
-        buckets = self._status.buckets()
-        duration = GaugeMetricFamily(
-            "snapcap_warmup_bucket_duration_seconds",
-            "Seconds it took to make a bucket (rows) ready.",
-            labels=["component", "bucket"],
-        )
-        for bucket in buckets:
-            if bucket.seconds is not None:
-                duration.add_metric([bucket.component, str(bucket.size)], bucket.seconds)
-        yield duration
+        buckets = self.status.buckets()
+        text = "Seconds it took to make a bucket (rows) ready."
+        warmed = {(each.component, str(each.size)): each.seconds for each in buckets if each.seconds is not None}
+        yield _gauge("warmup_bucket_duration_seconds", text, ("component", "bucket"), warmed.items())
         expected, completed = len(buckets), sum(bucket.state not in ("pending", "failed") for bucket in buckets)
         yield GaugeMetricFamily("snapcap_warmup_buckets_expected", "Buckets to make ready.", value=expected)
         yield GaugeMetricFamily("snapcap_warmup_buckets_completed", "Buckets that are ready.", value=completed)
 
     def _artifacts(self) -> Iterator[Metric]:
-        fetch = self._status.state.fetch
+        fetch = self.status.state.fetch
         if fetch is not None:
             yield GaugeMetricFamily(
-                "snapcap_artifact_fetch_duration_seconds",
-                "Seconds of the last lookup of artifacts.",
-                fetch.seconds,
+                "snapcap_artifact_fetch_duration_seconds", "Seconds of the last lookup of artifacts.", fetch.seconds
             )
             yield GaugeMetricFamily(
                 "snapcap_artifact_fetch_bytes",
@@ -188,27 +167,19 @@ class StartupCollector(Collector):
             "Calls of the jit backend that ran eager because none of the region's graphs fitted.",
             ("region", "bucket"),
         )
-        cached = CounterMetricFamily(
-            "snapcap_compile_cache", "Lookups of the jit backend in torch's compile caches.", labels=["result"]
-        )
-        for result, count in zip(("hit", "miss", "bypass"), self._status.cache_counts(), strict=True):
-            cached.add_metric([result], count)
-        yield cached
-        compiled = CounterMetricFamily(
-            "snapcap_compile_events", "Graphs compiled, before and after READY.", labels=["when"]
-        )
-        for when, count in self._status.compile_events().items():
-            compiled.add_metric([when], count)
-        yield compiled
+        looked_up = zip((("hit",), ("miss",), ("bypass",)), self.status.compiler().caches, strict=True)
+        text = "Lookups of the jit backend in torch's compile caches."
+        yield _filled(CounterMetricFamily("snapcap_compile_cache", text, labels=["result"]), looked_up)
+        compiled = {(when,): count for when, count in self.status.compile_events().items()}
+        text = "Graphs compiled, before and after READY."
+        yield _filled(CounterMetricFamily("snapcap_compile_events", text, labels=["when"]), compiled.items())
 
     def _counter(
         self, name: str, text: str, labels: tuple[str, ...], known: Iterable[tuple[str, ...]] = ()
     ) -> Metric:
         """Returns a counter. `known` has the values of its labels whose series begin at 0."""
-        family = CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels))
-        for values, count in {**dict.fromkeys(known, 0), **self._status.counts(name)}.items():
-            family.add_metric(list(values), count)
-        return family
+        samples = {**dict.fromkeys(known, 0), **self.status.counts(name)}
+        return _filled(CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels)), samples.items())
 
 
 def register_process_collectors(registry: CollectorRegistry) -> None:
@@ -218,9 +189,18 @@ def register_process_collectors(registry: CollectorRegistry) -> None:
     GCCollector(registry=registry)
 
 
-def _info(name: str, text: str, labels: dict[str, str]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"snapcap_{name}", text, labels=list(labels))
-    family.add_metric(list(labels.values()), 1.0)
+def _info(name: str, text: str, labels: dict[str, str]) -> Metric:
+    return _gauge(name, text, tuple(labels), [(tuple(labels.values()), 1.0)])
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    return _filled(GaugeMetricFamily(f"snapcap_{name}", text, labels=list(labels)), samples)
+
+
+def _filled(family: Family, samples: Samples) -> Family:
+    """Adds samples by the values of their labels to a family, and returns it."""
+    for values, value in samples:
+        family.add_metric(list(values), value)
     return family
 
 

@@ -106,13 +106,13 @@ def crowd(demo: Demo, samples: dict[Path, str], beams: int = 2) -> int:
     assert [each.tokens for each in found] == [alone[path] for path in paths]
     assert {each.backend for each in found} == {"aot"}
     assert {bucket for bucket, _ in demo.observer.encodes} <= {*SIZES}
-    assert all(bucket == demo.loaded.plan.steps.fit(rows).size for bucket, rows in demo.observer.steps)
+    assert all(bucket == demo.loaded.plan.step_table.fit(rows).size for bucket, rows in demo.observer.steps)
     return max(rows for _, rows in demo.observer.steps)
 
 
 def test_it_is_made_ready_after_ready_and_serves(demo: Demo, packages: Opened, samples: dict[Path, str]) -> None:
     plan = demo.loaded.plan
-    assert (plan.slots, plan.table.sizes, plan.steps.sizes) == (8, SIZES, (1, 4, 8))
+    assert (plan.slots, plan.table.sizes, plan.step_table.sizes) == (8, SIZES, (1, 4, 8))
     assert demo.loaded.warm_table.sizes == SIZES
     assert (state(demo), packages.of_steps) == (("pending", "aot"), [])
     assert crowd(demo, samples) == 4

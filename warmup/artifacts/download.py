@@ -63,8 +63,7 @@ def fetched_name(content: str) -> str:
 
 
 def fetching_name(content: str, part: str) -> str:
-    """Returns the name of a file of a download. ``content``: ``Weights.content``. ``part``: ``LOCK``, ``WRITING``
-    or ``VERIFIED``."""
+    """Returns the name of a file of a download of a content; ``part``: ``LOCK``, ``WRITING`` or ``VERIFIED``."""
     return f".{content}.{part}"
 
 
@@ -144,8 +143,7 @@ def mark_used(*paths: Path) -> None:
 
 
 def prune_models(cache: FolderStore) -> None:
-    """Remove all manifests and small files of models except those fetched or used last. Manifests of models built
-    in the folder stay, as do files that cannot be removed."""
+    """Remove manifests and small files of models except those used last. Manifests of models built here stay."""
     with contextlib.suppress(StoreError, OSError):
         names = [name for name in cache.newest(MODELS, _LISTED) if _MANIFEST.fullmatch(name)]
         for name in names[_KEPT_MODELS:]:
@@ -182,15 +180,12 @@ def download_weights(
     """Downloads a model's weights to the folder and verifies every byte.
 
     Returns the bytes downloaded: the file then has its ``VERIFIED`` name, and the caller must call ``finish``.
-    Returns 0 if another process has downloaded the file.
+    Returns 0 if another process has downloaded the file. Raises DamagedError if the source has other bytes than the
+    manifest says, and StoreError if the source cannot be read, the disk cannot be written, or the time is over.
 
     Args:
         until: the moment of ``time.monotonic()`` to give up at.
         scope: keeps the download's lock, and the file, until ``finish`` or until the scope ends.
-
-    Raises:
-        DamagedError: the source has other bytes than the manifest says.
-        StoreError: the source cannot be read, the disk cannot be written, or the time is over.
     """
     folder, content = local.root / WEIGHTS, weights.content
     path = folder / fetched_name(content)

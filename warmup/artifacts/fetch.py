@@ -79,8 +79,7 @@ class NotFetchedError(Exception):
     """Artifacts were not fetched.
 
     result: the kind of failure, never "hit". reason: explains the failure in a line.
-    differences: on a miss or stale, the factors in which the nearest manifest differs.
-    """
+    differences: on a miss or stale, the factors in which the nearest manifest differs."""
 
     def __init__(self, result: Result, reason: str, differences: Iterable[Difference] = ()) -> None:
         super().__init__(reason)
@@ -112,8 +111,7 @@ class Fetched:
     entries: on a hit of a set, the verified local files by the manifest's entry names; else empty.
     bytes_fetched: bytes downloaded, whatever the result. seconds: duration of the whole fetch.
     differences: on a miss or stale, the factors in which the nearest manifest differs.
-    unasked: why the revision of the model's source is unknown, such as a network error; empty if it is known.
-    """
+    unasked: why the revision of the model's source is unknown, such as a network error; empty if it is known."""
 
     result: Result
     reason: str
@@ -126,7 +124,6 @@ class Fetched:
 
     @classmethod
     def failed(cls, error: Exception) -> "Fetched":
-        """Returns the result of a fetch that failed with this error."""
         failure = NotFetchedError.of(error)
         return cls(failure.result, failure.reason, differences=failure.differences)
 
@@ -180,8 +177,7 @@ class Found:
     """Holds a verified manifest.
 
     vouched: the local folder's owner built it there, or the folder's owner is trusted for all its content.
-    unasked: as in ``Fetched``.
-    """
+    unasked: as in ``Fetched``."""
 
     manifest: Manifest
     vouched: bool
@@ -189,7 +185,6 @@ class Found:
 
     @property
     def weights(self) -> Weights:
-        """Returns the description of the model's weights."""
         return self.manifest.model_weights
 
 
@@ -233,16 +228,14 @@ def fetch_model(
     until: float,
 ) -> Found:
     """Fetches the manifest and the small files of a published model into the folder. If the source does not answer
-    with its revision within ``OUTAGE_S`` seconds, a complete model in the folder is used as it is.
+    with its revision within ``OUTAGE_S`` seconds, a complete model in the folder is used as it is. Raises
+    NotFetchedError if there is no usable published model.
 
     Args:
         remote: None if the folder is the store.
         factors: ``weights.find.model_factors``.
         identify: asks the source for its revision.
         until: the moment of ``time.monotonic()`` to give up downloads at.
-
-    Raises:
-        NotFetchedError: there is no usable published model.
     """
     try:
         key = artifact_key(factors)
@@ -279,12 +272,8 @@ def fetch_model(
 
 
 def local_model(local: FolderStore, key: str, trust: Trust) -> Found | None:
-    """Returns the manifest of a model in the folder, built or fetched there; None without one.
-
-    Raises:
-        ManifestError: the manifest is damaged, or no trusted key has signed it.
-        StoreError: the manifest cannot be read.
-    """
+    """Returns the manifest of a model in the folder, built or fetched there; None without one. Raises ManifestError
+    if the manifest is damaged, or no trusted key has signed it, and StoreError if the manifest cannot be read."""
     return _Transfer(local, model_name(key), key, trust, 0.0).local_manifest()
 
 
@@ -313,8 +302,7 @@ class _Transfer:
 
     name: the manifest's place in a store.
     until: the moment of ``time.monotonic()`` to give up downloads at.
-    bytes_fetched: bytes downloaded so far.
-    """
+    bytes_fetched: bytes downloaded so far."""
 
     local: FolderStore
     name: str
@@ -347,15 +335,13 @@ class _Transfer:
         missing: Collection[Blob],
         place: Callable[[Path, Blob], bool],
     ) -> None:
-        """Downloads the missing blobs of a manifest to the local folder.
+        """Downloads the missing blobs of a manifest to the local folder. Raises DamagedError if a blob is missing
+        in the source, or its content differs from the manifest's digest, and StoreError if the source cannot be
+        read, or the folder cannot be written.
 
         Args:
             blobs: all blobs of the manifest.
             place: stores a downloaded file, and returns False if its content is not that of the blob.
-
-        Raises:
-            DamagedError: a blob is missing in the source, or its content differs from the manifest's digest.
-            StoreError: the source cannot be read, or the folder cannot be written.
         """
         with self.local.scratch() as folder:
             for blob, path in download_blobs(source, blobs, missing, folder, self.until):

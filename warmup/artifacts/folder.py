@@ -47,8 +47,7 @@ from snapcap.warmup.machine.files import (
 
 
 def check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
-    """Refuse a file or folder that another user than this one and root may write to. Raises StoreRefusedError,
-    whose text says what to do."""
+    """Refuse what users other than this one and root may write to, by StoreRefusedError, which says what to do."""
     others = other_writers(status)
     if others:
         raise StoreRefusedError(
@@ -67,8 +66,7 @@ def close_to_group(path: Path, status: os.stat_result) -> None:
     """Remove the group's write permission from a checked folder, if this user owns the folder.
 
     Kubernetes gives a Pod's ``fsGroup`` this permission when it mounts a volume. Afterwards, a process of another
-    Pod with the same group can no longer replace verified files.
-    """
+    Pod with the same group can no longer replace verified files."""
     if status.st_mode & stat.S_IWGRP and status.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
             path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IWGRP)
@@ -118,19 +116,15 @@ class FolderStore:
         return self.root / checked_name(name)
 
     def read(self, name: str, limit: int) -> Stored | None:
-        """Reads a small object as ``ArtifactStore.read`` does.
-        Raises:
-            DamagedError: a folder, a FIFO or a link has the name.
-            StoreRefusedError: others may write to the file.
-        """
+        """Reads a small object as ``ArtifactStore.read`` does. Raises DamagedError if a folder, a FIFO or a link
+        has the name, and StoreRefusedError if others may write to the file."""
         with self.opened(name) as file:
             data = None if file is None else file.read(limit + 1)
         return None if data is None else Stored(data, _version(data))
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[io.BufferedReader | None]:
-        """Opens a file that no other user can have written, for reading; yields None if there is none. Raises
-        DamagedError and StoreRefusedError as ``read`` does."""
+        """Opens a file that only this user can have written; yields None without one. Raises as ``read`` does."""
         path = self.path(name)
         with self._translated(path), contextlib.ExitStack() as scope:
             file = None
@@ -225,8 +219,7 @@ class FolderStore:
             os.close(descriptor)
 
     def is_conditional(self) -> bool:
-        """Returns whether the folder has locks. The locks hold between all machines that share the file system.
-        Raises StoreDeniedError if the folder is read-only."""
+        """Returns whether the folder has locks, between its machines. Raises StoreDeniedError if read-only."""
         with self._translated(self.root), self._lock() as locks:
             return locks
 
@@ -234,8 +227,7 @@ class FolderStore:
         """Note that the folder's owner made an envelope and built the files that it describes.
 
         The note holds its own inode number. So a note that was copied into the folder, for example with a bucket,
-        does not count.
-        """
+        does not count."""
         path = self.path(f"{_BUILT}/{_version(envelope)}")
         with self._translated(path), new_file(path) as temporary:
             temporary.touch()
@@ -245,8 +237,7 @@ class FolderStore:
     def is_vouched(self, envelope: bytes) -> bool:
         """Returns whether ``vouch`` was called with this envelope, in this folder.
 
-        A note that a group may write to does not count; such a folder needs signatures.
-        """
+        A note that a group may write to does not count; such a folder needs signatures."""
         path = self.path(f"{_BUILT}/{_version(envelope)}")
         with self._translated(path):
             try:
@@ -273,8 +264,7 @@ class FolderStore:
         return None
 
     def link(self, source: Path, blob: Blob) -> None:
-        """Give a finished file of this file system a second name among the blobs. Every reader verifies the
-        blob."""
+        """Give a file of this file system a second name among the blobs. Every reader verifies the blob."""
         path = self.path(blob_name(blob))
         with self._translated(path), new_file(path) as temporary:
             try:

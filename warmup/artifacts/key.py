@@ -66,8 +66,7 @@ def artifact_key(factors: Factors) -> str:
 
 
 def canonical_json(value: object) -> bytes:
-    """Returns the canonical encoding of a JSON value: sorted keys, no spaces, UTF-8. Raises ValueError or TypeError
-    if the value is not JSON."""
+    """Returns canonical JSON: sorted keys, no spaces, UTF-8. Raises ValueError or TypeError for other values."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
@@ -124,8 +123,7 @@ def _shown(value: Factor) -> str:
 def describe_model(factors: Factors) -> str:
     """Returns one line: ``blip: blip 384×384, 12 layers of 768 → blip, 12 layers of 768, 30524 tokens; float32``.
 
-    A question mark stands for a factor that is missing, as in a manifest of another version.
-    """
+    A question mark stands for a factor that is missing, as in a manifest of another version."""
 
     def of(name: str) -> Any:
         return factors.get(f"model.{name}", "?")
@@ -169,12 +167,8 @@ def _code(match: re.Match[str]) -> str:
 
 def source_digest(folder: Path, files: Iterable[Path]) -> str:
     """Returns the SHA-256, in hex, of the files below the folder, with their names. Line endings do not count, and
-    of Python files only code does.
-
-    Raises:
-        OSError: a file cannot be read.
-        UnicodeDecodeError: a file is not UTF-8.
-    """
+    of Python files only code does. Raises OSError if a file cannot be read, and UnicodeDecodeError if a file is not
+    UTF-8."""
     digest = hashlib.sha256()
     for file in sorted(files):
         text = file.read_text("utf-8")  # with the line endings of Unix
@@ -189,13 +183,8 @@ _SOFTWARE = re.compile(r"(torch|triton|python|compiler|libc|source|format)(\..+)
 
 def machine_factors(device: str) -> dict[str, Factor]:
     """Returns the versions of torch, triton and libc, and describes the CPU and the device of this machine.
-
-    Args:
-        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``: cuda where torch and the driver have it, else cpu.
-
-    Raises:
-        MachineError: torch is not installed, or the device is not there.
-    """
+    ``device``: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``: cuda where torch and the driver have it, else cpu. Raises
+    MachineError if torch is not installed, or the device is not there."""
     torch = torch_version()
     factors: dict[str, Factor] = {
         "torch.version": torch.version,
@@ -227,8 +216,7 @@ def region_source_hash(device_type: object) -> str:
     that they are built from. Comments and docstrings do not count.
 
     Code that reads a configuration is left out, because its results reach a region as dimensions, which are
-    factors. ``device_type``: ``cuda`` or ``cpu``; the kernels of a GPU do not count for a CPU.
-    """
+    factors. ``device_type``: ``cuda`` or ``cpu``; the kernels of a GPU do not count for a CPU."""
     models = package_folder("snapcap.models")
     rooms = ("layers", "regions") if device_type == "cpu" else ("layers", "kernels", "regions")
     files = (file for room in rooms for file in (models / room).rglob("*.py"))
@@ -239,15 +227,12 @@ def build_factors(
     machine: Mapping[str, Factor], kind: Kind, model: Mapping[str, Any], compilation: Mapping[str, Any]
 ) -> dict[str, Factor]:
     """Returns all factors of a key, flat: ``{"vision": {"hidden_size": 48}}`` of the model is
-    ``model.vision.hidden_size``.
+    ``model.vision.hidden_size``. Raises FactorError if a value is no JSON.
 
     Args:
         machine: the result of ``machine_factors``.
         model: dimensions, dtype, buckets and cache length; nested, as ``dataclasses.asdict`` gives it.
         compilation: modes, options and precision flags; nested or not.
-
-    Raises:
-        FactorError: a value is no JSON.
     """
     factors: dict[str, Any] = {
         **machine,
@@ -275,8 +260,7 @@ def _cpp_digest(package: str) -> str:
 
 
 def is_stale(differences: Iterable[Difference]) -> bool:
-    """Returns True if the differences are of software alone, so that this machine may have made the artifacts
-    before its software changed."""
+    """Returns True if only software differs, so that this machine may have made the artifacts before."""
     return all(_SOFTWARE.fullmatch(difference.name) for difference in differences)
 
 

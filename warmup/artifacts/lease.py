@@ -36,8 +36,7 @@ _log = logging.getLogger(__name__)
 class Held:
     """Says that another builder holds the lease.
 
-    remaining: seconds until the lease may be taken over unless it is renewed; 0: ask again at once.
-    """
+    remaining: seconds until the lease may be taken over unless it is renewed; 0: ask again at once."""
 
     owner: str
     remaining: float
@@ -47,8 +46,7 @@ class Held:
 class Lease:
     """Holds a lease of this process. ``exclusive`` is False if the store cannot exclude other builders.
 
-    ttl: seconds until the lease expires unless renewed.
-    """
+    ttl: seconds until the lease expires unless renewed."""
 
     store: ArtifactStore
     key: str
@@ -59,8 +57,7 @@ class Lease:
     _version: str | None = None
 
     def renew(self) -> bool:
-        """Extend the lease. Returns False if another builder has it. Raises StoreError if the store fails;
-        then this process may still hold it."""
+        """Extend the lease. Returns False if another builder has it. Raises StoreError if the store fails."""
         if not self.exclusive:
             return True
         version = None
@@ -121,16 +118,13 @@ class Lease:
 def acquire(
     store: ArtifactStore, key: str, ttl: float, owner: str = "", clock: Callable[[], float] = time.time
 ) -> Lease | Held:
-    """Takes the lease for building a key if there is none or if it has expired, else returns ``Held``.
+    """Takes the lease for building a key if there is none or if it has expired, else returns ``Held``. Raises
+    StoreDeniedError if the store cannot be written to, and StoreError if the store cannot be reached.
 
     Args:
         ttl: seconds until the lease expires; a killed build blocks other builders this long.
         owner: unique name of the builder; if empty, made from host, process id and random digits.
         clock: returns seconds since the epoch.
-
-    Raises:
-        StoreDeniedError: the store cannot be written to.
-        StoreError: the store cannot be reached.
     """
     owner = owner or f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex[:8]}"
     lease = Lease(store, key, owner, ttl, store.is_conditional(), clock)

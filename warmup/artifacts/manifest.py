@@ -21,14 +21,7 @@ from typing import Any, Literal, cast
 
 from snapcap.models import json_object
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.key import (
-    FORMAT,
-    FactorError,
-    Factors,
-    artifact_key,
-    canonical_json,
-    check_factors,
-)
+from snapcap.warmup.artifacts.key import FORMAT, FactorError, Factors, artifact_key, canonical_json, check_factors
 from snapcap.warmup.artifacts.signing import Signature, Signer, Trust
 from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.options import Kind
@@ -92,12 +85,8 @@ class VerifiedFile:
         return cls(path, describe(path))
 
     def read(self) -> bytes:
-        """Returns the content. The returned bytes are verified again, because the file may have changed.
-
-        Raises:
-            ChangedError: the content has changed.
-            OSError: the file cannot be read.
-        """
+        """Returns the content. The returned bytes are verified again, because the file may have changed. Raises
+        ChangedError if the content has changed, and OSError if the file cannot be read."""
         with open_regular(self.path) as file:
             data = file.read(self.blob.size + 1)
         if Blob(hashlib.sha256(data).hexdigest(), len(data)) != self.blob:
@@ -123,8 +112,7 @@ class Weights:
 
     file: the file of prepared weights. chunks: SHA-256, in hex, of each ``CHUNK_BYTES`` of it.
     checkpoint: SHA-256, in hex, of the checkpoint's weights as ``weights.find.content_digest`` takes it.
-    identity: the source's revision at that time: ETag and size of each object, or the commit.
-    """
+    identity: the source's revision at that time: ETag and size of each object, or the commit."""
 
     file: Blob
     chunks: tuple[str, ...]
@@ -141,8 +129,7 @@ class Weights:
         """SHA-256, in hex, of the weights' size and chunk digests, which a download in chunks verifies.
 
         No download compares ``file.digest`` with the fetched bytes, so that digest does not identify a fetched
-        file.
-        """
+        file."""
         verified = {"size": self.size, "chunk": CHUNK_BYTES, "digests": list(self.chunks)}
         return hashlib.sha256(canonical_json(verified)).hexdigest()
 
@@ -155,8 +142,7 @@ class Manifest:
     entries: content by relative file name, with ``/``. A model's entries are the checkpoint's files except weights.
     created: ISO 8601, UTC. builder: the snapcap version.
     metadata: any JSON that the backend needs to use the files, such as the shapes each package expects.
-    weights: a model's weights; None for an artifact set.
-    """
+    weights: a model's weights; None for an artifact set."""
 
     key: str
     factors: Factors
@@ -189,12 +175,8 @@ def new_manifest(
     metadata: Mapping[str, Any] | None = None,
     weights: Weights | None = None,
 ) -> Manifest:
-    """Returns the manifest of new files, with the present time as ``created``.
-
-    Args:
-        builder: the snapcap version.
-        metadata: as in ``Manifest``.
-    """
+    """Returns the manifest of new files, with the present time as ``created``. ``builder``: the snapcap version.
+    ``metadata``: as in ``Manifest``."""
     return Manifest(
         key=artifact_key(factors),
         factors=dict(factors),
@@ -208,8 +190,7 @@ def new_manifest(
 
 
 def seal(manifest: Manifest, signer: Signer | None) -> bytes:
-    """Returns the envelope of a manifest, signed if there is a signer. Raises ManifestError if ``open_envelope``
-    would refuse the manifest."""
+    """Returns the envelope, signed if there is a signer. Raises ManifestError where ``open_envelope`` would."""
     try:
         payload = canonical_json(asdict(manifest))
     except (TypeError, ValueError, RecursionError) as error:
@@ -219,14 +200,12 @@ def seal(manifest: Manifest, signer: Signer | None) -> bytes:
 
 
 def open_envelope(data: bytes, trust: Trust, key: str | None = None) -> Manifest:
-    """Verify an envelope, then parse the bytes that were verified.
+    """Verify an envelope, then parse the bytes that were verified. Raises UntrustedError if ``trust`` requires a
+    trusted signature and there is none, or the artifacts are too old, and ManifestError if the bytes are damaged,
+    no manifest, of another format, or for another key.
 
     Args:
         key: the key that the manifest must have; None accepts any key.
-
-    Raises:
-        UntrustedError: ``trust`` requires a trusted signature and there is none, or the artifacts are too old.
-        ManifestError: the bytes are damaged, no manifest, of another format, or for another key.
     """
     payload, signatures = _parse_envelope(data)
     if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload), signatures) is None:
@@ -255,19 +234,12 @@ def _check_age(created: str, min_built: str) -> None:
         )
 
 
-def is_entry_name(name: object) -> bool:
-    """Returns whether a name is a safe relative path: lower-case words, no ``..``, no hidden file, no absolute
-    path."""
-    return isinstance(name, str) and len(name) <= _MAX_NAME and SAFE_NAME.fullmatch(name) is not None
-
-
 def is_digest(text: object) -> bool:
     """Returns whether a text is a SHA-256 in lower-case hex."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def seal_payload(payload: bytes, signer: Signer | None) -> bytes:
-    """Returns the envelope of a payload, signed if there is a signer."""
     signatures = []
     if signer:
         signature = signer.sign(_pre_authentication(payload))
@@ -313,10 +285,10 @@ def _parse_payload(payload: bytes) -> Manifest:
 
 
 def _entries(value: Mapping[str, Any]) -> dict[str, Blob]:
-    """Parses the files of an artifact set. Raises ManifestError."""
+    """Parses the files of an artifact set, whose names are safe relative paths. Raises ManifestError."""
     if not value or len(value) > MAX_ENTRIES:
         raise ManifestError(f"the manifest has {len(value)} files; 1 to {MAX_ENTRIES} are allowed")
-    entries = _blobs(value, is_entry_name)
+    entries = _blobs(value, lambda name: len(name) <= _MAX_NAME and SAFE_NAME.fullmatch(name) is not None)
     _check_total(sum({blob.digest: blob.size for blob in entries.values()}.values()), MAX_TOTAL_BYTES)
     return entries
 

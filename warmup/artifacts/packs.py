@@ -84,15 +84,12 @@ def upload_blobs(store: ArtifactStore, files: Mapping[Blob, Path], replace: bool
 def download_blobs(
     store: ArtifactStore, blobs: Iterable[Blob], missing: Collection[Blob], folder: Path, deadline: float
 ) -> Iterator[tuple[Blob, Path]]:
-    """Downloads blobs into an existing folder, and yields each blob with its complete file.
+    """Downloads blobs into an existing folder, and yields each blob with its complete file. Raises DamagedError if
+    a blob is missing or of another size, and StoreError if the store cannot be read.
 
     Args:
         blobs: all blobs of the set, which name its pack. missing: the blobs to download.
         deadline: the moment of ``time.monotonic()`` to give up at.
-
-    Raises:
-        DamagedError: a blob is missing or of another size.
-        StoreError: the store cannot be read.
     """
     left = {blob_name(blob): blob for blob in missing}
     pack = Pack.of(blobs) if store.is_remote else None
@@ -105,8 +102,7 @@ def download_blobs(
 
 
 def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -> Iterator[tuple[Blob, Path]]:
-    """Yields the files of a pack. Ignores errors of the store and the disk: the caller then downloads each file by
-    itself, and reports errors of those downloads."""
+    """Yields the files of a pack. Ignores errors: the caller then downloads each file, and reports theirs."""
     now = time.monotonic()
     path = None
     try:

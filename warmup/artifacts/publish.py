@@ -21,13 +21,7 @@ from snapcap.warmup.artifacts.manifest import (
 )
 from snapcap.warmup.artifacts.packs import upload_blobs
 from snapcap.warmup.artifacts.signing import Signer, Trust
-from snapcap.warmup.artifacts.store import (
-    ArtifactStore,
-    StoreDeniedError,
-    blob_name,
-    manifest_name,
-    model_name,
-)
+from snapcap.warmup.artifacts.store import ArtifactStore, StoreDeniedError, blob_name, manifest_name, model_name
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import open_regular
 
@@ -123,13 +117,9 @@ def digests(path: Path) -> tuple[Blob, tuple[str, ...]]:
 def _write_blobs(
     store: ArtifactStore, manifest: Manifest, files: Mapping[str, Path], vouched: bytes | None, *, replace: bool
 ) -> None:
-    """Writes the entries of a manifest.
-
-    Args:
-        vouched: the envelope that the folder's owner built. The note about it is written first, so that the folder
-            never has such a manifest without its note.
-        replace: write also blobs that the store has with the right size.
-    """
+    """Writes the entries of a manifest. ``vouched``: the envelope that the folder's owner built. The note about it
+    is written first, so that the folder never has such a manifest without its note. ``replace``: write also blobs
+    that the store has with the right size."""
     if vouched is not None and isinstance(store, FolderStore):
         store.vouch(vouched)
     for name, blob in manifest.entries.items():

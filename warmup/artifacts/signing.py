@@ -73,8 +73,7 @@ class Trust:
 
     @classmethod
     def of(cls, options: StoreOptions) -> "Trust":
-        """Reads the public keys of these options. Raises KeyFileError if a file is missing or holds something
-        else."""
+        """Reads the public keys of the options. Raises KeyFileError if a file is missing or is no such key."""
         keys = tuple(load_public_key(path) for path in options.accepted_keys)
         return cls(keys, options.allow_unsigned, options.min_built)
 
@@ -130,8 +129,7 @@ def generate_key(private: Path) -> Path:
 
 
 def load_signer(path: Path) -> Signer:
-    """Read a private key in PEM. Raises KeyFileError if the file is missing, protected by a password, or holds
-    something else."""
+    """Read a private key in PEM. Raises KeyFileError if the file is missing, has a password, or is no such key."""
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
@@ -179,8 +177,7 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file completely or not at all, and never readable by more users than ``mode`` allows. Raises
-    KeyFileError if the file exists or cannot be written."""
+    """Write a new file whole or not at all, with at most this ``mode``. Raises KeyFileError if that fails."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:

@@ -38,8 +38,7 @@ class StoreError(UserError):
     StoreError
     ├── StoreRefusedError    opening the store as configured would be unsafe
     ├── StoreDeniedError     credentials or permissions do not allow the operation
-    └── DamagedError         an object is missing, or has the wrong size or content
-    """
+    └── DamagedError         an object is missing, or has the wrong size or content"""
 
 
 class StoreRefusedError(StoreError):
@@ -68,16 +67,13 @@ class ArtifactStore(Protocol):
     @property
     def location(self) -> str:
         """The address of the store, for messages."""
-        ...
 
     @property
     def is_remote(self) -> bool:
         """True if each request costs a round trip."""
-        ...
 
     def read(self, name: str, limit: int) -> Stored | None:
         """Returns a small object, at most ``limit`` + 1 bytes of it; None if there is none."""
-        ...
 
     def write(
         self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
@@ -91,65 +87,51 @@ class ArtifactStore(Protocol):
         Returns:
             The new version; None if the condition was not met. See ``is_conditional``.
         """
-        ...
 
     def delete(self, name: str) -> None:
         """Remove an object, if it exists."""
-        ...
 
     def newest(self, folder: str, limit: int) -> list[str]:
         """Returns the names in a folder, the latest first, at most ``limit``."""
-        ...
 
     def size(self, name: str) -> int | None:
         """Returns the size of an object in bytes; None if there is none."""
-        ...
 
     def upload(self, name: str, source: Path) -> None:
         """Write a file to the store. Replaces any object of this name."""
-        ...
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         """Downloads objects of known size (bytes) into an existing folder, and yields each name with its complete
         file. ``deadline``: the moment of ``time.monotonic()`` to give up at. Raises DamagedError if an object is
         missing or of another size."""
-        ...
 
     def ranges(self, name: str, size: int, deadline: float) -> AbstractContextManager[Ranges]:
         """Yields a function that reads ranges of an object of known size (bytes). All reads end with the block or
         at ``deadline``, a moment of ``time.monotonic()``. A read raises StoreError, or DamagedError if the object
         is missing or of another size."""
-        ...
 
     def is_conditional(self) -> bool:
-        """Returns whether ``write`` obeys its conditions. The first call tests this by writing. Raises
-        StoreDeniedError if the store cannot be written to."""
-        ...
+        """Returns whether ``write`` obeys conditions, by trying. Raises StoreDeniedError if it may not write."""
 
 
 def manifest_name(key: str) -> str:
-    """Returns the name of the manifest of an artifact set."""
     return f"{MANIFESTS}/{_checked(key)}.json"
 
 
 def model_name(key: str) -> str:
-    """Returns the name of the manifest of a model."""
     return f"{MODELS}/{_checked(key)}.json"
 
 
 def lease_name(key: str) -> str:
-    """Returns the name of the lease on building a key."""
     return f"leases/{_checked(key)}.json"
 
 
 def blob_name(blob: Blob) -> str:
-    """Returns the name of a blob's object."""
     return f"blobs/sha256/{_checked(blob.digest)}"
 
 
 def record_name(room: str, folder: Path) -> str:
-    """Returns the name of the record of a checkpoint folder in a store. The folder's path decides it, so that a new
-    record replaces the old one."""
+    """Returns the name of a checkpoint folder's record, by its path: a new record replaces the old one."""
     place = str(folder.resolve()).encode(errors="surrogateescape")
     return f"{room}/{hashlib.sha256(place).hexdigest()}.json"
 

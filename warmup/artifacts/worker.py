@@ -26,12 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.download import (
-    download_weights,
-    finish,
-    mark_used,
-    prune_models,
-)
+from snapcap.warmup.artifacts.download import download_weights, finish, mark_used, prune_models
 from snapcap.warmup.artifacts.fetch import (
     Artifacts,
     Fetched,
@@ -54,14 +49,13 @@ from snapcap.warmup.options import S3Options, StartOptions, StoreOptions, is_rem
 if TYPE_CHECKING:
     from snapcap.warmup.artifacts.publish import Published
 
-_MODULE = "snapcap.warmup.artifacts.worker"
+MODULE = "snapcap.warmup.artifacts.worker"
 GRACE = 3.0  # seconds for starting Python, and for the worker to report its own timeout
 
 
 @dataclass(frozen=True)
 class FetchJob:
-    """Holds the store, the local folder, and the model's source if the model is fetched too. ``store`` names the
-    signing key only if the worker has to sign."""
+    """Holds the store, the local folder and a model's source. Only for signing, ``store`` names the key."""
 
     store: StoreOptions
     s3: S3Options
@@ -70,6 +64,7 @@ class FetchJob:
 
     @classmethod
     def of(cls, options: StartOptions, *, model: bool = False, signs: bool = False) -> "FetchJob":
+        """``model``: fetch the model too, and not only its packages. ``signs``: the worker publishes."""
         store = replace(
             options.store,
             trusted_keys=options.store.accepted_keys,
@@ -79,34 +74,17 @@ class FetchJob:
         return cls(store, options.s3, options.store_folder.absolute(), options.model.source if model else "")
 
 
-def fetch_worker(options: StartOptions, *, model: bool = False, signs: bool = False) -> Worker:
-    """Returns the worker of this module. Its process is not started yet.
-
-    Args:
-        model: fetch the model too, and not only its packages.
-        signs: the worker publishes, so it gets the signing key.
-    """
-    return Worker(_MODULE, FetchJob.of(options, model=model, signs=signs))
-
-
 class Fetcher:
     """Fetches through a worker process, which starts with the first task that needs it. The worker does one task at
-    a time, and is ended at the deadline of a task. A context manager; thread-safe."""
+    a time, and is ended at the deadline of a task. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
-        """``worker``: from ``fetch_worker``, if its process was launched already."""
+        """``worker``: the worker of this module, if its process was launched already."""
         self._options = options
-        self._worker = worker or fetch_worker(options)
+        self._worker = worker or Worker(MODULE, FetchJob.of(options))
         self._lock = threading.Lock()
 
-    def __enter__(self) -> "Fetcher":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """End the worker."""
         self._worker.stop()
 
     def packages(self, key: str, factors: Factors, trust: Trust) -> Fetched:
@@ -125,12 +103,9 @@ class Fetcher:
         return replace(found, seconds=time.monotonic() - started)
 
     def _ask(self, task: Mapping[str, Any], end: float | None = None) -> Fetched:
-        """Returns the worker's answer to a task, or an error result if the worker fails or takes too long.
-
-        Args:
-            end: the moment of ``time.monotonic()`` at which the worker is ended. None: the store's deadline counts
-                from the moment at which the worker is free for this task.
-        """
+        """Returns the worker's answer to a task, or an error result if the worker fails or takes too long. ``end``:
+        the moment of ``time.monotonic()`` at which the worker is ended. None: the store's deadline counts from the
+        moment at which the worker is free for this task."""
         with self._lock:
             store, began = self._options.store, time.monotonic()
             end = end or began + store.deadline + GRACE
@@ -154,18 +129,17 @@ def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | N
         if store.remote is None:
             local = FolderStore.open(options.store_folder)
             return Artifacts(key, factors, fetch(None, local, key, factors, trust, store.deadline))
-        with contextlib.nullcontext(fetcher) if fetcher else Fetcher(options) as fetching:
+        with contextlib.nullcontext(fetcher) if fetcher else contextlib.closing(Fetcher(options)) as fetching:
             return Artifacts(key, factors, fetching.packages(key, factors, trust))
     except StoreError as error:  # without the local folder no artifact can be loaded, but eager can serve
         return Artifacts(key, factors, Fetched("error", str(error)))
 
 
 def publish_in_worker(key: str, options: StartOptions, replace: bool) -> "Published":
-    """Publish the local folder's set of a key to the remote store, without importing botocore in this process.
-    Gives up after ``build_timeout`` seconds."""
+    """Publish the local folder's set to the remote store in ``build_timeout`` seconds, without botocore."""
     from snapcap.warmup.artifacts.publish import Published  # noqa: PLC0415  not for a start, which only fetches
 
-    with fetch_worker(options, signs=True) as worker:
+    with Worker(MODULE, FetchJob.of(options, signs=True)) as worker:
         try:
             task = {"do": "publish", "key": key, "replace": replace}
             answer = worker.ask(task, options.store.build_timeout)

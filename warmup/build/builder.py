@@ -46,8 +46,7 @@ T = TypeVar("T")
 class Room:
     """Reserves bytes of device memory for compilations and checks. Thread-safe.
 
-    Work that needs more than the whole memory runs alone: the need is an estimate, and may be too high.
-    """
+    Work that needs more than the whole memory runs alone: the need is an estimate, and may be too high."""
 
     def __init__(self, size: int | None) -> None:
         """``size``: bytes of the whole memory; None: no limit."""
@@ -65,7 +64,6 @@ class Room:
         return True
 
     def leave(self, need: int) -> None:
-        """Release ``need`` reserved bytes."""
         with self.changed:
             self._used -= need
             self._running -= 1
@@ -124,8 +122,7 @@ class Task:
     """Describes a package to build.
 
     on_demand: the artifact set is complete without this package.
-    need: bytes of device memory that compiling or checking the package takes at most, besides its process.
-    """
+    need: bytes of device memory that compiling or checking the package takes at most, besides its process."""
 
     entry: str
     region: str
@@ -153,8 +150,7 @@ class Built:
     failures: the reason of each failed package, by entry name.
     libraries: the CPU library, if all packages run on it, and the image library, by entry name.
     no_libraries: why a library that the plan allows is not there, by entry name.
-    complete: every package that every start needs is built.
-    """
+    complete: every package that every start needs is built."""
 
     files: dict[str, VerifiedFile] = field(default_factory=dict)
     input_specs: dict[str, InputSpecs] = field(default_factory=dict)
@@ -246,40 +242,34 @@ class _Compiled:
 _Checks: TypeAlias = WorkQueue[_Compiled]
 
 
+@dataclass(eq=False)
 class Builder:
-    """Builds the artifact set of a key. ``run`` blocks; ``stop`` ends the build from another thread."""
+    """Builds the artifact set of a key. ``run`` blocks; ``stop`` ends the build from another thread.
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        plan: Plan,
-        folder: Path,
-        workers: int = 0,
-        nice: int = 0,
-        on_event: Callable[[Event], None] = lambda _event: None,
-        environment: Mapping[str, str] | None = None,
-        timeout: float = BUILD_TIMEOUT,
-        device_memory: int | None = None,
-    ) -> None:
-        """``folder``: keeps packages and their records. ``workers``: most compilers at once; 0: one for each CPU.
-        ``on_event`` is called from the workers' threads. ``environment``: further variables for the compilers.
-        ``timeout``: seconds in which a worker must answer; a build without progress in twice this time is given up.
-        ``device_memory``: bytes of the GPU that the build may take; None: no limit."""
-        self._worker = partial(Worker, job=BuildJob(checkpoint.folder, plan, folder), nice=nice)
-        self._timeout = timeout
-        self._workers: list[Worker] = []
-        self._tasks = tasks_of(checkpoint, plan)
-        self._folder = BuildFolder(folder)
-        self._device_memory = device_memory
-        self._plan = plan
+    ``folder``: keeps packages and their records. ``workers``: most compilers at once; 0: one for each CPU.
+    ``on_event`` is called from the workers' threads. ``environment``: further variables for the compilers.
+    ``timeout``: seconds in which a worker must answer; a build without progress in twice this time is given up.
+    ``device_memory``: bytes of the GPU that the build may take; None: no limit."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    folder: Path
+    workers: int = 0
+    nice: int = 0
+    on_event: Callable[[Event], None] = lambda _event: None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = BUILD_TIMEOUT
+    device_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        checkpoint, plan = self.checkpoint, self.plan
+        self.tasks = tasks_of(checkpoint, plan)
+        self._worker = partial(Worker, job=BuildJob(checkpoint.folder, plan, self.folder), nice=self.nice)
+        self._running: list[Worker] = []
+        self._records = BuildFolder(self.folder)
         self._weights = checkpoint_bytes(checkpoint.folder, plan.dtype)
-        self._most = workers or available_cpus()
         self._retries: list[Task] = []
         self._alone = False
-        self._on_event = on_event
-        self._environment = dict(environment or {})
-        self._device_type = plan.device_type
-        self._on_libtorch = plan.runs_on_libtorch
         self._libraries = (CPU_LIBRARY, IMAGE_LIBRARY) if plan.may_be_standalone else (IMAGE_LIBRARY,)
         self._stopped = threading.Event()
         self._built = Built()  # so far
@@ -287,48 +277,43 @@ class Builder:
         self._lock = threading.Lock()
         self._moved = time.monotonic()  # when the last package was built or failed
 
-    @property
-    def tasks(self) -> list[Task]:
-        return list(self._tasks)
-
     def made(self) -> tuple[dict[str, VerifiedFile], dict[str, InputSpecs]]:
         """Returns the files and input specs of all finished packages, by entry name."""
         with self._lock:
             return dict(self._built.files), dict(self._built.input_specs)
 
     def is_settled(self, component: ComponentName, size: int) -> bool:
-        """Returns whether no package of a component's bucket is left to build: each package is built, or is called
-        on demand and failed."""
+        """Returns whether each package of a component's bucket is built, or is called on demand and failed."""
         with self._lock:
             return all(
                 task.entry in self._built.files or (task.on_demand and task.entry in self._built.failures)
-                for task in self._tasks
+                for task in self.tasks
                 if (task.component, task.size) == (component, size)
             )
 
     def run(self) -> Built:
         """Build the missing packages. Raises BuildError without a compiler or a writable folder."""
         missing, kept = list[Task](), list[_Compiled]()
-        for task in self._tasks:
-            if (found := self._folder.recorded(task.entry)) is not None:
+        for task in self.tasks:
+            if (found := self._records.recorded(task.entry)) is not None:
                 self._done(task, *found)
                 kept.append(_Compiled(task, 0.0, found[1], found[0]))
-                self._on_event(Event("kept", task))
+                self.on_event(Event("kept", task))
             else:
                 missing.append(task)
         if missing:
             require_compiler()
         libraries = self._built.libraries
         for entry in self._libraries:
-            if (found := self._folder.recorded(entry)) is not None:
+            if (found := self._records.recorded(entry)) is not None:
                 libraries[entry] = found[0]
         standalone = CPU_LIBRARY in self._libraries
         unchecked = [each for each in kept if standalone and not self._runs_on_library(each.task.entry)]
         if missing or ((unchecked or IMAGE_LIBRARY not in libraries) and find_compiler() is not None):
             try:
-                make_folder(self._folder.path)
+                make_folder(self._records.path)
             except OSError as error:
-                raise BuildError(f"cannot write to {self._folder.path}: {os_error_text(error)}") from error
+                raise BuildError(f"cannot write to {self._records.path}: {os_error_text(error)}") from error
             self._make(missing, unchecked, *self._workers_that_fit(missing))
             self._alone = True
             while self._retries and not self._stopped.is_set():
@@ -342,7 +327,7 @@ class Builder:
             dict(self._built.failures),
             dict(libraries),
             dict(self._built.no_libraries),
-            complete={task.entry for task in self._tasks if not task.on_demand} <= files.keys(),
+            complete={task.entry for task in self.tasks if not task.on_demand} <= files.keys(),
         )
 
     def _runs_on_library(self, entry: str) -> bool:
@@ -356,26 +341,26 @@ class Builder:
         self._end_workers()
 
     def _end_workers(self) -> None:
-        for worker in self._workers:
+        for worker in self._running:
             worker.kill()
-        for worker in self._workers:
+        for worker in self._running:
             worker.stop()
 
     def _workers_that_fit(self, missing: Sequence[Task]) -> tuple[int, int]:
         """Returns the number of compilers and of checkers: one for each CPU, as far as they fit into host memory,
         and into the GPU's memory beside the task that needs the most."""
         largest = max((task.need for task in missing), default=0)
-        for compilers in range(min(self._most, len(missing)), 1, -1):
+        for compilers in range(min(self.workers or available_cpus(), len(missing)), 1, -1):
             checkers = -(-compilers // _COMPILERS_A_CHECKER)
             processes = compilers + checkers
             on_host = processes * _HOST_BYTES + checkers * self._weights
             on_device = processes * PROCESS_BYTES + largest
-            if on_host <= free_memory() and (self._device_memory is None or on_device <= self._device_memory):
+            if on_host <= free_memory() and (self.device_memory is None or on_device <= self.device_memory):
                 return compilers, checkers
         return 1, 1
 
     def _make(self, missing: Sequence[Task], unchecked: Sequence[_Compiled], compilers: int, checkers: int) -> None:
-        memory = self._device_memory
+        memory = self.device_memory
         room = Room(None if memory is None else max(0, memory - (compilers + checkers) * PROCESS_BYTES))
         checks: _Checks = WorkQueue(room, lambda compiled: compiled.task.need)
         packages: WorkQueue[Task] = WorkQueue(room, lambda task: task.need)
@@ -388,7 +373,7 @@ class Builder:
         compiling: list[Future[None]] = []
         self._moved = time.monotonic()
         with scratch_folder("snapcap-build-") as scratch:
-            more = (scratch, self._device_type, len(missing), self._environment, compilers)
+            more = (scratch, self.plan.device_type, len(missing), self.environment, compilers)
             compile_workers = [
                 self._worker(_COMPILER, environment=compiler_environment(*more)) for _ in range(compilers)
             ]
@@ -396,8 +381,8 @@ class Builder:
             check_workers = [self._worker(_CHECKER, environment=checked) for _ in range(checkers)]
             library_worker = self._worker(_LIBRARY_COMPILER, environment={"TMPDIR": str(scratch)})
             # Every worker is listed before the first task is sent, so that none escapes `stop`.
-            self._workers = [*compile_workers, *check_workers, library_worker]
-            pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="build")
+            self._running = [*compile_workers, *check_workers, library_worker]
+            pool = ThreadPoolExecutor(len(self._running), thread_name_prefix="build")
             try:
                 library = pool.submit(self._compile_libraries, library_worker)
                 checking += [pool.submit(self._check_all, each, checks, library) for each in check_workers]
@@ -418,25 +403,24 @@ class Builder:
     def _watch(self, threads: "list[Future[None]]") -> None:
         """Wait until the threads end, or give the build up if they make no progress."""
         while not self._stopped.is_set():
-            left = self._moved + 2 * self._timeout - time.monotonic()
+            left = self._moved + 2 * self.timeout - time.monotonic()
             if left <= 0:
                 self.stop()
-                reason = f"nothing was made in {2 * self._timeout:g} s, so the build was given up"
+                reason = f"nothing was made in {2 * self.timeout:g} s, so the build was given up"
                 with self._lock:
-                    missing = [task.entry for task in self._tasks if task.entry not in self._built.files]
+                    missing = [task.entry for task in self.tasks if task.entry not in self._built.files]
                     self._built.failures.update(dict.fromkeys(missing, reason) | self._built.failures)
             elif not wait(threads, min(left, _LOOK_S)).not_done:
                 return
 
     def _compile_all(self, compiler: Worker, packages: WorkQueue[Task], checks: _Checks) -> None:
-        """Compile packages with one worker until the queue is empty."""
         with compiler:
             while not self._stopped.is_set():
                 with packages.taken() as task:
                     if task is None:
                         return
                     with self._failing(task, "compile"):
-                        compiled = compiler.ask({"region": task.region, "size": task.size}, self._timeout)
+                        compiled = compiler.ask({"region": task.region, "size": task.size}, self.timeout)
                         self._tell(Event("compiled", task, compiled["seconds"]))
                         checks.put(_Compiled(task, compiled["seconds"], compiled["inputs"]))
 
@@ -447,13 +431,12 @@ class Builder:
         with compiler:
             for entry in [each for each in self._libraries if each not in built.libraries]:
                 try:
-                    blob = Blob(**compiler.ask({"entry": entry}, self._timeout))
-                    built.libraries[entry] = self._folder.record(entry, [], blob)
+                    blob = Blob(**compiler.ask({"entry": entry}, self.timeout))
+                    built.libraries[entry] = self._records.record(entry, [], blob)
                 except (WorkerError, OSError) as error:
                     built.no_libraries[entry] = f"it cannot be compiled: {error}"
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
-        """Check packages with one worker until the queue is closed and empty."""
         with checker:
             while not self._stopped.is_set():
                 with checks.taken() as compiled:
@@ -466,29 +449,28 @@ class Builder:
         task, asked = compiled.task, {"region": compiled.task.region, "size": compiled.task.size}
         if compiled.kept is not None:
             blob = compiled.kept.blob
-        elif self._on_libtorch:
-            checked = checker.ask(asked, self._timeout)
+        elif self.plan.runs_on_libtorch:
+            checked = checker.ask(asked, self.timeout)
             blob = Blob(checked["digest"], checked["size"])
         else:
-            blob = VerifiedFile.of(self._folder.path / task.entry).blob
+            blob = VerifiedFile.of(self._records.path / task.entry).blob
         library.result()
         passed_on = self._checked_on_library(task, asked, checker)
-        if not (passed_on or self._on_libtorch):
+        if not (passed_on or self.plan.runs_on_libtorch):
             raise WorkerError(f"int8 needs the CPU library: {self._built.no_libraries[CPU_LIBRARY]}")
         with self._failing(task, "record"):
-            package = self._folder.record(task.entry, compiled.specs, blob, passed_on)
+            package = self._records.record(task.entry, compiled.specs, blob, passed_on)
             self._done(task, package, compiled.specs, passed_on)
             if compiled.kept is None:
                 self._tell(Event("built", task, compiled.seconds))
 
     def _checked_on_library(self, task: Task, asked: dict[str, Any], checker: Worker) -> str:
-        """Returns the digest of the CPU library if a package runs on it, else "". A package that does not run on
-        the CPU library still runs on libtorch."""
+        """Returns the digest of the CPU library if a package runs on it, else "": it still runs on libtorch."""
         library = self._built.libraries.get(CPU_LIBRARY)
         if library is None:
             return ""
         try:
-            checker.ask({**asked, "on": "library"}, self._timeout)
+            checker.ask({**asked, "on": "library"}, self.timeout)
         except WorkerError as error:
             if self._stopped.is_set():
                 raise  # `stop` ended the check; the package is not at fault
@@ -517,17 +499,17 @@ class Builder:
 
     def _lacking(self, task: Task) -> str:
         """Returns advice for a package that does not fit into device memory, even alone."""
-        fitting = [str(size) for size in self._plan.buckets if size < task.size]
+        fitting = [str(size) for size in self.plan.buckets if size < task.size]
         advice = f"build and serve with --buckets {','.join(fitting)}" if fitting else "a larger GPU is needed"
-        if self._plan.step_buckets:  # their slots make the inputs of every package larger
+        if self.plan.step_buckets:  # their slots make the inputs of every package larger
             advice = "build and serve with --step-buckets none"
-        free = "" if self._device_memory is None else f", and {gib(self._device_memory)} were free"
+        free = "" if self.device_memory is None else f", and {gib(self.device_memory)} were free"
         return f"it ran alone and needs up to {gib(task.need + PROCESS_BYTES)}{free}: {advice}"
 
     def _tell(self, event: Event, moved: bool = True) -> None:
         if moved:
             self._moved = time.monotonic()
-        self._on_event(event)
+        self.on_event(event)
 
     def _done(self, task: Task, package: VerifiedFile, specs: InputSpecs, passed_on: str) -> None:
         with self._lock:

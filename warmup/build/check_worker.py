@@ -36,12 +36,7 @@ from snapcap.warmup.runtime.torch_model import DTYPES
 
 
 def check(
-    model: Model[Any],
-    layer: WeightSet,
-    region: Region,
-    bucket: Bucket,
-    run: RegionFunction,
-    device: torch.device,
+    model: Model[Any], layer: WeightSet, region: Region, bucket: Bucket, run: RegionFunction, device: torch.device
 ) -> float:
     """Compare a package's function with the region's, and return the largest relative difference. ``layer``: the
     weights of one layer, on any device. Raises CheckError if the results differ by more than rounding."""
@@ -65,8 +60,7 @@ def example_inputs(
     weights.
 
     With ``padding`` all rows but the first are padding rows: at the cache's end, or in the scratch slot. There they
-    are all equal, because the result of several writes to one slot is undefined.
-    """
+    are all equal, because the result of several writes to one slot is undefined."""
     generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
     length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
     drawn: dict[str, Tensor] = {}
@@ -127,8 +121,7 @@ def example_inputs(
 
 
 def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Returns `BeamState`'s group inputs for beam searches over rows in random order. Each search has ``most``
-    rows, and the last search has the rows that are left."""
+    """Returns `BeamState`'s inputs for searches of ``most`` rows in random order; the last has the rest."""
     members = torch.zeros(rows, most, dtype=torch.int64)
     inside, ranks = members.bool(), members[:, :1].repeat(1, 2)
     order = torch.randperm(rows, generator=generator)

@@ -95,7 +95,7 @@ def open_workbench(job: BuildJob) -> Workbench:
         name: tuple(tuple(spec_of(tensor) for tensor in layer) for layer in layers)
         for name, layers in weights.sets.items()
     }
-    return Workbench(job, Model(config, described.regions, Weights(specs), described.state), device, dtype)
+    return Workbench(job, Model(config, described.regions, Weights(specs), described.buffers[0]), device, dtype)
 
 
 def job_weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
@@ -132,8 +132,7 @@ def compile_region(bench: Workbench, region: Region, bucket: Bucket, path: Path)
     """Export a region for a bucket's shapes and write its package.
 
     The inputs are fake tensors, which take no memory: Inductor allocates a kernel's inputs when it tries the
-    kernel. Export allows no graph break: code that it cannot trace is an error that shows the line.
-    """
+    kernel. Export allows no graph break: code that it cannot trace is an error that shows the line."""
     import torch._inductor  # noqa: PLC0415  takes seconds; only compilers need it
 
     plan = bench.job.plan

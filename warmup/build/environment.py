@@ -90,8 +90,7 @@ def skip_vector_tests(device_type: str) -> None:
 
     Otherwise each process compiles and loads up to four test programs before its first package, under a lock that
     all processes share: 16 builders waited 60 to 130 s (benchmarks/NOTES.md). On CUDA, host code only launches
-    kernels. TORCHINDUCTOR_VEC_ISA_OK does not help: the tests for AVX512-BF16, VNNI and AMX ignore it.
-    """
+    kernels. TORCHINDUCTOR_VEC_ISA_OK does not help: the tests for AVX512-BF16, VNNI and AMX ignore it."""
     if device_type == "cuda":
         from torch._inductor import cpu_vec_isa  # noqa: PLC0415  the compiler, which no other start imports
 
@@ -135,7 +134,4 @@ def remote_cache_environment(url: str, device: str) -> dict[str, str]:
     finally:
         client.close()
     caches = _GRAPHS if device == "cpu" else _GRAPHS + _TRITON
-    return {
-        "TORCHINDUCTOR_REDIS_URL": address,
-        **{f"TORCHINDUCTOR_{cache}_REMOTE_CACHE": "1" for cache in caches},
-    }
+    return {"TORCHINDUCTOR_REDIS_URL": address, **{f"TORCHINDUCTOR_{cache}_REMOTE_CACHE": "1" for cache in caches}}

@@ -9,13 +9,7 @@ from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.fetch import Fetched
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.key import Factors
-from snapcap.warmup.artifacts.manifest import (
-    MAX_ENVELOPE_BYTES,
-    Manifest,
-    Weights,
-    describe_all,
-    new_manifest,
-)
+from snapcap.warmup.artifacts.manifest import MAX_ENVELOPE_BYTES, Manifest, Weights, describe_all, new_manifest
 from snapcap.warmup.artifacts.publish import ModelFiles, Published, digests, publish, publish_model
 from snapcap.warmup.artifacts.remote import open_store, trust_of
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
@@ -29,20 +23,13 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.version import snapcap_version
-from snapcap.warmup.weights.find import (
-    content_digest,
-    identify,
-    model_factors,
-    prepared_name,
-    recorded_digest,
-)
+from snapcap.warmup.weights.find import content_digest, identify, model_factors, prepared_name, recorded_digest
 
 _logger = logging.getLogger("snapcap.build")
 
 
 class Publication(NamedTuple):
-    """Holds the results of publishing to the local folder and to the remote store; ``remote`` is None if the set
-    was not published there."""
+    """Holds the results of publishing to the local folder and to the remote store; ``remote`` None: no attempt."""
 
     local: Published
     remote: Published | None
@@ -86,14 +73,11 @@ def publish_built(
     built: Built, factors: Factors, options: StartOptions, to_remote: bool, found: Fetched
 ) -> Publication:
     """Publish a complete aot set. An existing set of the same key stays, unless ``found`` says that it is unusable.
+    Raises StoreError if a store cannot be opened as configured, and OSError if a built file cannot be read.
 
     Args:
         found: the earlier lookup of the set. After a hit, ``built`` has this set, and the owner does not vouch for
             it.
-
-    Raises:
-        StoreError: a store cannot be opened as configured.
-        OSError: a built file cannot be read.
     """
     entries = {**built.files, **built.libraries}
     files = {name: file.path for name, file in entries.items()}
@@ -127,8 +111,7 @@ def _publish_locally(
 
 
 def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> Published:
-    """Publish the local folder's prepared weights and the checkpoint's small files to the remote store, or to the
-    local folder if it is the store."""
+    """Publish prepared weights and the checkpoint's small files to the store, which may be the local folder."""
     try:
         local, trust = FolderStore.open(options.store_folder), trust_of(options.store)
         model = describe_model(options, checkpoint, plan, local)
@@ -141,11 +124,8 @@ def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -
 
 def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, local: FolderStore) -> ModelFiles:
     """Describe a checkpoint that was downloaded for ``options``, and whose weights are prepared in ``local``.
-
-    Raises:
-        CheckpointError: the checkpoint's revision is unknown.
-        WeightsError, StoreError, OSError: its files cannot be read, or its weights are not prepared.
-    """
+    Raises CheckpointError if the checkpoint's revision is unknown, and WeightsError, StoreError or OSError if its
+    files cannot be read, or its weights are not prepared."""
     source, folder = options.model.source, checkpoint.folder
     before = identify(folder), downloaded_identity(source, folder)
     digest = recorded_digest(local, folder, identify(folder)) or content_digest(folder)
@@ -166,7 +146,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
 
 def report(published: Published, status: StartupStatus) -> None:
     """Count and log the result of publishing in a server."""
-    status.published(published.result)
+    status.count("artifact_publish", published.result)
     level = logging.INFO if published.done else logging.ERROR
     _logger.log(level, "artifacts", extra={"fields": {"result": published.result, "reason": published.reason}})
 

@@ -40,7 +40,8 @@ def import_checkpoint(
 
     Pickled weights become ``model.safetensors``. transformers converts a slow tokenizer to ``tokenizer.json``,
     unless the server can read its files. No code of a checkpoint is run or copied. ``destination`` stays empty
-    unless everything succeeds and the server can read the weights.
+    unless everything succeeds and the server can read the weights. Raises CheckpointError if the source cannot be
+    found, read or served, or the destination must not be written.
 
     Args:
         source: as for ``resolve_checkpoint``. s3: the options of S3.
@@ -49,9 +50,6 @@ def import_checkpoint(
 
     Returns:
         The files written, in ``destination``.
-
-    Raises:
-        CheckpointError: the source cannot be found, read or served, or the destination must not be written.
     """
     if not force and destination.is_dir() and any(destination.iterdir()):
         raise CheckpointError(f"{str(destination)!r} is not empty; give another folder, or --force to replace")
@@ -200,8 +198,7 @@ def _convert_with_transformers(folder: Path, staging: Path) -> None:
 
 
 def _copy_tokenizer(folder: Path, copy: Path) -> bool:
-    """Copy the tokenizer's files for transformers, without the fields that refer to a checkpoint's own code.
-    Returns whether there were such fields."""
+    """Copy the tokenizer's files, without fields that name a checkpoint's own code. Returns if there were any."""
     copy.mkdir()
     for path in folder.iterdir():
         if path.suffix in _TOKENIZER_ENDINGS and not path.is_dir() and is_there(path):

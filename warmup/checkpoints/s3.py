@@ -55,8 +55,7 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     """Download the checkpoint under ``s3://bucket/prefix``. Unchanged files are kept.
 
     If S3 does not answer, a complete checkpoint on this disk is used. Returns the folder in ``cache``. Raises
-    CheckpointError if the prefix cannot be read or holds no checkpoint, or the folder cannot be written.
-    """
+    CheckpointError if the prefix cannot be read or holds no checkpoint, or the folder cannot be written."""
     deadline = time.monotonic() + options.deadline
     try:
         bucket, _ = split_uri(source)
@@ -97,12 +96,8 @@ def _listed(
     source: str, folder: Path, options: S3Options, deadline: float, *, brief: bool
 ) -> "tuple[S3Client | None, dict[str, S3Object]]":
     """Returns a client for the download, and the objects of a checkpoint by name. ``brief``: returns no client, and
-    gives up after ``OUTAGE_S``, because mostly nothing has changed.
-
-    Raises:
-        S3Error, TimeoutError: S3 does not answer.
-        CheckpointError: the prefix holds no checkpoint.
-    """
+    gives up after ``OUTAGE_S``, because mostly nothing has changed. Raises S3Error or TimeoutError if S3 does not
+    answer, and CheckpointError if the prefix holds no checkpoint."""
     if not brief:
         s3 = client(options)
         return s3, _wanted(s3, source, deadline, folder)
@@ -133,7 +128,10 @@ def is_whole(folder: Path) -> bool:
 def local_folder(source: str, cache: Path, options: S3Options) -> Path:
     """Returns the folder that ``download_checkpoint`` would use. Raises S3Error if the source is invalid."""
     bucket, prefix = split_uri(source)
-    return cache / "checkpoints" / _folder_name(bucket, prefix, options.endpoint_url)
+    # Equal prefixes of different buckets and stores have different folders.
+    digest = hashlib.sha256(f"{options.endpoint_url or ''}\n{bucket}\n{prefix}".encode()).hexdigest()[:12]
+    name = prefix.rpartition("/")[2] or re.split("[:/]", bucket)[-1]  # a bucket may be an ARN
+    return cache / "checkpoints" / f"{name.encode()[:_MOST_NAME].decode(errors='ignore')}-{digest}"
 
 
 def listed_identity(
@@ -180,14 +178,11 @@ def _boot() -> str | None:
 
 
 def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = None) -> dict[str, S3Object]:
-    """Returns the objects of a checkpoint by file name.
+    """Returns the objects of a checkpoint by file name. Raises S3Error if the prefix, or an index of weights,
+    cannot be read, and CheckpointError if the prefix holds no checkpoint.
 
     Args:
         folder: the download folder; an index of weights that it has already is not read from S3 again.
-
-    Raises:
-        S3Error: the prefix, or an index of weights, cannot be read.
-        CheckpointError: the prefix holds no checkpoint.
     """
     bucket, prefix = split_uri(source)
 
@@ -220,16 +215,8 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
     return {name: by_name[name] for name in names}
 
 
-def _folder_name(bucket: str, prefix: str, endpoint: str | None) -> str:
-    """Returns a readable folder name, which differs for equal prefixes of different buckets and stores."""
-    digest = hashlib.sha256(f"{endpoint or ''}\n{bucket}\n{prefix}".encode()).hexdigest()[:12]
-    name = prefix.rpartition("/")[2] or re.split("[:/]", bucket)[-1]  # a bucket may be an ARN
-    return f"{name.encode()[:_MOST_NAME].decode(errors='ignore')}-{digest}"
-
-
 def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
-    """Create the folder, remove outdated files, and return the record of the unchanged files. A folder that is up
-    to date is not written to."""
+    """Make the folder, remove old files, and return the record of the others. Writes nothing if all are there."""
     make_folder(folder, 0o755)
     for place in {folder, *((folder / name).parent for name in wanted)}:
         if place.is_dir():
@@ -249,8 +236,7 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
 
 
 def _is_current(known: Entry | None, entry: S3Object, file: Path) -> bool:
-    """Returns whether a local file is the object that S3 lists. The record must have the same ETag and size, and be
-    synced or of this boot."""
+    """Returns whether a file is the listed object: a record of ETag and size, synced or of this boot, says so."""
     recorded = (_entry(entry), _entry(entry) | {"boot": _boot()})
     return known in recorded and _size(file) == entry.size
 

@@ -31,16 +31,14 @@ if TYPE_CHECKING:
 
 
 def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:
-    """Returns the folder of a checkpoint. Downloads it first if this machine does not have it.
+    """Returns the folder of a checkpoint. Downloads it first if this machine does not have it. Raises
+    CheckpointError if the source does not exist, cannot be reached, or holds no checkpoint.
 
     Args:
         source: ``demo`` for the model that ships with snapcap; a folder; ``s3://bucket/prefix``; or a hub id,
             ``owner/name`` or ``owner/name@revision``.
         cache: the folder for downloads from S3. The hub has its own (``HF_HOME``).
         s3: the endpoint and the timeouts of S3.
-
-    Raises:
-        CheckpointError: the source does not exist, cannot be reached, or holds no checkpoint.
     """
     if is_temporary(cache):
         effect = f"{cache} is the cache folder, which may be gone after a restart; set --cache-dir"
@@ -83,14 +81,12 @@ def folder_at_hand(source: str, cache: Path, options: S3Options) -> Path | None:
 def current_identity(
     source: str, options: S3Options, deadline: float, s3: "S3Client | None" = None
 ) -> Mapping[str, str]:
-    """Returns the identity of the revision that a source names now.
+    """Returns the identity of the revision that a source names now. Raises CheckpointError if the source does not
+    name its revision.
 
     Args:
         deadline: the moment of ``time.monotonic()`` to give up at.
         s3: an existing client; making one takes a tenth of a second.
-
-    Raises:
-        CheckpointError: the source does not name its revision.
     """
     if kind_of(source) == "s3":
         return s3_checkpoint.listed_identity(source, options, deadline, s3)
@@ -99,8 +95,7 @@ def current_identity(
 
 
 def downloaded_identity(source: str, folder: Path) -> Mapping[str, str]:
-    """Returns the identity of the revision that a folder was downloaded from. Raises CheckpointError if the folder
-    does not record it."""
+    """Returns the revision that a folder was downloaded from. Raises CheckpointError if it has no record."""
     if kind_of(source) == "s3":
         return s3_checkpoint.downloaded_identity(folder)
     commit = hub.commit_of(folder)

@@ -19,8 +19,7 @@ CPUINFO = Path("/proc/cpuinfo")
 def control_groups(controller: str) -> Iterator[Path]:
     """Yields the folders of this process's control group and of its parent groups, whose limits apply too.
 
-    A container may see its own group as the root of the tree, so a yielded folder may not exist.
-    """
+    A container may see its own group as the root of the tree, so a yielded folder may not exist."""
     try:
         lines = MEMBERSHIP.read_text().splitlines()
     except OSError:  # not on Linux
@@ -61,8 +60,7 @@ def cpu_limit() -> float | None:
     """Returns the limit of CPU time of this process's control groups, in CPUs; None without a limit. `docker run
     --cpus` and Kubernetes set it. The limit of a group also applies to the groups in it.
 
-    The files are `cpu.max` of version 2, and `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
-    """
+    The files are `cpu.max` of version 2, and `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1."""
     return min((limit for group in control_groups("cpu") for limit in _limits(group)), default=None)
 
 
@@ -87,8 +85,7 @@ def instruction_set() -> list[str]:
     """Sorted names of the instruction set extensions, as the kernel lists them.
 
     Linux on x86 and ARM always lists them. Any other machine shares artifacts with machines of the same processor
-    name.
-    """
+    name."""
     import platform  # noqa: PLC0415 - few callers of this module need it
 
     try:
@@ -140,8 +137,7 @@ def _machine_memory() -> int:
 
 
 def memory_limits() -> Iterator[tuple[int, Path, str, tuple[str, str]]]:
-    """Yields each limit of memory in bytes, the folder of its control group, and the names of ``_FILES`` for the
-    usage and the pages of files."""
+    """Yields each limit in bytes, the folder of its group, and the names of ``_FILES`` for usage and pages."""
     for group in control_groups("memory"):
         for limit, used, pages in _FILES:
             with contextlib.suppress(OSError, ValueError):  # a missing file, or "max": no limit

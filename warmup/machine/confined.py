@@ -102,8 +102,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def forget_environment() -> None:
     """Removes all environment variables of this process, also from the memory in which the kernel put them.
 
-    `os.environ` alone would leave them readable in `/proc/self/environ` and to code that scans memory.
-    """
+    `os.environ` alone would leave them readable in `/proc/self/environ` and to code that scans memory."""
     for value in os.environ._data.values():  # type: ignore[attr-defined]
         _overwrite(value)
     os.environ.clear()
@@ -121,11 +120,8 @@ def confine(threads: bool = False) -> None:
     """Denies this process, for good, all system calls that work on more than its memory and its open files.
 
     The process can open no file and no socket, start no process, and signal no other process. Other programs of the
-    same user can neither read its memory nor attach to it. A root process loses all capabilities.
-
-    Args:
-        threads: allow new threads, for a library that needs them. Running threads continue.
-    """
+    same user can neither read its memory nor attach to it. A root process loses all capabilities. ``threads``:
+    allow new threads, for a library that needs them. Running threads continue."""
     import linecache  # noqa: F401, PLC0415  tracebacks import both, which opens files
     import tokenize  # noqa: F401, PLC0415
 

@@ -24,8 +24,7 @@ def report_denied(what: str, effect: str, reason: str) -> None:
 
 
 def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
-    """Returns the soft and the hard limit of a resource, which is one of ``resource.RLIMIT_…``. If the system does
-    not tell, both limits are ``unknown``."""
+    """Returns the soft and the hard limit of a ``resource.RLIMIT_…``; both ``unknown`` if it cannot be read."""
     import resource  # noqa: PLC0415 - the module is missing where torch's libraries are loaded
 
     try:
@@ -37,13 +36,11 @@ def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
 
 def memory_file(name: str, *, runs: bool = False) -> int:
     """Returns the descriptor of a new file that no other program can open, which ends with its last descriptor.
+    Raises OSError if no memory and no temporary folder has room for the file.
 
     Args:
         name: the file's name in the system's lists.
         runs: True if code in the file is executed.
-
-    Raises:
-        OSError: no memory and no temporary folder has room for the file.
     """
     reason = "it is a call of Linux"
     try:
@@ -63,8 +60,7 @@ def memory_file(name: str, *, runs: bool = False) -> int:
 
 @contextlib.contextmanager
 def library_file(content: bytes) -> Iterator[str]:
-    """Yields a path from which a library can be loaded inside the block. A loaded library stays usable. Raises
-    OSError if no memory or folder has room for it."""
+    """Yields a path to load a library from, which then stays usable. Raises OSError if there is no room."""
     if not os.path.isdir("/proc/self/fd"):  # another system than Linux
         from tempfile import NamedTemporaryFile  # noqa: PLC0415 - few starts need it
 
@@ -91,7 +87,6 @@ def seal(file: int) -> None:
 
 
 def is_sealed(file: int) -> bool:
-    """Returns whether `seal` has fixed the size of a file."""
     import fcntl  # noqa: PLC0415 - other systems than Unix lack it
 
     with contextlib.suppress(OSError, AttributeError):

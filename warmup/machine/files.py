@@ -33,12 +33,9 @@ class NotAFileError(OSError):
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Opens a regular file for reading. Never blocks, even if a FIFO or a device has the name.
-
-    Raises:
-        NotAFileError: the name is that of a folder, a FIFO, a symbolic link, a socket or a device.
-        OSError: the file cannot be opened.
-    """
+    """Opens a regular file for reading. Never blocks, even if a FIFO or a device has the name. Raises NotAFileError
+    if the name is that of a folder, a FIFO, a symbolic link, a socket or a device, and OSError if the file cannot
+    be opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -49,6 +46,17 @@ def open_regular(path: Path) -> io.BufferedReader:
         os.close(descriptor)
         raise _not_a_file(path)
     return os.fdopen(descriptor, "rb")
+
+
+@contextlib.contextmanager
+def opened(path: Path | str, flags: int, folder: int | None = None) -> Iterator[int]:
+    """Yields the descriptor of a file or folder, which is closed with the block. ``folder``: the open folder that
+    ``path`` is relative to. A new file has mode 0600."""
+    descriptor = os.open(path, flags, 0o600, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def take_lock(descriptor: int) -> bool | None:
@@ -81,9 +89,7 @@ def has_locks(folder: Path) -> bool:
 def locked_alone(path: Path) -> Iterator[bool | None]:
     """Locks a file until the block or the process ends; yields the result of `take_lock`. Creates the file if it is
     missing. The process that has the lock may remove the file. Raises OSError if the file cannot be created."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
         alone = take_lock(descriptor)
         # The last owner of the lock may have removed the file: then another file, or none, has its name.
         if alone:
@@ -92,8 +98,6 @@ def locked_alone(path: Path) -> Iterator[bool | None]:
             except FileNotFoundError:
                 alone = False
         yield alone
-    finally:
-        os.close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:
@@ -108,8 +112,7 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def free_bytes(place: Path | int) -> int:
-    """Returns the free bytes on the disk of a folder or of an open file. A file system that does not tell, such as
-    some of FUSE, counts as endless."""
+    """Returns the free bytes on the disk of a folder or open file; endless where a file system does not tell."""
     try:
         disk = os.statvfs(place)
     except OSError:
@@ -118,8 +121,7 @@ def free_bytes(place: Path | int) -> int:
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """Create a folder and its missing parents, with at most the permissions of ``mode`` whatever the umask is.
-    Raises OSError if a folder cannot be created."""
+    """Create a folder and its parents, with at most the permissions of ``mode``. Raises OSError if that fails."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -135,16 +137,13 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, if the file system supports it. Raises OSError
-    if the sync failed, so that they may be lost."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
+    """Wait until a file, or a folder's names, are on the disk, if possible. Raises OSError if they may be lost."""
+    with opened(path, os.O_RDONLY | os.O_CLOEXEC) as descriptor:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
 
 
 @contextlib.contextmanager
@@ -159,12 +158,9 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def commit(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Move a complete file to its final path atomically.
-
-    Args:
-        durable: sync the file to the disk first. Without the sync the file may have any content after a power cut:
-            only for files that are verified when read, and can be fetched again.
-    """
+    """Move a complete file to its final path atomically. ``durable``: sync the file to the disk first. Without the
+    sync the file may have any content after a power cut: only for files that are verified when read, and can be
+    fetched again."""
     make_folder(path.parent)
     with contextlib.suppress(OSError):  # the file system has no modes; readers check who may write
         temporary.chmod(0o600)
@@ -176,8 +172,7 @@ def commit(temporary: Path, path: Path, durable: bool = True) -> None:
 
 
 def write_file(path: Path, data: bytes, durable: bool = True) -> None:
-    """Writes a file, whole or not at all, in place of any other of its name. ``durable``: as for ``commit``. Raises
-    OSError if it cannot be written."""
+    """Writes a file, whole or not at all. ``durable``: as for ``commit``. Raises OSError if that fails."""
     with new_file(path) as temporary:
         temporary.write_bytes(data)
         commit(temporary, path, durable)
@@ -197,8 +192,7 @@ def other_writers(status: os.stat_result) -> str:
     none.
 
     A group whose only member is this user does not count. Kubernetes makes a volume writable by such a group, the
-    Pod's ``fsGroup``, whenever it mounts the volume.
-    """
+    Pod's ``fsGroup``, whenever it mounts the volume."""
     if status.st_mode & stat.S_IWOTH:
         return "everybody"
     if not status.st_mode & stat.S_IWGRP:
@@ -243,7 +237,7 @@ def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float =
     with TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         new, folder = Path(name) / "unlocked", Path(name) / "files"
         folder.mkdir()
-        with _opened(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as lock:
+        with opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as lock:
             # The folder gets its name once the lock is held: a folder with a free lock counts as abandoned. Without
             # locks, only its age says that a folder is abandoned.
             if take_lock(lock) or left_behind:
@@ -252,15 +246,15 @@ def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float =
 
 
 def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
-    with contextlib.suppress(OSError), _opened(str(parent), os.O_RDONLY | os.O_DIRECTORY) as temporary:
+    with contextlib.suppress(OSError), opened(parent, os.O_RDONLY | os.O_DIRECTORY) as temporary:
         with os.scandir(temporary) as entries:
             names = [each.name for each in entries if each.name.startswith(prefix)]
         for name in names:
             # A folder without a lock file belongs to another program, or is new. Another user's cannot be opened.
             with (
                 contextlib.suppress(OSError),
-                _opened(name, _FOLDER, temporary) as folder,
-                _opened(_LOCK, _FILE, folder) as lock,
+                opened(name, _FOLDER, temporary) as folder,
+                opened(_LOCK, _FILE, folder) as lock,
             ):
                 old = time.time() - os.fstat(lock).st_mtime >= left_behind
                 if old and _is_ours(folder, stat.S_ISDIR) and _is_ours(lock, stat.S_ISREG):
@@ -271,8 +265,7 @@ def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
 
 
 def _is_ours(descriptor: int, is_kind: Callable[[int], bool]) -> bool:
-    """Returns whether an open file or folder has this kind, and only this user can have written to it. A file must
-    have no second hard link."""
+    """Returns whether an open file, without a second hard link, or folder is of this kind and only this user's."""
     state = os.fstat(descriptor)
     alone = state.st_nlink == 1 or stat.S_ISDIR(state.st_mode)
     return is_kind(state.st_mode) and state.st_uid == os.geteuid() and alone and not other_writers(state)
@@ -285,12 +278,3 @@ def _empty(folder: int) -> None:
             os.unlink(name, dir_fd=folder)
         except (IsADirectoryError, PermissionError):  # Linux's and macOS's error for a folder
             shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
-
-
-@contextlib.contextmanager
-def _opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
-    descriptor = os.open(path, flags, 0o600, dir_fd=folder)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

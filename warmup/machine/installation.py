@@ -50,11 +50,8 @@ def has_torch_module() -> bool:
 def installed_version(package: str) -> str | None:
     """Returns the version of an installed package, from the name of its metadata folder (PEP 427), or None.
 
-    `importlib.metadata` does the same, but its import takes a tenth of a start's time for imports.
-
-    Args:
-        package: the name in the folder's spelling: lower case, with underscores.
-    """
+    `importlib.metadata` does the same, but its import takes a tenth of a start's time for imports. ``package``: the
+    name in the folder's spelling: lower case, with underscores."""
     folders = (folder for entry in filter(None, sys.path) for folder in Path(entry).glob(f"{package}-*.dist-info"))
     return next((folder.name.removesuffix(".dist-info").partition("-")[2] for folder in folders), None)
 

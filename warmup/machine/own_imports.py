@@ -30,8 +30,7 @@ _LISTS = (
 def import_only_what_is_installed() -> None:
     """Remove the working directory from the module path and the environment of this process and its children.
 
-    Imported modules stay. The folder of snapcap's packages stays in the path, wherever it is.
-    """
+    Imported modules stay. The folder of snapcap's packages stays in the path, wherever it is."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
     try:
         here = os.getcwd()
@@ -57,8 +56,7 @@ def python_module(module: str) -> list[str]:
 
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns this process's variables and ``more``, with which children import the same packages as this
-    process."""
+    """Returns this process's variables and ``more``, with which children import the packages of this process."""
     variables = dict(os.environ)
     if sys.flags.ignore_environment:
         variables = {name: value for name, value in variables.items() if not name.startswith("PYTHON")}

@@ -43,8 +43,7 @@ def import_compiled() -> None:
 
     The dynamic linker loads one library at a time, and Python waits for it with the interpreter lock held when it
     imports native code. numpy's BLAS gets one thread because nothing here uses it: its threads, one for each CPU,
-    would spin for a tenth of a second.
-    """
+    would spin for a tenth of a second."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in COMPILED:
         importlib.import_module(name)
@@ -60,9 +59,7 @@ def load_torch_libraries() -> int | None:
 
     Loading takes a sixth of the time of importing torch, which holds the lock. A second call waits for the first
     one, also without the lock. Returns the handle of libtorch; None without these libraries, or on a system that is
-    not
-    POSIX: importing torch then reports the error.
-    """
+    not POSIX: importing torch then reports the error."""
     # By default libgomp's threads spin while they wait. If HTTP, decoding or a build needs a CPU too, spinning
     # threads keep the awaited thread from running: an encode of 20 ms took 800 ms. Sleep begins only after some
     # tens of microseconds, in which most waits of a decode step end: a step is then 2.7 × as fast
@@ -96,8 +93,7 @@ def begin_device_context(device: str) -> None:
     another. A second call waits in the driver for the first one.
 
     ``device``: as in the options; for a CPU nothing is done. Errors of the driver or device are ignored here: the
-    first use of the device reports them.
-    """
+    first use of the device reports them."""
     threading.Thread(target=_open, args=(device, True), name="device-context", daemon=True).start()
 
 

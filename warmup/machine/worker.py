@@ -20,8 +20,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.json_object import from_json, to_json
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.denied import report_denied
@@ -38,8 +40,7 @@ def serve_tasks(job: type[T], start: Callable[[T], Task]) -> int:
     """Runs a worker process: ``start`` prepares for the job, and returns the function that does each task.
 
     Other output to standard output, such as a compiler's, is redirected to standard error. When the parent ends,
-    the input is closed: this process then ends at once, with all its child processes.
-    """
+    the input is closed: this process then ends at once, with all its child processes."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -80,7 +81,7 @@ def _read_lines(lines: "queue.SimpleQueue[bytes]") -> None:
 
 _LINE_LIMIT = 1_000_000  # most characters of an answer; a usual answer has a few thousand
 _MOST_SAID = 64 << 10  # most characters that an untrusted worker may write to standard error for one task
-_LOWEST = 19
+LOWEST_PRIORITY = 19
 _ERROR_LINES = 10
 _LONGEST_REASON = 2000
 _LAST_WORDS_S = 2.0  # seconds that a worker may take to end after it has closed its output
@@ -95,30 +96,25 @@ class WorkerTimeoutError(WorkerError):
     """Says that a worker did not answer in time, and was ended."""
 
 
+@dataclass(eq=False)
 class Worker:
     """Controls a worker process from the parent. The worker leads its own process group, which is ended as a whole.
     A context manager.
 
     The first task starts the process, and so does the first task after its death. Signals of the terminal's keys
     reach only the parent. If the parent dies, the worker's input is closed, and the group ends.
-    """
 
-    def __init__(
-        self,
-        module: str,
-        job: "DataclassInstance | Callable[[], DataclassInstance]",
-        environment: Mapping[str, str] | None = None,
-        nice: int = 0,
-        trusted: bool = True,
-    ) -> None:
-        """``module``: run with ``python -m``; it calls ``serve_tasks``. ``job``: the job, or a function that makes
-        it when the process starts. ``environment``: variables added to this process's. ``nice`` lowers the priority
-        (0 to 19). ``trusted``: the worker gets all of this process's variables, including secrets."""
-        self._module = module
-        self._job = job if callable(job) else lambda: job
-        self._environment = dict(environment or {})
-        self._nice = nice
-        self._trusted = trusted
+    ``module``: run with ``python -m``; it calls ``serve_tasks``. ``job``: the job, or a function that makes it when
+    the process starts. ``environment``: variables added to this process's. ``nice`` lowers the priority (0 to 19).
+    ``trusted``: the worker gets all of this process's variables, including secrets."""
+
+    module: str
+    job: "DataclassInstance | Callable[[], DataclassInstance]"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    nice: int = 0
+    trusted: bool = True
+
+    def __post_init__(self) -> None:
         self._said = 0  # characters on standard error since the last task
         self._process: subprocess.Popen[str] | None = None
         self._begun = False  # the process has received the job
@@ -144,11 +140,11 @@ class Worker:
         return None if process is None else process.pid
 
     def _variables(self) -> dict[str, str]:
-        if self._trusted:
-            return child_environment(self._environment)
+        if self.trusted:
+            return child_environment(self.environment)
         from snapcap.warmup.machine.confined import clean_environment  # noqa: PLC0415  for few workers
 
-        return clean_environment(child_environment()) | self._environment
+        return {**clean_environment(child_environment()), **self.environment}
 
     def launch(self) -> None:
         """Start the process if none runs, so that it imports its modules before the job is known. Does not wait."""
@@ -157,8 +153,7 @@ class Worker:
                 self._spawn()
 
     def start(self, limit: float) -> None:
-        """Start the process, if none runs, and wait until it is prepared for the job, at most ``limit`` seconds.
-        Raises WorkerError as ``ask`` does."""
+        """Start the process if none runs, and prepare it in at most ``limit`` seconds. Raises as ``ask`` does."""
         process = self._process  # another thread may set it to None by ``stop``
         if process is not None and _has_ended(process.pid):
             self._end()  # the process died while it was idle
@@ -167,7 +162,7 @@ class Worker:
         with self._within(limit):
             process = self._process or self._spawn()
             try:
-                self._exchange(process, to_json(self._job()))
+                self._exchange(process, to_json(self.job() if callable(self.job) else self.job))
                 self._begun = True
             except WorkerError:
                 self._end()  # a process that could not begin serves no task
@@ -175,17 +170,14 @@ class Worker:
 
     def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
         """Send a task and return the answer. The task may take ``limit`` seconds, and a start before it as many.
-        Call this from one thread at a time.
-
-        Raises:
-            WorkerTimeoutError: the process did not answer in time, and was ended.
-            WorkerError: the process could not be started, ended, or answered with an error; the text says why.
-        """
+        Call this from one thread at a time. Raises WorkerTimeoutError if the process did not answer in time, and
+        was ended, and WorkerError if the process could not be started, ended, or answered with an error; the text
+        says why."""
         self.start(limit)
         with self._within(limit):
             process = self._process
             if process is None:
-                raise WorkerError(f"{self._module} was ended")
+                raise WorkerError(f"{self.module} was ended")
             return self._exchange(process, json.dumps(task))
 
     @contextlib.contextmanager
@@ -199,7 +191,7 @@ class Worker:
             yield
         except WorkerError:
             if self._overdue:
-                raise WorkerTimeoutError(f"{self._module} took more than {limit:g} s and was ended") from None
+                raise WorkerTimeoutError(f"{self.module} took more than {limit:g} s and was ended") from None
             raise
         finally:
             with self._lock:
@@ -207,8 +199,7 @@ class Worker:
             timer.cancel()
 
     def kill(self) -> None:
-        """End the process for good, from any thread, without waiting. To end several workers, kill all of them
-        before the first ``stop``, which waits."""
+        """End the process for good, from any thread, without waiting: of several workers, kill all, then stop."""
         with self._lock:
             self._stopped = True
             self._signal()
@@ -222,10 +213,10 @@ class Worker:
     def _spawn(self) -> "subprocess.Popen[str]":
         with self._lock:
             if self._stopped or self._overdue:
-                raise WorkerError(f"{self._module} was ended before it began")
+                raise WorkerError(f"{self.module} was ended before it began")
             try:
                 process = subprocess.Popen(  # noqa: S603  this interpreter and a module of ours
-                    python_module(self._module),
+                    python_module(self.module),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -238,12 +229,12 @@ class Worker:
                     process_group=0,
                 )
             except OSError as error:
-                raise WorkerError(f"cannot start {self._module}: {error.strerror}") from None
+                raise WorkerError(f"cannot start {self.module}: {error.strerror}") from None
             self._process, self._begun = process, False
-        if self._nice:
+        if self.nice:
             try:
                 own = os.getpriority(os.PRIO_PROCESS, 0)
-                os.setpriority(os.PRIO_PROCESS, process.pid, min(own + self._nice, _LOWEST))
+                os.setpriority(os.PRIO_PROCESS, process.pid, min(own + self.nice, LOWEST_PRIORITY))
             except ProcessLookupError:  # the process has ended
                 pass
             except OSError as error:
@@ -255,7 +246,6 @@ class Worker:
         return process
 
     def _exchange(self, process: "subprocess.Popen[str]", question: str) -> dict[str, Any]:
-        """Send one line and return the answer."""
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("a worker has pipes")
         self._said = 0
@@ -267,18 +257,18 @@ class Worker:
             line = ""
         if len(line) == _LINE_LIMIT:
             self._end()
-            raise WorkerError(f"{self._module} answered with more than {_LINE_LIMIT} characters")
+            raise WorkerError(f"{self.module} answered with more than {_LINE_LIMIT} characters")
         if not line.endswith("\n"):
             _wait_unreaped(process.pid)
             self._end()
-            raise WorkerError(f"{self._module} ended with {_ending(process.returncode)}{self._tail()}")
+            raise WorkerError(f"{self.module} ended with {_ending(process.returncode)}{self._tail()}")
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             self._end()  # its next line could belong to any task
-            raise WorkerError(f"{self._module} answered with something else than a JSON object")
+            raise WorkerError(f"{self.module} answered with something else than a JSON object")
         if "error" in answer:
             raise WorkerError(_short(str(answer["error"])))
         return answer
@@ -312,7 +302,7 @@ class Worker:
     def _keep_errors(self, process: "subprocess.Popen[str]") -> None:
         while process.stderr is not None and (line := process.stderr.readline(_LINE_LIMIT)):
             self._said += len(line)
-            if self._said > _MOST_SAID and not self._trusted:
+            if self._said > _MOST_SAID and not self.trusted:
                 self._last_errors.append(f"it wrote more than {_MOST_SAID} characters to standard error")
                 process.kill()
                 return

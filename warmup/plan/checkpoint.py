@@ -36,9 +36,7 @@ class Checkpoint:
     """Holds a checkpoint on the local disk: everything except its weights. The tokenizer is read on first use.
 
     ``bring``: if ``folder`` lacks the weights, because the start has prepared weights, a function that downloads
-        the
-    whole checkpoint and returns its folder.
-    """
+    the whole checkpoint and returns its folder."""
 
     name: str
     folder: Path
@@ -47,23 +45,18 @@ class Checkpoint:
     bring: Callable[[], Path] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, options: StartOptions, folder: Path, config: ModelConfig) -> "Checkpoint":
-        """Reads the checkpoint of these options with a configuration that is already read. Raises ConfigError if
-        its files cannot be used."""
+    def of(cls, options: StartOptions, folder: Path, config: ModelConfig | None = None) -> "Checkpoint":
+        """Reads the checkpoint of these options from ``folder``. ``config``: the configuration, if it is read
+        already. Raises ConfigError if its files cannot be used."""
         from snapcap.models.processing.transform import ImageTransform  # noqa: PLC0415  imports numpy
 
+        config = config or config_of(options, folder)
         vision = config.vision
         transform = ImageTransform.from_folder(folder, vision.image_size, options.images.max_pixels, vision.family)
         return cls(options.model.source, folder, config, transform)
 
-    @classmethod
-    def read(cls, options: StartOptions, folder: Path) -> "Checkpoint":
-        """Reads the checkpoint of these options from ``folder``. Raises ConfigError as ``of`` does."""
-        return cls.of(options, folder, config_of(options, folder))
-
     def whole(self) -> "Checkpoint":
-        """Returns the checkpoint with its weights, which are downloaded if missing. Raises CheckpointError if the
-        download fails."""
+        """Returns the checkpoint with its weights, downloaded if missing. Raises CheckpointError if that fails."""
         return self if self.bring is None else replace(self, folder=self.bring(), bring=None)
 
     @cached_property
@@ -95,7 +88,7 @@ def downloaded(options: StartOptions, identity: Mapping[str, str]) -> Path:
 def read_checkpoint(options: StartOptions) -> Checkpoint:
     """Downloads the checkpoint if needed, and reads everything except the weights. Raises CheckpointError or
     ConfigError if the source or its files cannot be used."""
-    return Checkpoint.read(options, resolved(options))
+    return Checkpoint.of(options, resolved(options))
 
 
 _logger = logging.getLogger("snapcap.start")
@@ -128,8 +121,7 @@ def read_config(
 
 
 def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
-    """Returns the recorded chat tokens of a checkpoint. Without a valid record, reads the template and tokenizer
-    and records the result if the folder can be written."""
+    """Returns the recorded chat tokens, or reads the template and tokenizer and records them if possible."""
     digest, name = _digest(folder, markup), record_name(CHATS, folder)
     store = None
     try:

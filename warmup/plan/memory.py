@@ -16,14 +16,14 @@ from pathlib import Path
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.memory import ShapeMemory, Spec, spec_bytes
+from snapcap.models.memory.memory import Spec, spec_bytes
 from snapcap.models.regions.state import DecodeState
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, free_device_memory
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint, config_of
-from snapcap.warmup.plan.plan import Plan, buffer_bytes, make_plan
+from snapcap.warmup.plan.plan import Plan, make_plan, planned_buffers
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -50,19 +50,12 @@ class MemoryPlan:
         return build_regions(self.config)
 
     @cached_property
-    def state(self) -> DecodeState[Spec]:
-        """The shapes and dtypes of the plan's buffers."""
-        plan, memory = self.plan, ShapeMemory("cuda" if self.plan.device_type == "cuda" else "cpu")
-        return DecodeState.allocate(self.config, plan.slots, plan.cache_length, memory, plan.activations)
-
-    @cached_property
-    def buffers(self) -> int:
-        """Bytes of all buffers of the slots, including beam searches and images."""
-        return buffer_bytes(self.config, self.plan)
+    def buffers(self) -> tuple[DecodeState[Spec], int]:
+        """The result of ``planned_buffers``."""
+        return planned_buffers(self.config, self.plan)
 
     def work(self, region: Region, rows: int) -> int:
-        """Returns the most bytes that a region takes at a bucket of ``rows``: its result and working memory,
-        without its inputs."""
+        """Returns the most bytes of a region's result and working memory at a bucket of ``rows``, inputs apart."""
         order = self.regions.of(region.component)
         place = order.index(region) if region in order else len(order)
         item = self._item
@@ -86,15 +79,13 @@ class MemoryPlan:
         return 2 * (sum(self._inputs(region, rows)) + own) + self.work(region, rows)
 
     def serving(self, weights: int) -> int:
-        """Returns the most bytes that serving takes, without the process's context: weights, buffers, and the
-        largest region's working memory."""
-        return weights + self.buffers + self._largest_work + SERVING_BYTES
+        """Returns the most bytes of serving besides the context: weights, buffers, the largest region's work."""
+        return weights + self.buffers[1] + self._largest_work + SERVING_BYTES
 
     @property
     def swap(self) -> int:
-        """Bytes that a server may still take during a background build: a swap compares two sets of buffers, and
-        the largest bucket may not have run yet."""
-        return 2 * self.buffers + self._largest_work + SERVING_BYTES
+        """Bytes that a server may still take: a swap compares two sets of buffers, and runs the largest bucket."""
+        return 2 * self.buffers[1] + self._largest_work + SERVING_BYTES
 
     @property
     def _largest_work(self) -> int:
@@ -106,7 +97,7 @@ class MemoryPlan:
 
     def _inputs(self, region: Region, rows: int) -> list[int]:
         """Returns the bytes of each activation and cache that is an input of a region."""
-        return [spec_bytes(each) for each in region_inputs(region, self.config, self.state, rows)]
+        return [spec_bytes(each) for each in region_inputs(region, self.config, self.buffers[0], rows)]
 
 
 def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
@@ -117,14 +108,14 @@ def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
     if plan.device_type == "cpu":
         return 0, 0
     memory, weights = MemoryPlan(config, plan), checkpoint_bytes(folder, plan.dtype)
-    return weights + memory.buffers, memory.serving(weights)
+    return weights + memory.buffers[1], memory.serving(weights)
 
 
 def plan_that_fits(config: ModelConfig, plan: Plan, weights: int, free: int) -> Plan:
     """Returns the plan with the buckets that fit into ``free`` bytes, and always the smallest one. Step buckets go
     first, all at once: the packages of every bucket depend on the number of slots, so each number of step buckets
     would need artifacts of its own. Then the largest buckets go, one by one."""
-    while len(plan.steps.sizes) > 1 and MemoryPlan(config, plan).serving(weights) > free:
+    while len(plan.step_table.sizes) > 1 and MemoryPlan(config, plan).serving(weights) > free:
         plan = replace(plan, step_buckets=()) if plan.step_buckets else replace(plan, buckets=plan.buckets[:-1])
     return plan
 
@@ -158,8 +149,7 @@ _CHILD_S = 30.0
 
 
 def free_here(plan: Plan) -> int | None:
-    """Returns the free bytes of the plan's GPU for this process, whose context is created first; None for a CPU, or
-    if the driver does not answer."""
+    """Returns the free bytes of the plan's GPU with this process's context; None for a CPU or without an answer."""
     if plan.device_type != "cuda":
         return None
     with contextlib.suppress(CudaDriverError, AttributeError):
@@ -188,19 +178,16 @@ def plan_of_server(checkpoint: Checkpoint, options: StartOptions) -> Plan:
 
 
 def fitted(checkpoint: Checkpoint, plan: Plan, free: int | None, weights: int = 0) -> Plan:
-    """Returns the plan without the largest buckets that do not fit. The log names these buckets.
-
-    Args:
-        free: free bytes of the GPU, of ``free_here`` or ``free_for_another``; None keeps every bucket.
-        weights: bytes of the weights; 0: computed from the checkpoint's files.
-    """
+    """Returns the plan without the largest buckets that do not fit. The log names these buckets. ``free``: free
+    bytes of the GPU, of ``free_here`` or ``free_for_another``; None keeps every bucket. ``weights``: bytes of the
+    weights; 0: computed from the checkpoint's files."""
     if free is None:
         return plan
     config, weights = checkpoint.config, weights or checkpoint_bytes(checkpoint.folder, plan.dtype)
     kept = plan_that_fits(config, plan, weights, free)
     if kept != plan:
-        sizes = kept.steps.sizes
-        dropped, used = ", ".join(str(s) for s in plan.steps.sizes if s not in sizes), ",".join(map(str, sizes))
+        before, sizes = plan.step_table.sizes, kept.step_table.sizes
+        dropped, used = ", ".join(str(size) for size in before if size not in sizes), ",".join(map(str, sizes))
         needed = MemoryPlan(config, plan).serving(weights)
         _logger.warning(
             f"{plan.device} has {gib(free)} free and the buckets up to {plan.slots} need {gib(needed)}: "

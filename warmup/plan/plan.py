@@ -5,7 +5,7 @@ The artifact key is computed from the plan, so it is known before torch is impor
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
@@ -16,6 +16,10 @@ from snapcap.warmup.machine.capacity import all_but_one, multiplies_bfloat16, wh
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, total_device_memory
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
+
+if TYPE_CHECKING:
+    from snapcap.models.memory.memory import Spec
+    from snapcap.models.regions.state import DecodeState
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 # Sizes of decode steps alone. On a GPU a step of 256 rows takes little longer than a step of 64 rows, but an encode
@@ -63,8 +67,7 @@ class BucketTable:
         return tuple(bucket.size for bucket in self.buckets)
 
     def fit(self, rows: int) -> Bucket:
-        """Returns the smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or above the
-        largest bucket."""
+        """Returns the smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or too many."""
         if rows < 1:
             raise ValueError(f"a batch has at least one row, not {rows}")
         for bucket in self.buckets:
@@ -76,8 +79,7 @@ class BucketTable:
         """Returns how many of ``waiting`` rows to encode at once, at least one.
 
         Padding rows cost encode time, on a CPU as much as real rows. If more than a third of the bucket that holds
-        all rows would be padding, the largest bucket that they fill is used, and the other rows follow.
-        """
+        all rows would be padding, the largest bucket that they fill is used, and the other rows follow."""
         rows = min(waiting, self.largest.size)
         if 3 * rows >= 2 * self.fit(rows).size:
             return rows
@@ -91,8 +93,7 @@ class Plan:
     device: cpu or cuda:N. dtype: the name of a torch dtype; int8 is the dtype only of linear layers' weights.
     buckets: the sizes of encodes, which are sizes of decode steps too. step_buckets: further sizes, of decode steps
     alone. threads: CPU threads of one operation. text_tokens: the argument of `ModelConfig.with_text_tokens`.
-    image_tokens: the most tokens of a picture of any shape.
-    """
+    image_tokens: the most tokens of a picture of any shape."""
 
     device: str
     dtype: str
@@ -111,7 +112,6 @@ class Plan:
 
     @property
     def device_index(self) -> int:
-        """The index of the plan's GPU."""
         return int(self.device.partition(":")[2] or 0)
 
     @property
@@ -125,18 +125,17 @@ class Plan:
         return BucketTable.of(self.buckets)
 
     @property
-    def steps(self) -> BucketTable:
+    def step_table(self) -> BucketTable:
         """The buckets of decode steps."""
         return BucketTable.of((*self.buckets, *self.step_buckets))
 
     @property
     def slots(self) -> int:
         """The greatest number of rows that run together."""
-        return self.steps.largest.size
+        return self.step_table.largest.size
 
     def sizes(self, component: str) -> tuple[int, ...]:
-        """The bucket sizes of ``encoder`` or ``decoder``."""
-        return (self.table if component == "encoder" else self.steps).sizes
+        return (self.table if component == "encoder" else self.step_table).sizes
 
     def pinned(self, options: StartOptions) -> StartOptions:
         """Returns the options with the sizes of this plan."""
@@ -144,7 +143,6 @@ class Plan:
         return replace(options, compute=compute)
 
     def mode(self, component: str) -> str:
-        """The compile mode of ``encoder`` or ``decoder``."""
         return self.encoder_mode if component == "encoder" else self.decoder_mode
 
     def takes_cudnn_attention(self, component: str) -> bool:
@@ -153,8 +151,7 @@ class Plan:
 
         On an H200 cuDNN's attention makes encodes of 16 and 64 images 4 to 6 % faster. But cuDNN ships it as PTX,
         which the driver compiles in every new container, and makes a plan for each bucket: 0.6 s of a start. So
-        only max-autotune allows it.
-        """
+        only max-autotune allows it."""
         return self.mode(component) == "max-autotune"
 
     @property
@@ -164,13 +161,11 @@ class Plan:
 
     @property
     def runs_on_libtorch(self) -> bool:
-        """False if packages of this plan run only on the CPU library: libtorch's product by int8 weights takes
-        twenty times as long as a float32 product."""
+        """False if packages run only on the CPU library: libtorch takes twenty times as long for int8."""
         return self.dtype != "int8"
 
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
-        """The named factors of the artifact key for this plan on this machine. Raises StartError if the machine
-        cannot be described."""
+        """The factors of the artifact key on this machine. Raises StartError if it cannot be described."""
         model = {
             **config.dimensions(),
             "dtype": self.dtype,
@@ -197,8 +192,7 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
     ``max-autotune`` benchmarks GEMM templates against the libraries' kernels. On cuda, kernels are embedded in the
     package, so that a server starts no compiler and needs no cache folder. The columns of a product are not padded:
     Inductor would decide that by measuring, and the next package, which is compiled for rows without padding, would
-    read wrong numbers.
-    """
+    read wrong numbers."""
     options: dict[str, InductorOption] = {}
     if mode == "max-autotune":
         options["max_autotune"] = True
@@ -211,8 +205,7 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
 
 
 def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
-    """Returns the plan for these options, and decides the values that they leave open. Raises StartError if an
-    option does not fit the model or the machine."""
+    """Returns the plan for these options, and decides open ones. Raises StartError if an option does not fit."""
     task, compute = options.model.task, options.compute
     if task and Task.find(task, config.tasks) is None:
         known = ", ".join(each.name for each in config.tasks)
@@ -240,8 +233,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
 
 
 def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> tuple[int, ...]:
-    """Returns the sizes of decode steps alone, beside those of a plan without any. Raises StartError if an explicit
-    size cannot be one."""
+    """Returns the sizes of decode steps alone. Raises StartError if an explicit size cannot be one."""
     asked = compute.step_buckets
     if asked is None:
         none = plan.device_type == "cpu" or compute.buckets or compute.backend == "jit"
@@ -258,9 +250,8 @@ def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> t
 
 
 def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
-    """Returns the sizes of ``STEP_BUCKETS`` with which all buffers take at most ``BUFFER_PART`` of a GPU;
-    none if the driver does not tell its memory."""
-    needs = {size: buffer_bytes(config, replace(plan, step_buckets=(size,))) for size in STEP_BUCKETS}
+    """Returns the ``STEP_BUCKETS`` whose buffers take at most ``BUFFER_PART`` of a GPU; none if that is unknown."""
+    needs = {size: planned_buffers(config, replace(plan, step_buckets=(size,)))[1] for size in STEP_BUCKETS}
     try:
         # Whole GiB, because drivers of one card differ by some hundred MiB.
         most = (total_device_memory(plan.device_index) >> 30 << 30) * BUFFER_PART
@@ -269,16 +260,17 @@ def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
     return tuple(size for size, need in needs.items() if need <= most)
 
 
-def buffer_bytes(config: ModelConfig, plan: Plan) -> int:
-    """Returns the bytes of all buffers of a plan: of the slots, including beam searches, and of images."""
+def planned_buffers(config: ModelConfig, plan: Plan) -> "tuple[DecodeState[Spec], int]":
+    """Returns the shapes and dtypes of a plan's decode state, and the bytes of all buffers: of the slots, including
+    beam searches, and of images."""
     from snapcap.models.memory.memory import ShapeMemory  # noqa: PLC0415  only a GPU's plan counts them
     from snapcap.models.regions.state import BeamState, DecodeState  # noqa: PLC0415  imports numpy
 
     memory = ShapeMemory("cuda" if plan.device_type == "cuda" else "cpu")
-    DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
+    state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
     BeamState.allocate(plan.slots, plan.cache_length, memory)
     memory.zeros("uint8", (plan.table.largest.size, *config.vision.image_size, 3))
-    return memory.allocated
+    return state, memory.allocated
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
@@ -301,8 +293,7 @@ def _threads(config: ModelConfig) -> int:
     The threads of an operation wait for each other, so if one thread waits for a CPU, all do. The demo model's
     server spends a third of its time on HTTP and decoding images, and on 2 CPUs answered under load with 2 threads
     three quarters as many requests as with 1. For larger models this share is negligible, and one CPU less makes
-    them slower in proportion (benchmarks/NOTES.md has both).
-    """
+    them slower in proportion (benchmarks/NOTES.md has both)."""
     return whole_cpus() if config.vision.multiplications >= LONG_ENCODE else all_but_one()
 
 

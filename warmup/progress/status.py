@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class CacheCounts(NamedTuple):
     """Counts lookups in torch's compile caches, of whole graphs (AOTAutograd) and of their code (Inductor).
 
-    ``bypasses``: graphs that torch cannot cache at all.
-    """
+    ``bypasses``: graphs that torch cannot cache at all."""
 
     hits: int = 0
     misses: int = 0
@@ -38,7 +37,6 @@ class CompilerCounts(NamedTuple):
 
 
 def compiler_counts() -> CompilerCounts:
-    """Returns the compiler's counts in this process."""
     return CompilerCounts(compiled_graphs(), cache_counts(), torch_modules())
 
 
@@ -76,8 +74,7 @@ COMPONENTS: tuple[ComponentName, ...] = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class BucketStatus:
-    """Holds the state of a component's bucket. Its warm-up took ``seconds`` and began ``start`` seconds after
-    exec."""
+    """Holds the state of a component's bucket. Its warm-up took ``seconds``, from ``start`` seconds after exec."""
 
     component: ComponentName
     size: int
@@ -136,12 +133,11 @@ class StartupStatus:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.state = StatusState()
-        self._compiler = compiler_counts
+        self.compiler = compiler_counts  # also of the engine process, once that is known
         self._listeners: list[Callable[[StatusState], None]] = []
 
     def listen(self, listener: Callable[[StatusState], None]) -> None:
-        """Call ``listener`` with the state after each change, in order. The listener must not keep the state, nor
-        call this object."""
+        """Calls ``listener`` with the state after each change. The listener must not keep it or call this."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -152,7 +148,7 @@ class StartupStatus:
 
     def compiled_elsewhere(self, counts: CompilerCounts) -> None:
         """Take over the compiler's counts of the engine process. torch's modules are the sum of both processes."""
-        self._compiler = lambda: counts._replace(modules=counts.modules + torch_modules())
+        self.compiler = lambda: counts._replace(modules=counts.modules + torch_modules())
 
     @contextmanager
     def _changed(self) -> Iterator[None]:
@@ -177,23 +173,14 @@ class StartupStatus:
 
     def started(self) -> None:
         """Record the end of the start: the present backend is its tier."""
-        tier, compiled = self.backend, self._compiler().graphs
+        tier, compiled = self.backend, self.compiler().graphs
         with self._changed():
             self.state.tier, self.state.compiled = tier, compiled
 
     def compile_events(self) -> dict[str, int]:
         """Returns the number of graphs compiled during the start, and since."""
-        total, before = self._compiler().graphs, self.state.compiled
+        total, before = self.compiler().graphs, self.state.compiled
         return {"startup": total if before is None else before, "serving": 0 if before is None else total - before}
-
-    def cache_counts(self) -> CacheCounts:
-        """Returns the lookups in torch's compile caches."""
-        return self._compiler().caches
-
-    @property
-    def torch_modules(self) -> int:
-        """Returns the number of torch's Python modules in the server's processes."""
-        return self._compiler().modules
 
     def fetched(self, artifacts: "Artifacts") -> None:
         fetched = artifacts.fetched
@@ -212,18 +199,13 @@ class StartupStatus:
         with self._changed():
             self.state.tested = tested
 
-    def published(self, result: str) -> None:
+    def count(self, name: str, *labels: str) -> None:
+        """Adds 1 to a counter: ``artifact_publish``, ``bucket_swaps`` or ``eager_fallbacks``."""
         with self._changed():
-            self.state.counts["artifact_publish", result] += 1
+            self.state.counts[name, *labels] += 1
 
     def swapped(self, result: Literal["swapped", "mismatch", "failed"]) -> None:
-        with self._changed():
-            self.state.counts["bucket_swaps", result] += 1
-
-    def fell_back(self, region: str, size: int) -> None:
-        """Count a call of the jit backend that ran eager because no graph of the region fitted."""
-        with self._changed():
-            self.state.counts["eager_fallbacks", region, str(size)] += 1
+        self.count("bucket_swaps", result)
 
     def building(self, **progress: Any) -> None:
         """Update members of the background build's progress. Other members keep their values."""
@@ -238,7 +220,6 @@ class StartupStatus:
         return (self.state.build or {}).get("state") == "building"
 
     def counts(self, name: str) -> dict[tuple[str, ...], int]:
-        """Returns a counter's values by its labels."""
         with self._lock:
             return {labels[1:]: count for labels, count in self.state.counts.items() if labels[0] == name}
 
@@ -271,7 +252,6 @@ class StartupStatus:
             return self.state.buckets[component, size]
 
     def decoder_backend(self, size: int) -> str:
-        """Returns the backend that runs the decode step of this bucket."""
         return self.bucket("decoder", size).backend
 
     def buckets(self) -> list[BucketStatus]:
@@ -290,7 +270,7 @@ class StartupStatus:
             "dtype": state.dtype,
             "error": state.error,
             "compile_events": self.compile_events(),
-            "torch_modules": self.torch_modules,
+            "torch_modules": self.compiler().modules,
             "weights": None if state.weights is None else asdict(state.weights),
             "artifacts": None if state.fetch is None else asdict(state.fetch),
             "build": state.build,

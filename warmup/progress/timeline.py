@@ -117,8 +117,7 @@ def process_start() -> float:
     """Returns the moment when this process was created, on the clock of ``time.monotonic``.
 
     Linux counts it in ticks since boot (proc(5), field 22 of ``stat``). On other systems this is the import of this
-    module, so earlier work is not counted.
-    """
+    module, so earlier work is not counted."""
     try:
         stat = Path("/proc/self/stat").read_text()
 

@@ -21,8 +21,7 @@ class CheckError(RuntimeError):
 def relative_difference(actual: Tensor, expected: Tensor) -> float:
     """Returns ‖actual − expected‖ / ‖expected‖ in fp64; infinite if either tensor has numbers that are not finite.
 
-    Scores of −∞ in both tensors, of tokens that must not be chosen, count as equal.
-    """
+    Scores of −∞ in both tensors, of tokens that must not be chosen, count as equal."""
     if actual.shape != expected.shape:
         raise ValueError(f"cannot compare {list(actual.shape)} with {list(expected.shape)}")
     apart = norm = 0.0

@@ -60,7 +60,6 @@ class Timer(Protocol):
 
     def seconds(self) -> float:
         """Returns the seconds. Waits for the end of the work."""
-        ...
 
 
 class Staging(Protocol):
@@ -69,7 +68,6 @@ class Staging(Protocol):
     def copy(self, images: Sequence[Pixels], slots: Sequence[int]) -> None:
         """Copy images [height, width, 3] uint8 and their slots into the first rows, for later launches. Waits for
         the upload of the previous batch, which is usually over."""
-        ...
 
 
 class Readback(Protocol[B_contra]):
@@ -78,7 +76,6 @@ class Readback(Protocol[B_contra]):
     def start(self, rows: int, outcomes: B_contra | None = None) -> PendingTokens:
         """Copy the first ``rows`` tokens after the work launched so far. ``outcomes``: the static buffer
         [slots, L + 1] int64 of beam searches; None if no row searches."""
-        ...
 
 
 class Captured(Protocol[B_co]):
@@ -130,48 +127,36 @@ class Device(Protocol[B]):
     @property
     def lanes(self) -> CpuLanes | None:
         """The sharing of CPUs, if encodes may run in parallel with decode steps; else None."""
-        ...
 
     @property
     def memory(self) -> Memory[B]: ...
 
     @property
     def runs_ahead(self) -> bool:
-        """True if the device works asynchronously. Then a step may be launched before the last step's tokens are
-        read, and launches can be recorded."""
-        ...
+        """True if the device works asynchronously: a step may be launched before the last one's tokens are read."""
 
     def staging(self, pixels: B, slots: B) -> Staging:
-        """Returns the staging for the encoder's inputs ``pixels`` [slots, height, width, 3] uint8 and ``slots``
-        [slots] int64."""
-        ...
+        """Returns the staging for ``pixels`` [slots, height, width, 3] uint8 and ``slots`` [slots] int64."""
 
     def readback(self, tokens: B) -> Readback[B]:
         """Returns the readback of ``tokens`` [slots] int64, the static buffer that every step writes."""
-        ...
 
     def read(self, buffer: B) -> "np.ndarray[Any, Any]":
         """Returns a copy of a buffer on the host, except for 16-bit floats. Waits for the device."""
-        ...
 
     def record(self, run: Callable[[], B]) -> Captured[B]:
-        """Record the launches of ``run`` without executing them. ``run`` must have run once before. Raises
-        NoRoomError if there was too little memory to record."""
-        ...
+        """Record the launches of ``run``, which has run once, without executing them. Raises NoRoomError."""
 
     def timer(self) -> Timer: ...
 
     def wait(self) -> None:
         """Waits until the device has finished all its work."""
-        ...
 
     def health(self, error: Exception) -> DeviceHealth:
         """Returns the health of the device after an error of its work."""
-        ...
 
     def allocated_bytes(self) -> int:
         """Returns the bytes that the process has allocated on a GPU; 0 on a CPU."""
-        ...
 
 
 class CpuDevice(Generic[B]):

@@ -30,8 +30,7 @@ from snapcap.warmup.runtime.aoti.packages import (
 class Model(Generic[B]):
     """Holds the regions, the weights and one set of static buffers.
 
-    ``prepared``: the weights are prepared weights.
-    """
+    ``prepared``: the weights are prepared weights."""
 
     config: ModelConfig
     regions: Regions
@@ -71,7 +70,6 @@ class Backend(Protocol):
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """Returns a function of (activations, caches, weights) that returns the region's output tensor."""
-        ...
 
 
 class EagerBackend:
@@ -94,19 +92,16 @@ class Packages(Protocol):
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         """Returns the package's function. Raises PackageError if the file cannot be opened."""
-        ...
 
     def eager(self, region: Region) -> RegionCall:
         """Returns the region's own function, for use if a package cannot be opened at its first call."""
-        ...
 
 
 @dataclass(frozen=True)
 class AotBackend(Generic[B]):
     """Opens the package of each region and bucket, after a comparison of its input specs with the model's.
 
-    entries: verified files by entry name. input_specs: ``packages.InputSpecs`` by entry name.
-    """
+    entries: verified files by entry name. input_specs: ``packages.InputSpecs`` by entry name."""
 
     entries: Mapping[str, VerifiedFile]
     input_specs: Mapping[str, Any]
@@ -115,8 +110,7 @@ class AotBackend(Generic[B]):
     name = "aot"
 
     def prepare(self, component: Component, bucket: Bucket) -> None:
-        """Opens the packages that every encode or decode step of a bucket needs, on any thread: ``callable`` then
-        takes no time. An error is raised there."""
+        """Opens a bucket's packages, on any thread, before ``callable`` does. An error is raised there."""
         for region in self.model.regions.of(component):
             entry = entry_name(region.name, bucket.size)
             if entry in self.entries:
@@ -124,12 +118,9 @@ class AotBackend(Generic[B]):
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """Returns the callable of a region's package. The first call opens the package of a region that is called
-        on demand; such a region stays eager if the package cannot be opened.
-
-        Raises:
-            PackageError: the set lacks the package, or the package cannot be opened.
-            InputSpecError: the package was built for other inputs.
-        """
+        on demand; such a region stays eager if the package cannot be opened. Raises PackageError if the set lacks
+        the package, or the package cannot be opened, and InputSpecError if the package was built for other
+        inputs."""
         if not region.on_demand:
             return self._open(region, bucket)
         run: RegionCall | None = None

@@ -29,14 +29,7 @@ from snapcap.models.regions.table import (
     pixels_of,
 )
 from snapcap.warmup.plan.plan import Bucket
-from snapcap.warmup.runtime.devices import (
-    Captured,
-    Device,
-    NoRoomError,
-    PendingTokens,
-    Pixels,
-    Staging,
-)
+from snapcap.warmup.runtime.devices import Captured, Device, NoRoomError, PendingTokens, Pixels, Staging
 from snapcap.warmup.runtime.model import Backend, Model
 from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SlotRequest
 
@@ -87,8 +80,7 @@ class TokenChoice(Generic[B]):
 
     @cached_property
     def _normalised(self) -> tuple[B, B]:
-        """The constants False and True, [1] bool each. Either tells the beam region whether its scores are
-        log-probabilities already."""
+        """False and True, [1] bool each: whether the beam region's scores are log-probabilities already."""
         return self._flags(np.array([False])), self._flags(np.array([True]))
 
     def _flags(self, values: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> B:
@@ -127,7 +119,6 @@ class TokenChoice(Generic[B]):
         self.beams.group(slots, 1 + len(row.prompt), row.new_tokens, params.length_penalty, params.early_stopping)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Move the beam state of rows from source slots to target slots."""
         if self._used:
             self.beams.move(sources, targets)
 
@@ -172,16 +163,14 @@ class TokenChoice(Generic[B]):
         choice.sampling(scores, *self._inputs(SAMPLING, rows))
 
     def _inputs(self, region: str, rows: int) -> tuple[B, ...]:
-        """Returns the inputs of a region after the scores. They are the same at every step, and are cached so that
-        a CPU need not make the views again."""
+        """Returns a region's inputs after the scores, cached so that a CPU does not make the views again."""
         if (region, rows) not in self._views:
             self._views[region, rows] = choice_inputs(region, self._state, self.beams, self._rules, rows)
         return self._views[region, rows]
 
 
 class Callables(NamedTuple):
-    """Holds the callables of a component's regions at a bucket, in their order, and a decoder's callables for token
-    choices other than greedy."""
+    """Holds the callables of a component's regions at a bucket, in order, and a decoder's for other tokens."""
 
     regions: tuple[RegionCall, ...]
     choice: Choice | None = None
@@ -200,15 +189,18 @@ _Calls = list[tuple[RegionCall, tuple[B, ...]]]
 
 
 @dataclass(frozen=True)
-class _Encode(Generic[B]):
-    """The encoder's regions at one bucket, for one number of tokens, with everything but the images bound."""
+class _Launches(Generic[B]):
+    """A step at one bucket, or an encode for one number of tokens, with caches, weights and ``first`` bound."""
 
-    pixels: B  # [B, height, width, 3] uint8; of packed pictures [B, tokens, width, 3]
+    first: B  # tokens [B] int64; pixels [B, height, width, 3] uint8, of packed pictures [B, tokens, width, 3]
     calls: _Calls[B]
     captured: Captured[B] | None = None
 
     def run(self) -> B:
-        return self.captured.replay() if self.captured else _run(self.pixels, self.calls)
+        return self.captured.replay() if self.captured else _run(self.first, self.calls)
+
+    def recorded(self, device: Device[B]) -> "_Launches[B]":
+        return replace(self, captured=device.record(lambda: _run(self.first, self.calls)))
 
 
 @dataclass(frozen=True)
@@ -216,24 +208,21 @@ class _EncodePlan(Generic[B]):
     """The encoder at one bucket."""
 
     slots: B  # [B] int64
-    run: Callables
-    encodes: Mapping[int, _Encode[B]]  # by the number of tokens that pictures are padded to, ascending; or only 0
+    encodes: Mapping[int, _Launches[B]]  # by the number of tokens that pictures are padded to, ascending; or only 0
 
-    def holding(self, tokens: int) -> _Encode[B]:
+    def holding(self, tokens: int) -> _Launches[B]:
         """Returns the encode of the fewest tokens that holds so many."""
         return next(encode for most, encode in self.encodes.items() if most >= tokens or not most)
 
 
 @dataclass(frozen=True)
 class _StepPlan(Generic[B]):
-    """The decoder's regions at one bucket, with the caches' views and the weights of each layer bound."""
+    """The decoder at one bucket."""
 
     rows: int
-    tokens: B
-    run: Callables
-    calls: _Calls[B]
+    callables: Callables
     choice: Choice
-    captured: Captured[B] | None = None
+    launches: _Launches[B]
     # With penalties and beams, by what of these it does; recorded when a row needs them first.
     choices: dict[Needs, Captured[B]] = field(default_factory=dict)
 
@@ -242,8 +231,7 @@ class Runner(Generic[B]):
     """Static buffers and, for every bucket, the callables that work on them."""
 
     def __init__(self, model: Model[B], device: Device[B], images: int | None = None) -> None:
-        """``device``: the one that the model's buffers are on. ``images``: the most images of an encode; None: as
-        many as there are slots."""
+        """``device`` has the model's buffers. ``images``: the most images of an encode; None: as many as slots."""
         self.model = model
         self.device = device
         self._most_images = model.state.slots if images is None else images
@@ -255,43 +243,33 @@ class Runner(Generic[B]):
         self._choice = TokenChoice(self.state, self.config)
 
     def bind(self, component: Component, bucket: Bucket, callables: Callables) -> None:
-        """Run a component's bucket with these callables from now on."""
         if component == "encoder":
             self._encode[bucket] = self._encode_plan(bucket, callables)
         else:
             self._step[bucket] = self._step_plan(bucket, callables)
 
     def is_bound(self, component: Component, bucket: Bucket) -> bool:
-        """Returns whether a component's bucket has callables."""
         return bucket in (self._encode if component == "encoder" else self._step)
-
-    def bound(self, component: Component, bucket: Bucket) -> Callables:
-        """Returns the callables that run a component's bucket now."""
-        return self._encode[bucket].run if component == "encoder" else self._step[bucket].run
 
     def capture(self, component: Component, bucket: Bucket) -> None:
         """Record everything a bucket launches as one CUDA graph; from now on it is replayed.
 
         The bucket must have run once, since a first call allocates and loads. Capturing the largest bucket first
-        lets the smaller ones live in its memory. Recording launches nothing, so rows may be running.
-        """
+        lets the smaller ones live in its memory. Recording launches nothing, so rows may be running."""
         if component == "encoder":
             plan = self._encode[bucket]
-            encodes = dict(plan.encodes)
-            for tokens in reversed(encodes):
-                encode = replace(encodes[tokens], captured=None)
-                encodes[tokens] = replace(encode, captured=self.device.record(encode.run))
-            self._encode[bucket] = replace(plan, encodes=encodes)
+            sizes = sorted(plan.encodes, reverse=True)
+            encodes = {tokens: plan.encodes[tokens].recorded(self.device) for tokens in sizes}
+            self._encode[bucket] = replace(plan, encodes=dict(sorted(encodes.items())))
         else:
             step = self._step[bucket]
-            self._step[bucket] = replace(step, captured=self.device.record(lambda: self._run_decoder(step)))
+            self._step[bucket] = replace(step, launches=step.launches.recorded(self.device))
 
     def run_aside(self, component: Component, bucket: Bucket) -> None:
         """Run a bucket once with its callables, between two steps of running rows, and change none of these rows.
 
         The images' K/V go to the scratch slot. A decode step has tokens and positions of its own, and writes only
-        K/V of the last position, which no row reads before the row's own last step has written it.
-        """
+        K/V of the last position, which no row reads before the row's own last step has written it."""
         if component == "encoder":
             vision = self.config.vision
             for picture in examples(vision.image_size, vision.token_buckets):
@@ -301,27 +279,22 @@ class Runner(Generic[B]):
         own = dict(zip(ROWS, self.state.rows(ROWS, bucket.size), strict=True))
         own |= {name: memory.zeros(*memory.spec(own[name])) for name in ("tokens", "positions")}
         memory.write(own["positions"], range(bucket.size), np.full(bucket.size, last))
-        _run(own["tokens"], self._calls("decoder", bucket, self._step[bucket].run, own))
+        _run(own["tokens"], self._calls("decoder", bucket, self._step[bucket].callables, own))
 
     def run_first_layers(self, component: Component, bucket: Bucket) -> None:
         """Run each region of a bucket with only its first layer, on any content of the buffers. All layers run the
         same code, so this loads all that a first run loads. The result has no meaning. No row may be running."""
-        if component == "encoder":
-            for encode in self._encode[bucket].encodes.values():
-                _run(encode.pixels, _first_layers(encode.calls))
-        else:
-            step = self._step[bucket]
-            _run(step.tokens, _first_layers(step.calls))
+        encodes = self._encode[bucket].encodes.values() if component == "encoder" else [self._step[bucket].launches]
+        for each in encodes:
+            _run(each.first, _first_layers(each.calls))
 
     def twin(self) -> "Runner[B]":
-        """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
-        while rows are running here."""
+        """A runner over the same weights with zeroed buffers of its own and nothing bound, for trying things."""
         return Runner(replace(self.model, state=self.state.zeroed()), self.device, self._most_images)
 
     @cached_property
     def _images(self) -> tuple[B, B]:
-        """The encoder's input buffers at the largest bucket: pixels and slots. Smaller buckets use the first
-        rows."""
+        """The encoder's pixels and slots at the largest bucket. Smaller buckets use the first rows."""
         memory, rows = self.state.memory, self._most_images
         return memory.zeros("uint8", (rows, *self.config.vision.image_size, 3)), memory.zeros("int64", (rows,))
 
@@ -333,19 +306,19 @@ class Runner(Generic[B]):
         memory, known = self.state.memory, self._encode.get(bucket)
         images, all_slots = self._images
         slots = memory.view(all_slots, slice(bucket.size)) if known is None else known.slots
-        encodes: dict[int, _Encode[B]] = {}
+        encodes: dict[int, _Launches[B]] = {}
         for region in self.regions.encoder:
             if region.tokens not in encodes:
                 calls = self._calls("encoder", bucket, callables, {"slots": slots}, region.tokens)
-                encodes[region.tokens] = _Encode(pixels_of(region, images, bucket.size, memory), calls)
-        return _EncodePlan(slots, callables, encodes)
+                encodes[region.tokens] = _Launches(pixels_of(region, images, bucket.size, memory), calls)
+        return _EncodePlan(slots, encodes)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan[B]:
         if callables.choice is None:
             raise ValueError("these are an encoder's callables")
         own = dict(zip(ROWS, self.state.rows(ROWS, bucket.size), strict=True))
-        calls = self._calls("decoder", bucket, callables, own)
-        return _StepPlan(bucket.size, own["tokens"], callables, calls, callables.choice)
+        launches = _Launches(own["tokens"], self._calls("decoder", bucket, callables, own))
+        return _StepPlan(bucket.size, callables, callables.choice, launches)
 
     def _calls(
         self, component: Component, bucket: Bucket, callables: Callables, own: Mapping[str, B], tokens: int = 0
@@ -365,11 +338,7 @@ class Runner(Generic[B]):
         return [calls[place][layer] for place, layer in layer_order([region for region, _ in used])]
 
     def encode(
-        self,
-        bucket: Bucket,
-        images: Sequence[Pixels],
-        first_slot: int | None,
-        rows: Sequence[SlotRequest] = (),
+        self, bucket: Bucket, images: Sequence[Pixels], first_slot: int | None, rows: Sequence[SlotRequest] = ()
     ) -> B:
         """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …; None: all of them
         into the scratch slot, where nothing is read.
@@ -377,8 +346,7 @@ class Runner(Generic[B]):
         ``rows``: what goes into these slots, for models that read a text beside an image; none: no text.
 
         Returns what the last region does [bucket, tokens, hidden], such as the encoder's output; rows after
-        ``len(images)`` are padding, whose K/V goes to the scratch slot.
-        """
+        ``len(images)`` are padding, whose K/V goes to the scratch slot."""
         plan, count, tokens = self._encode[bucket], len(images), 0
         slots = [] if first_slot is None else list(range(first_slot, first_slot + count))
         slots += [self.state.slots] * (bucket.size - len(slots))
@@ -429,15 +397,14 @@ class Runner(Generic[B]):
         """Advance every row of the bucket by one token and return its scores [bucket, vocabulary]: the logits, or
         what penalties and beams make of them.
 
-        ``needs`` must name everything that one of the running rows needs.
-        """
+        ``needs`` must name everything that one of the running rows needs."""
         plan = self._step[bucket]
         if needs.beams and self.config.generation.forced_eos_id is not None:
             needs = replace(needs, penalties=True)  # they force it
         if needs.penalties or needs.beams:
             scores = self._chosen(plan, replace(needs, sampling=False))
         else:
-            scores = plan.captured.replay() if plan.captured else self._run_decoder(plan)
+            scores = plan.launches.run()
         if needs.sampling:
             self._choice.sample(scores, bucket.size, plan.choice)
         return scores
@@ -448,19 +415,17 @@ class Runner(Generic[B]):
         and the step is run all the same."""
         if needs in plan.choices:
             return plan.choices[needs].replay()
-        if plan.captured is None:
-            return self._apply(plan, self._run_decoder(plan), needs)
-        scores = self._apply(plan, plan.captured.replay(), needs)
-        with contextlib.suppress(NoRoomError):  # a later step may have it
-            plan.choices[needs] = self.device.record(lambda: self._apply(plan, self._run_decoder(plan), needs))
+        step = plan.launches
+        scores = self._choice.apply(step.run(), plan.rows, needs, plan.choice)
+        if step.captured is not None:
+            with contextlib.suppress(NoRoomError):  # a later step may have it
+                plan.choices[needs] = self.device.record(
+                    lambda: self._choice.apply(_run(step.first, step.calls), plan.rows, needs, plan.choice)
+                )
         return scores
 
-    def _apply(self, plan: _StepPlan[B], logits: B, needs: Needs) -> B:
-        return self._choice.apply(logits, plan.rows, needs, plan.choice)
-
     def read_tokens(self, rows: int, beams: bool = False) -> PendingTokens:
-        """The last tokens of the first ``rows`` slots, as of now, to be read later on; with those of ended searches
-        if rows are ``beams``."""
+        """The last tokens of the first ``rows`` slots, to be read later on; with ``beams``, also ended searches."""
         return self._readback.start(rows, self._choice.beams.outcomes if beams else None)
 
     def tokens(self, rows: int) -> list[int]:
@@ -484,9 +449,6 @@ class Runner(Generic[B]):
         slots still have are of earlier requests."""
         if moves:
             self.state.move(*zip(*moves, strict=True))
-
-    def _run_decoder(self, plan: _StepPlan[B]) -> B:
-        return _run(plan.tokens, plan.calls)
 
 
 def _first_layers(calls: _Calls[B]) -> _Calls[B]:

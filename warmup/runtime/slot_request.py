@@ -15,8 +15,7 @@ class SamplingParams:
     ``repetition_penalty`` 1 and ``no_repeat_ngram_size`` 0 change nothing. ``min_length`` counts tokens as
     transformers does, and becomes ``min_new_tokens`` once the prompt is known. ``fewer_beams``: the beams are a
     default, so the search may use fewer while only smaller buckets are warm. ``biased``: the checkpoint's token
-    rules apply.
-    """
+    rules apply."""
 
     max_new_tokens: int | None = None
     temperature: float = 0.0
@@ -57,8 +56,7 @@ class SlotRequest:
     text: tokens that the encoder reads beside the image, for models that take a text there.
     prefilled: number of tokens, of start token and prompt, that the encode reads; the first step takes the next
         token.
-    ahead: number of the prompt's first tokens that stand before the image. The encode reads all of them.
-    """
+    ahead: number of the prompt's first tokens that stand before the image. The encode reads all of them."""
 
     prompt: Sequence[int] = ()
     params: SamplingParams = SamplingParams()

@@ -101,8 +101,7 @@ class _Staging:
     """Copies images from pinned memory on a separate stream, while the compute stream still does earlier work:
 
     copies    [ batch 2 → arrival ]           [ batch 3 → arrival ]
-    compute   [ encode 1, steps ][ take ][ encode 2, steps ][ take ]…
-    """
+    compute   [ encode 1, steps ][ take ][ encode 2, steps ][ take ]…"""
 
     def __init__(self, pixels: Tensor, slots: Tensor) -> None:
         self._targets = (pixels, slots)
@@ -190,11 +189,7 @@ def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
     """Returns the plan's device and dtype, and sets grad mode, threads and precision for the calling thread.
 
     Compiled graphs depend on these settings, so no other code may change them. Matrix products stay in full fp32
-    ("highest"), so that tokens equal transformers'.
-
-    Raises:
-        StartError: torch cannot use the device.
-    """
+    ("highest"), so that tokens equal transformers'. Raises StartError if torch cannot use the device."""
     device = torch.device(plan.device)
     torch.set_grad_enabled(False)
     torch.set_num_threads(plan.threads)
@@ -214,13 +209,11 @@ def avoid_driver_compilation() -> None:
 
     cuDNN ships its attention as PTX. In a new container the driver has no cache yet and compiles it: 0.4 s of the
     first caption on an H200. Torch's other kernels are binaries for this processor. The setting is for eager region
-    functions: a package's kernels were chosen by its build, and `torch.compile` should choose the fastest.
-    """
+    functions: a package's kernels were chosen by its build, and `torch.compile` should choose the fastest."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def torch_device(device: torch.device) -> Device[Tensor]:
-    """Returns the device for a runner over torch's tensors."""
     return CudaDevice(device) if device.type == "cuda" else CpuDevice(TorchHostMemory())
 
 
@@ -246,15 +239,9 @@ def load_model(
     dtype: torch.dtype,
     prepared: MappedWeights | None = None,
 ) -> LoadedModel:
-    """Read the weights of a checkpoint folder and allocate the buffers of the plan.
-
-    Args:
-        prepared: prepared weights of the checkpoint, if any. Then the checkpoint's weights are not read, unless the
-            prepared weights do not match the configuration.
-
-    Raises:
-        WeightsError: the weights cannot be read or do not fit the configuration.
-    """
+    """Read the weights of a checkpoint folder and allocate the buffers of the plan. ``prepared``: prepared weights
+    of the checkpoint, if any. Then the checkpoint's weights are not read, unless the prepared weights do not match
+    the configuration. Raises WeightsError if the weights cannot be read or do not fit the configuration."""
     regions = build_regions(config)
     found = None if prepared is None else _prepared(prepared, regions, device)
     weights = found or load_weights(folder, config, transform.normalisation, device, dtype)

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from snapcap.warmup.errors import os_error_text
@@ -243,14 +244,12 @@ def client(options: S3Options) -> "S3Client":
 
 def upload_checked(s3: "S3Client", send: Callable[[], T], is_whole: Callable[[], bool] | None = None) -> T:
     """Send an upload. If the store may have refused it because of checksums, send it again without them; if that
-    succeeds, all later uploads of this client have no checksums.
+    succeeds, all later uploads of this client have no checksums. Raises ClientError if the store refuses the upload
+    with and without checksums; the error is that of the first try.
 
     Args:
         send: sends the whole request.
         is_whole: asks the store whether the object has the size that was sent.
-
-    Raises:
-        ClientError: the store refuses the upload with and without checksums; the error is that of the first try.
     """
     from botocore.exceptions import ClientError  # noqa: PLC0415
 
@@ -300,7 +299,7 @@ def bound_replies(s3: "S3Client", seconds: float) -> None:
         with contextlib.closing(reply.raw):
             content = _read(reply.raw, request.url, until)
         headers: Any = reply.headers
-        return AWSResponse(reply.url, reply.status_code, headers, _Content(content))
+        return AWSResponse(reply.url, reply.status_code, headers, SimpleNamespace(stream=lambda: [content]))
 
     events: Any = s3.meta.events  # botocore uses a handler's return value in place of sending
     events.register("before-send.s3", send)
@@ -335,16 +334,6 @@ class Ending:
             self.over = True
             for raw in self._open:
                 _hang_up(raw)
-
-
-class _Content:
-    """Holds the bytes of a reply for botocore to read."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def stream(self) -> Iterator[bytes]:
-        yield self._content
 
 
 def _read(raw: Any, url: str, until: float) -> bytes:

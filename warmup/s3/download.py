@@ -35,8 +35,7 @@ _PIECE_BYTES = 1024 * 1024
 class S3Object:
     """Describes an object of a listing. ``size``: bytes. ``etag``: as S3 writes it, with its quotes.
 
-    An empty ``etag`` accepts any version, for objects whose name is a digest that the caller verifies.
-    """
+    An empty ``etag`` accepts any version, for objects whose name is a digest that the caller verifies."""
 
     key: str
     size: int
@@ -59,12 +58,9 @@ class Ranges:
         return f"s3://{self.bucket}/{self.source.key}"
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """Yields bytes [start, end) in pieces. If a connection breaks, a new request continues the read.
-
-        Raises:
-            ObjectChangedError: the object was replaced after it was listed, or has another size.
-            S3Error: any other error of S3 or the network, or the deadline has passed.
-        """
+        """Yields bytes [start, end) in pieces. If a connection breaks, a new request continues the read. Raises
+        ObjectChangedError if the object was replaced after it was listed, or has another size, and S3Error for
+        any other error of S3 or the network, or after the deadline."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with translated(self.where):
@@ -116,7 +112,6 @@ def check_deadline(deadline: float, where: str) -> None:
 
 
 def deadline_error(where: str) -> S3Error:
-    """Makes the error of a download that missed its deadline."""
     return S3Error(f"{where}: the download did not finish before its deadline; raise it or check the network")
 
 
@@ -134,14 +129,12 @@ class Download:
 
 
 def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> list[S3Object]:
-    """Returns the objects directly under a prefix, without those in subfolders.
+    """Returns the objects directly under a prefix, without those in subfolders. Raises S3Error if the listing
+    failed, took too long, or has over 10,000 objects.
 
     Args:
         prefix: without a slash at its end; empty for the whole bucket.
         deadline: the moment of ``time.monotonic()`` to give up at, checked between pages.
-
-    Raises:
-        S3Error: the listing failed, took too long, or has over 10,000 objects.
     """
     where = f"s3://{bucket}/{prefix}"
     start = f"{prefix}/" if prefix else ""
@@ -188,8 +181,7 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of killed downloads from a folder. Files of running downloads stay. Raises OSError if
-    the folder cannot be read."""
+    """Remove unfinished files of killed downloads. Raises OSError if the folder cannot be read."""
     for path in folder.iterdir():
         if _PART.fullmatch(path.name):
             with contextlib.suppress(OSError), locked_alone(path) as alone:
@@ -202,8 +194,7 @@ class _Job:
     """Downloads an object into a temporary file beside its destination.
 
     s3transfer is not used, because it has no deadline: its manager waits until its threads end, and nothing can
-    close the connection that a thread reads from. Its manager does not check the disk's free space either.
-    """
+    close the connection that a thread reads from. Its manager does not check the disk's free space either."""
 
     item: Download
     ranges: Ranges
@@ -246,7 +237,6 @@ class _Job:
             self._held = None
 
     def _part(self, start: int, end: int) -> None:
-        """Download bytes [start, end) of the object."""
         with translated(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
             for chunk in self.ranges.read(start, end):
                 write_all(file.fileno(), chunk, start)

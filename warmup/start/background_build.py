@@ -37,6 +37,7 @@ from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.capacity import all_but_one
 from snapcap.warmup.machine.files import locked_alone, make_folder
 from snapcap.warmup.machine.installation import require_compiler
+from snapcap.warmup.machine.worker import LOWEST_PRIORITY
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, free_here, gib
 from snapcap.warmup.plan.plan import Bucket
@@ -56,15 +57,13 @@ LEASE_SECONDS = 60.0  # a killed builder blocks other builders this long
 POLL_SECONDS = 5.0  # between lookups of artifacts of the lease's holder, and between tries to begin a build in turn
 TURN = ".building"  # the file in the cache folder that is locked by the process that builds
 LONGEST_PAUSE_S = 300.0  # between two attempts to read a store that could not be read
-LOWEST_PRIORITY = 19
 ENDING_S = 3.0  # seconds for the build to end; the HTTP process waits ten for this process
 
 _logger = logging.getLogger("snapcap.build")
 
 
 class BackgroundBuild:
-    """Builds artifacts while the server runs. A thread controls the build; the compilers are child processes of the
-    lowest priority."""
+    """Builds artifacts while the server runs, on a thread, with compilers of the lowest priority."""
 
     def __init__(
         self, loaded: StartedModel, options: StartOptions, status: StartupStatus, on_device: OnDevice
@@ -154,9 +153,7 @@ class BackgroundBuild:
         command = f"snapcap build --model {model} --store {store} --sign-key FILE"
         self._status.building(state="declined", reason=reason, command=command)
         _logger.warning(
-            "not building: %s; run this once where it may publish, or start with --build local: %s",
-            reason,
-            command,
+            "not building: %s; run this once where it may publish, or start with --build local: %s", reason, command
         )
 
     def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:
@@ -182,7 +179,6 @@ class BackgroundBuild:
             self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
 
     def _look(self) -> Artifacts:
-        """Returns the result of a new lookup of artifacts."""
         return find_artifacts(self._options, self._artifacts.factors)
 
     def _take(self, artifacts: Artifacts) -> bool:
@@ -192,7 +188,7 @@ class BackgroundBuild:
             return False
         self._status.fetched(artifacts)
         backend = torch_backend(artifacts.fetched.entries, artifacts.input_specs, self._model)
-        for bucket in loaded.plan.steps.buckets:
+        for bucket in loaded.plan.step_table.buckets:
             for component in loaded.warmer.components(bucket):
                 self._swap(component, bucket.size, backend)
         self._status.building(state="fetched")
@@ -266,7 +262,7 @@ class BackgroundBuild:
         loaded, status = self._loaded, self._status
 
         def swap() -> None:
-            swap_bucket(loaded.runner, self._model.dtype, component, Bucket(size), backend)
+            swap_bucket(loaded.runner, component, Bucket(size), backend)
 
         fields = {"component": component, "bucket": size}
         try:
@@ -297,59 +293,52 @@ CHECKED_STEPS = 3
 _LAYERS_FACTOR = 4.0
 
 
-def swap_bucket(
-    runner: Runner[Tensor], dtype: torch.dtype, component: Component, bucket: Bucket, backend: Backend
-) -> None:
-    """Switch a component's bucket to this backend.
-
-    Raises:
-        PackageError, InputSpecError: the packages cannot be opened.
-        CheckError: the results differ from eager's; the bucket stays unchanged.
-    """
+def swap_bucket(runner: Runner[Tensor], component: Component, bucket: Bucket, backend: Backend) -> None:
+    """Switch a component's bucket to this backend. Raises PackageError or InputSpecError if the packages cannot be
+    opened, and CheckError if the results differ from eager's; the bucket stays unchanged."""
     compiled = open_callables(runner.regions, component, bucket, backend)
     eager = open_callables(runner.regions, component, bucket, EagerBackend())
-    check = check_encoder if component == "encoder" else check_decoder
-    check(runner, dtype, bucket, compiled, eager)
+    check_bucket(runner, component, bucket, compiled, eager)
     runner.bind(component, bucket, compiled)
     if runner.device.runs_ahead:
         runner.capture(component, bucket)
 
 
-def check_encoder(
-    runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
+def check_bucket(
+    runner: Runner[Tensor], component: Component, bucket: Bucket, compiled: Callables, eager: Callables
 ) -> None:
-    """Encode random images, and texts if the encode reads them, with both runners, and compare outputs and written
-    caches. Raises CheckError if they differ by more than rounding in the dtype."""
-    texts = _random_texts(runner, bucket)
+    """Run both on the same random inputs, in buffers of their own, and compare results and written caches.
+    Raises CheckError if they differ by more than rounding in the dtype."""
     ours, theirs = runner.twin(), runner.twin()
-    ours.bind("encoder", bucket, compiled)
-    theirs.bind("encoder", bucket, eager)
-    own = ("key", "value") if runner.config.decoder.reads_prompt else ()
-    for images in _random_images(runner, bucket):
+    ours.bind(component, bucket, compiled)
+    theirs.bind(component, bucket, eager)
+    check = _check_encoder if component == "encoder" else _check_decoder
+    check(ours, theirs, bucket)
+
+
+def _check_encoder(ours: Runner[Tensor], theirs: Runner[Tensor], bucket: Bucket) -> None:
+    """Encode random images, and texts if the encode reads them."""
+    texts, dtype = _random_texts(ours, bucket), ours.state.key.dtype
+    own = ("key", "value") if ours.config.decoder.reads_prompt else ()
+    for images in _random_images(ours, bucket):
         actual, expected = ours.encode(bucket, images, 0, texts), theirs.encode(bucket, images, 0, texts)
         _require_close("encoder output", actual, expected, dtype)
         for name in ("cross_key", "cross_value", *own):
             _require_close(name, _rows(ours, name, bucket), _rows(theirs, name, bucket), dtype)
 
 
-def check_decoder(
-    runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
-) -> None:
-    """Run some steps over the same random prompts with both runners, and compare logits and caches. Raises
-    CheckError if they differ by more than rounding in the dtype."""
-    ours, theirs = runner.twin(), runner.twin()
-    ours.bind("decoder", bucket, compiled)
-    theirs.bind("decoder", bucket, eager)
+def _check_decoder(ours: Runner[Tensor], theirs: Runner[Tensor], bucket: Bucket) -> None:
+    """Run some steps over the same random prompts."""
+    config, dtype = ours.config, ours.state.key.dtype
     # Random numbers are drawn on the device: rows wait meanwhile, and a host would take seconds for large caches.
-    generator = torch.Generator(runner.state.key.device).manual_seed(bucket.size)
+    generator = torch.Generator(ours.state.key.device).manual_seed(bucket.size)
     for name in ("cross_key", "cross_value"):
         drawn = _rows(ours, name, bucket).normal_(generator=generator)
         _rows(theirs, name, bucket).copy_(drawn)
-    steps = min(CHECKED_STEPS, runner.state.cache_length - 1)
+    steps = min(CHECKED_STEPS, ours.state.cache_length - 1)
     numbers = np.random.default_rng(bucket.size)
-    prompts = numbers.integers(0, runner.config.decoder.vocab_size, (bucket.size, steps)).tolist()
-    start_id = runner.config.generation.start_id
-    texts = [row.read(start_id) for row in _random_texts(runner, bucket)]
+    prompts = numbers.integers(0, config.decoder.vocab_size, (bucket.size, steps)).tolist()
+    texts = [row.read(config.generation.start_id) for row in _random_texts(ours, bucket)]
     for twin in (ours, theirs):
         twin.state.write_texts(range(len(texts)), texts)  # a step may read where each text ends, and the grids
         twin.state.write_grids(range(bucket.size), [(1 + row % 3, 5) for row in range(bucket.size)])

@@ -21,7 +21,6 @@ import logging
 import os
 import types
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import field, replace
@@ -91,7 +90,6 @@ class Jit:
         self._cache = cache
         self._artifacts: Artifacts | None = None
         self._restored = False
-        self._fallbacks: Counter[tuple[str, int]] = Counter()
 
     def backend(self, plan: Plan, artifacts: Artifacts) -> "JitBackend":
         """Returns the backend that compiles the regions. After a hit, first restores the compile cache."""
@@ -151,9 +149,8 @@ class Jit:
         return local
 
     def _fell_back(self, region: str, bucket: int) -> None:
-        self._status.fell_back(region, bucket)
-        self._fallbacks[region, bucket] += 1
-        if self._fallbacks[region, bucket] == 1:
+        self._status.count("eager_fallbacks", region, str(bucket))
+        if self._status.counts("eager_fallbacks")[region, str(bucket)] == 1:
             _logger.error(
                 "no compiled graph fits; the region runs eager",
                 extra={"fields": {"region": region, "bucket": bucket}},
@@ -166,8 +163,7 @@ class RestoreError(RuntimeError):
 
 @dataclass
 class CompileCache:
-    """Owns the cache folder of one start. The folder is new, so that no earlier start and no other program makes
-    this start look warm."""
+    """Owns the cache folder of one start. The folder is new, so that nothing makes this start look warm."""
 
     folder: Path
     _restored: set[tuple[str, str]] = field(default_factory=set)
@@ -177,8 +173,7 @@ class CompileCache:
     def private(cls, more: Mapping[str, str]) -> Iterator["CompileCache"]:
         """Makes a new cache folder for Inductor and Triton until the block ends. Enter it before torch compiles.
 
-        Loaded libraries stay loaded. ``more``: other variables of the compiler, set inside the block.
-        """
+        Loaded libraries stay loaded. ``more``: other variables of the compiler, set inside the block."""
         with scratch_folder("snapcap-jit-") as folder:
             variables = {
                 "TORCHINDUCTOR_CACHE_DIR": str(folder),
@@ -212,8 +207,7 @@ class CompileCache:
         """Write this start's graphs and libraries to files in the cache folder; return the files by entry name.
 
         The result is empty if torch has cached nothing new. Every bucket must have run, because restored graphs
-        that no bucket has used are left out.
-        """
+        that no bucket has used are left out."""
         saved = torch.compiler.save_cache_artifacts()
         if saved is None or _names(saved[1]) <= self._restored:
             return {}
@@ -251,8 +245,7 @@ ALONE: Mapping[str, InductorOption] = {"cpp_cache_precompile_headers": False}
 
 @dataclass(frozen=True)
 class JitBackend:
-    """Compiles a callable at its first call. ``on_fallback`` gets the region and bucket of each call that ran eager
-    because no graph fitted."""
+    """Compiles a callable at its first call. ``on_fallback`` gets region and bucket of each call that ran eager."""
 
     plan: Plan
     on_fallback: Callable[[str, int], None]
@@ -289,8 +282,7 @@ def own_code(
     a graph, it calls ``on_eager`` and then ``eager``.
 
     Dynamo keeps graphs, and counts recompiles, by code object. Regions that shared one would check each other's
-    guards at every call, and exceed `recompile_limit` from the ninth bucket on.
-    """
+    guards at every call, and exceed `recompile_limit` from the ninth bucket on."""
 
     def run(*inputs: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # a constant for the tracer

@@ -49,8 +49,7 @@ class Callbacks:
     """Holds functions that a start calls on one of its threads.
 
     checkpoint: called with the checkpoint once the part of it that the start needs is on the local disk.
-    artifacts: called with the result of the lookup of artifacts, or with None if the backend uses none.
-    """
+    artifacts: called with the result of the lookup of artifacts, or with None if the backend uses none."""
 
     checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
     artifacts: Callable[[Artifacts | None], object] = lambda artifacts: None
@@ -59,31 +58,28 @@ class Callbacks:
 NO_CALLBACKS = Callbacks()
 
 
+@dataclass(eq=False)
 class Preparation:
-    """Begins the steps, in parallel with an import of torch. Each member is the future result of a step, in the
-    order in which the steps begin.
+    """Begins the steps, in parallel with an import of torch. ``pool`` has ``STEPS`` threads for these steps.
+    ``fetcher`` fetches a published model from the store; None if the store cannot have it. Each further member is
+    the future result of a step, in the order in which the steps begin.
 
     published: the store's model, or the reason why the start does not use it.
     planned: the plan. On a CPU it is made without numpy, so that the lookup of artifacts need not wait for numpy's
         import.
     artifacts: the result of the lookup, or None if the backend uses no artifacts.
     weights: the prepared weights, and the checkpoint, which may still lack its weights.
-    checkpoint: the checkpoint, with its weights unless there are prepared weights.
-    """
+    checkpoint: the checkpoint, with its weights unless there are prepared weights."""
 
-    def __init__(
-        self,
-        options: StartOptions,
-        timeline: Timeline,
-        status: StartupStatus,
-        pool: ThreadPoolExecutor,
-        fetcher: "ModelFetcher | None" = None,
-        callbacks: Callbacks = NO_CALLBACKS,
-    ) -> None:
-        """``pool`` has ``STEPS`` threads for these steps. ``fetcher`` fetches a published model from the store;
-        None if the store cannot have it."""
-        self.options, self.timeline, self.status = options, timeline, status
-        self._fetcher, self._callbacks = fetcher, callbacks
+    options: StartOptions
+    timeline: Timeline
+    status: StartupStatus
+    pool: ThreadPoolExecutor
+    fetcher: "ModelFetcher | None" = None
+    callbacks: Callbacks = NO_CALLBACKS
+
+    def __post_init__(self) -> None:
+        pool = self.pool
         self.published = pool.submit(self._ask_store)
         self.planned = pool.submit(self._plan)
         self.artifacts = pool.submit(self._find_artifacts)
@@ -91,11 +87,11 @@ class Preparation:
         self.checkpoint = pool.submit(self._complete)
 
     def _ask_store(self) -> "Described | FoundWeights":
-        if self._fetcher is None:
+        if self.fetcher is None:
             return FoundWeights("off", "")
         with self.timeline.phase("fetch_weights"):
             try:
-                return self._fetcher.describe()
+                return self.fetcher.describe()
             except NotFetchedError as error:
                 _report_weights(FoundWeights(error.result, error.reason))
                 return FoundWeights(error.result, error.reason)
@@ -116,39 +112,38 @@ class Preparation:
     def _find_artifacts(self) -> Artifacts | None:
         options = self.options
         if options.compute.backend == "eager":
-            self._callbacks.artifacts(None)
+            self.callbacks.artifacts(None)
             return None
         _, config, plan = self.planned.result()
         with self.timeline.phase("fetch_artifacts"):
-            found = find_artifacts(options, plan.factors(config, options.kind), self._fetcher)
+            found = find_artifacts(options, plan.factors(config, options.kind), self.fetcher)
         if CPU_LIBRARY not in found.fetched.entries:
             begin_torch_libraries()
-        self._callbacks.artifacts(found)
+        self.callbacks.artifacts(found)
         self.status.fetched(found)
         return found
 
     def _find_weights(self) -> tuple[Checkpoint, FoundWeights]:
-        """Returns the checkpoint and its prepared weights. Weights are fetched after the packages, by the same
-        worker process."""
+        """Returns the checkpoint and its prepared weights, which the worker fetches after the packages."""
         options, published = self.options, self.published.result()
         folder, config, plan = self.planned.result()
         checkpoint = Checkpoint.of(options, folder, config)
         if isinstance(published, FoundWeights):
-            self._callbacks.checkpoint(checkpoint)
+            self.callbacks.checkpoint(checkpoint)
             weights = FoundWeights("off", "--no-prepared-weights")
             if options.model.prepared_weights:
                 weights = find_weights(checkpoint, plan, options.store_folder)
             if weights.result == "miss" and published.result != "off":
                 weights = published  # the result says why the store's weights were not used
         else:
-            if self._fetcher is None:
+            if self.fetcher is None:
                 raise TypeError("a published model, and no fetcher")
             bring = partial(downloaded, options, published.found.weights.identity)
             checkpoint = replace(checkpoint, bring=bring)
-            self._callbacks.checkpoint(checkpoint)
+            self.callbacks.checkpoint(checkpoint)
             with self.timeline.phase("fetch_weights"):
                 wait([self.artifacts])
-                weights = self._fetcher.weights(published, checkpoint, plan)
+                weights = self.fetcher.weights(published, checkpoint, plan)
         _report_weights(weights)
         self.status.found_weights(weights.result, weights.reason, weights.bytes_fetched)
         return checkpoint, weights

@@ -66,8 +66,7 @@ class StartedModel:
     weights: the result of looking for prepared weights.
     rehearses: a request is rehearsed before READY. False where that would only delay READY: a lone request
         computes for longer than a first run may take, or this server has started the model before.
-    publication: with the jit backend, the future result of publishing the graphs that it compiled.
-    """
+    publication: with the jit backend, the future result of publishing the graphs that it compiled."""
 
     checkpoint: Checkpoint
     plan: Plan
@@ -85,7 +84,7 @@ class StartedModel:
     def warm_table(self) -> BucketTable:
         """The buckets of decode steps that may serve by now."""
         cold = {bucket.size for bucket in self.cold}
-        return BucketTable.of(size for size in self.plan.steps.sizes if size not in cold)
+        return BucketTable.of(size for size in self.plan.step_table.sizes if size not in cold)
 
     @property
     def compiled(self) -> bool:
@@ -101,13 +100,10 @@ class Loader(AbstractContextManager[object], Protocol[B]):
     @property
     def jit(self) -> "Jit | None":
         """The compiler of the jit backend."""
-        ...
 
     @property
     def eager(self) -> "Backend | None":
-        """The backend of a bucket whose compiled code fails. If it is None, such a failure ends the loader's
-        start."""
-        ...
+        """The backend of a bucket whose compiled code fails. None: such a failure ends the loader's start."""
 
     def open_device(self) -> "Device[B]": ...
 
@@ -115,19 +111,17 @@ class Loader(AbstractContextManager[object], Protocol[B]):
         """Loads the weights onto the device, from prepared weights if possible, and makes the buffers. Returns the
         model, and the checkpoint with the files that the weights were read from. Raises WeightsError if the weights
         cannot be read or do not fit the configuration."""
-        ...
 
     def open_packages(self, warmer: "Warmer", model: "Model[B]", artifacts: Artifacts | None) -> "Backend":
         """Returns the backend that serves. The warmer has put all buckets of encodes on it if their packages are
         opened here; otherwise other threads open packages while the first ones run."""
-        ...
 
 
 class _SmallerPlanError(Exception):
     """The device has no room for the largest buckets."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(f"buckets {plan.steps.sizes} fit")
+        super().__init__(f"buckets {plan.step_table.sizes} fit")
         self.plan = plan
 
 
@@ -139,12 +133,9 @@ def load(
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> StartedModel:
     """Runs the start on the calling thread, which becomes the device thread. ``fetcher`` is the fetcher of a
-    published model, if it was begun for these options already.
-
-    Raises:
-        CheckpointError, ConfigError, WeightsError: the model cannot be served.
-        StartError: a setting does not fit, or the start is strict and not what was asked for.
-    """
+    published model, if it was begun for these options already. Raises CheckpointError, ConfigError or WeightsError
+    if the model cannot be served, and StartError if a setting does not fit, or the start is strict and not what was
+    asked for."""
     while True:
         try:
             return _load(options, timeline, status, fetcher, callbacks)
@@ -224,7 +215,7 @@ def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = Fal
                 _, seconds = self_test(runner, now[0])
                 rehearses = plan.device_type != "cpu" or seconds <= LONGEST_RUN_S
         publication = None if loader.jit is None else loader.jit.publish()
-    cold = tuple(bucket for bucket in plan.steps.buckets if bucket not in now)
+    cold = tuple(bucket for bucket in plan.step_table.buckets if bucket not in now)
     return StartedModel(
         checkpoint, plan, model, runner, warmer, backend, artifacts, cold, weights.result, rehearses, publication
     )
@@ -272,7 +263,7 @@ def before_ready(backend: str, plan: Plan, options: StartOptions) -> tuple[Bucke
         return plan.table.buckets[:1]
     # Packages are warm in a moment, jit would compile on the device thread while it serves, and on a CPU eager has
     # nothing to wait for.
-    return plan.steps.buckets if backend == "jit" else plan.table.buckets
+    return plan.step_table.buckets if backend == "jit" else plan.table.buckets
 
 
 def torch_is_needed(options: StartOptions) -> str | None:
@@ -298,7 +289,7 @@ def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | Non
         if reason is not None:
             return reason
     config, plan = preparation.planned.result()[1:]
-    sizes = [size for size in plan.steps.sizes if size > 1]
+    sizes = [size for size in plan.step_table.sizes if size > 1]
     if sizes and len(config.generation.eos_ids) > min(MAX_BEAMS, *sizes):
         return "more tokens end a caption than a compiled beam search looks at"
     return None

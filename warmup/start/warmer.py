@@ -31,8 +31,7 @@ class Warmer:
     """Assigns buckets to a backend, and runs each once with the callables that serve. Device thread only.
 
     ``table``: the buckets of encodes; a bucket that it lacks runs decode steps alone. ``eager``: the backend of
-    buckets whose compiled code fails; None: such a failure is an error.
-    """
+    buckets whose compiled code fails; None: such a failure is an error."""
 
     runner: Runner[Any]
     table: BucketTable
@@ -42,17 +41,13 @@ class Warmer:
     eager: Backend | None = None
 
     def components(self, bucket: Bucket) -> tuple[ComponentName, ...]:
-        """Returns the components that have a bucket."""
         return COMPONENTS if bucket in self.table.buckets else ("decoder",)
 
     def assign(self, backend: Backend, buckets: tuple[Bucket, ...]) -> None:
         """Assign buckets to the backend. A bucket whose packages cannot be opened stays eager, or ends a strict
-        start. With jit every bucket can be opened, because jit compiles at the first run.
-
-        Raises:
-            StartError: a bucket cannot be opened, and the start is strict.
-            PackageError, InputSpecError: a bucket cannot be opened, and there is no eager backend.
-        """
+        start. With jit every bucket can be opened, because jit compiles at the first run. Raises StartError if a
+        bucket cannot be opened, and the start is strict, and PackageError or InputSpecError if a bucket cannot be
+        opened, and there is no eager backend."""
         for bucket in buckets:
             for component in self.components(bucket):
                 self._assign_one(component, bucket, backend)
@@ -92,8 +87,7 @@ class Warmer:
 
         ``backend``: assign each bucket without a backend to this one just before the bucket runs, while other
             threads open the packages of later buckets. Before launches are recorded, all other buckets of encodes
-            are assigned too, so that no package is opened during the recording. Raises the errors of ``assign``.
-        """
+            are assigned too, so that no package is opened during the recording. Raises the errors of ``assign``."""
         for component in COMPONENTS:
             with self.timeline.phase(f"warm_{component}"):
                 seconds_a_row = 0.0

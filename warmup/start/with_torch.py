@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import WeightsError
 from snapcap.models.weights.prepared import MappedWeights
 from snapcap.warmup.artifacts.fetch import Artifacts
@@ -32,35 +33,37 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("snapcap.start")
 
 
+@dataclass(eq=False)
 class TorchLoader:
     """Implements `Loader` with torch's tensors. A bucket whose compiled code fails runs eager."""
 
-    def __init__(self, plan: Plan, options: StartOptions, timeline: Timeline, status: StartupStatus) -> None:
+    plan: Plan
+    options: StartOptions
+    timeline: Timeline
+    status: StartupStatus
+
+    def __post_init__(self) -> None:
         self.jit: Jit | None = None
         self.eager = EagerBackend()
-        self._plan = plan
-        self._options = options
-        self._timeline = timeline
-        self._status = status
         self._scope = ExitStack()
 
     def __enter__(self) -> None:
-        if self._options.compute.backend == "jit":
+        if self.options.compute.backend == "jit":
             from snapcap.warmup.start.jit import open_compiler  # noqa: PLC0415  no other start needs it
 
-            self.jit = self._scope.enter_context(open_compiler(self._options, self._timeline, self._status))
+            self.jit = self._scope.enter_context(open_compiler(self.options, self.timeline, self.status))
 
     def __exit__(self, *error: Any) -> None:
         self._scope.__exit__(*error)
 
     def open_device(self) -> Device[Tensor]:
-        self._device, self._dtype = open_device(self._plan)
+        self._device, self._dtype = open_device(self.plan)
         if self.jit is None:
             avoid_driver_compilation()
         return torch_device(self._device)
 
     def load_model(self, checkpoint: Checkpoint, mapped: MappedWeights | None) -> tuple[Checkpoint, LoadedModel]:
-        described = checkpoint.config, checkpoint.transform, self._plan, self._device, self._dtype
+        described = checkpoint.config, checkpoint.transform, self.plan, self._device, self._dtype
         try:
             return checkpoint, load_model(checkpoint.folder, *described, mapped)
         except WeightsError:
@@ -70,22 +73,22 @@ class TorchLoader:
             return checkpoint, load_model(checkpoint.folder, *described)
 
     def open_packages(self, warmer: Warmer, model: Model[Tensor], artifacts: Artifacts | None) -> Backend:
-        with self._timeline.phase("load_artifacts"):
+        with self.timeline.phase("load_artifacts"):
             backend = self._backend(model, artifacts) or self.eager
-            warmer.assign(backend, self._plan.table.buckets)
+            warmer.assign(backend, self.plan.table.buckets)
         return backend
 
     def _backend(self, model: Model[Tensor], artifacts: Artifacts | None) -> Backend | None:
         """Returns the backend that runs compiled code, or None if the start stays eager."""
-        if artifacts is None or (self._options.compute.backend == "jit" and self.jit is None):
+        if artifacts is None or (self.options.compute.backend == "jit" and self.jit is None):
             return None
         if not artifacts.hit:
-            _report_missing(artifacts, self._options)
+            _report_missing(artifacts, self.options)
         if self.jit is not None:
-            return self.jit.backend(self._plan, artifacts)
+            return self.jit.backend(self.plan, artifacts)
         if not artifacts.hit:
             return None
-        if not self._plan.runs_on_libtorch:
+        if not self.plan.runs_on_libtorch:
             self._report_unused()
             return None
         from snapcap.warmup.runtime.aoti.torch_packages import torch_backend  # noqa: PLC0415  only packages need it
@@ -95,8 +98,8 @@ class TorchLoader:
     def _report_unused(self) -> None:
         """Logs why the packages are not used. Raises StartError if the start is strict, and for `aot`."""
         reason = "packages of int8 weights run only in a start without torch's module, from prepared weights"
-        remedy = f"run `snapcap build --model {self._options.model.source} --dtype int8`; it prepares the weights"
-        if self._options.compute.strict and self._options.compute.backend == "aot":
+        remedy = f"run `snapcap build --model {self.options.model.source} --dtype int8`; it prepares the weights"
+        if self.options.compute.strict and self.options.compute.backend == "aot":
             raise StartError(f"the aot backend cannot start: {reason}; {remedy}")
         fields = {"backend": "eager", "reason": reason, "remedy": remedy}
         _logger.warning("artifacts not used", extra={"fields": fields})

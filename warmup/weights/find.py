@@ -105,12 +105,8 @@ Identity = tuple[FileIdentity, ...]
 
 
 def identify(folder: Path) -> Identity:
-    """Returns the identities of a checkpoint's files of weights, and of their index.
-
-    Raises:
-        WeightsError: the folder has no weights.
-        OSError: the status of a file cannot be read.
-    """
+    """Returns the identities of a checkpoint's files of weights, and of their index. Raises WeightsError if the
+    folder has no weights, and OSError if the status of a file cannot be read."""
     files = []
     for name in weight_names(folder):
         real = (folder / name).resolve()
@@ -175,8 +171,7 @@ class FoundWeights:
 
     result: "untrusted" and "error" come only from a store.
     mapped: the weights, on a hit.
-    bytes_fetched: bytes downloaded from a store.
-    """
+    bytes_fetched: bytes downloaded from a store."""
 
     result: WeightsResult
     reason: str
@@ -209,10 +204,8 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
     """Map the prepared weights of a checkpoint without a record, such as another copy or container image, by the
     digest of its files. The files are read only if the store has prepared weights that may match: reading takes
     less time than importing torch and converting. The digest is recorded for the next start even without a match.
-    Returns None if there are no such weights, or if the files change meanwhile.
-
-    Raises the errors that ``find_weights`` catches.
-    """
+    Returns None if there are no such weights, or if the files change meanwhile. Raises the errors that
+    ``find_weights`` catches."""
     if not any((store.root / WEIGHTS).glob(prepared_name("*", checkpoint, plan))):
         return None
     folder = checkpoint.folder
@@ -229,12 +222,9 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
 
 
 def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
-    """Map the prepared weights of the checkpoint with this content digest; returns None without such a file.
-
-    Raises:
-        PreparedError: the file is damaged.
-        StoreError: the file cannot be read, or other users may write to it.
-    """
+    """Map the prepared weights of the checkpoint with this content digest; returns None without such a file. Raises
+    PreparedError if the file is damaged, and StoreError if the file cannot be read, or other users may write to
+    it."""
     name = prepared_name(digest, checkpoint, plan)
     with store.opened(f"{WEIGHTS}/{name}") as file:
         return None if file is None else map_used(file, name)

@@ -25,7 +25,7 @@ from snapcap.warmup.artifacts.download import UNFINISHED, make_room, own_name, p
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError
 from snapcap.warmup.machine.capacity import first_for_the_oom_killer, free_memory
-from snapcap.warmup.machine.files import commit, locked_alone, make_folder, write_all
+from snapcap.warmup.machine.files import commit, locked_alone, make_folder, opened, write_all
 from snapcap.warmup.machine.worker import Task, Worker, WorkerError, serve_tasks
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint, read_config
@@ -151,8 +151,7 @@ def _write_contents(path: Path, contents: "Contents") -> None:
     """Writes the tensors, and then the header, which has their digests."""
     digests: list[str] = []
     offset = len(contents.header_bytes())
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
         for chunk in contents.chunks():
             digests.append(hashlib.sha256(chunk).hexdigest())
             write_all(descriptor, chunk, offset)
@@ -160,8 +159,6 @@ def _write_contents(path: Path, contents: "Contents") -> None:
             if offset % _FLUSHED_BYTES < len(chunk):
                 os.fsync(descriptor)
         write_all(descriptor, contents.header_bytes(digests), 0)
-    finally:
-        os.close(descriptor)
 
 
 def _mib(size: int) -> str:

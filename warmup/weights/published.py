@@ -19,20 +19,13 @@ from typing import Any
 from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared import PreparedError
 from snapcap.warmup.artifacts.download import VERIFIED, fetched_name, fetching_name
-from snapcap.warmup.artifacts.fetch import (
-    Fetched,
-    Found,
-    NotFetchedError,
-    described,
-    local_model,
-    local_weights,
-)
+from snapcap.warmup.artifacts.fetch import Fetched, Found, NotFetchedError, described, local_model, local_weights
 from snapcap.warmup.artifacts.folder import FolderStore, check_owner
 from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.remote import trust_of
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError, blob_name
-from snapcap.warmup.artifacts.worker import GRACE, Fetcher, fetch_worker
+from snapcap.warmup.artifacts.worker import GRACE, MODULE, Fetcher, FetchJob
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints.local import kind_of, report_unasked
 from snapcap.warmup.errors import StartError
@@ -60,8 +53,7 @@ class ModelFetcher(Fetcher):
     ``weights`` in this order, then ``close``, which ends the worker. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
-        """``worker``: from ``fetch_worker``, if its process was launched already."""
-        super().__init__(options, worker or fetch_worker(options, model=True))
+        super().__init__(options, worker or Worker(MODULE, FetchJob.of(options, model=True)))
         self._fetched = 0  # bytes of weights that the worker has downloaded, and syncs before it ends
         self._end = time.monotonic() + options.store.deadline + GRACE  # deadline of all tasks before the weights
 

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.remote.messages import Cancel, Message, Submit, ToEngine, Turn
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.errors import NotReady
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class LoopChannel:
-    """Sends and receives messages without blocking. The event loop calls `take` with each message that arrives, and
-    sends the bytes that the socket had no room for."""
+    """Sends and receives messages without blocking. The event loop calls `take` with each, and sends the rest."""
 
     def __init__(
         self, end: socket.socket, loop: asyncio.AbstractEventLoop, take: Callable[[Message], object]
@@ -70,8 +70,7 @@ class LoopChannel:
                 return
 
     def close(self) -> None:
-        """Shuts the socket down, which tells the engine process to end. Called when the event loop is over, or
-        after `leave`."""
+        """Shuts the socket down, which ends the engine process. Called after the event loop, or after `leave`."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
@@ -106,27 +105,21 @@ class LoopChannel:
         del self._waiting[:sent]
 
 
+@dataclass(eq=False)
 class RemoteEngine:
     """A `CaptionEngine` that sends requests to the engine process. Each request that waits for the device holds a
     slot of the shared pixels.
 
-    ``submit`` is called from any thread, ``take`` and ``fail`` on the event loop.
-    """
+    ``submit`` is called from any thread, ``take`` and ``fail`` on the event loop. ``has_room`` returns whether the
+    channel to the engine process takes more messages."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        slots: Slots,
-        send: Callable[[ToEngine], object],
-        observer: "EngineObserver",
-        has_room: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """``has_room`` returns whether the channel to the engine process takes more messages."""
-        self.limits = limits
-        self._slots = slots
-        self._send = send
-        self._observer = observer
-        self._has_room = has_room
+    limits: Limits
+    slots: Slots
+    send: Callable[[ToEngine], object]
+    observer: "EngineObserver"
+    has_room: Callable[[], bool] = lambda: True
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = count()
         self._sent: dict[int, CaptionRequest] = {}
@@ -139,12 +132,8 @@ class RemoteEngine:
         return bool(self._sent)
 
     def submit(self, request: CaptionRequest) -> None:
-        """Sends a request; its result or exception arrives in ``request.future``.
-
-        Raises:
-            EngineChannelFull: the engine process does not read its messages.
-            NotReady: the engine has ended.
-        """
+        """Sends a request; its result or exception arrives in ``request.future``. Raises EngineChannelFull if the
+        engine process does not read its messages, NotReady if the engine has ended."""
         if not isinstance(request.pixels, FilledSlot):
             raise TypeError("the engine process takes pixels that are in a slot of the shared memory")
         slot = request.pixels.number
@@ -152,14 +141,14 @@ class RemoteEngine:
             if self._failed:
                 raise NotReady("failed")
             # A stopped engine process would let messages pile up, of requests whose clients have long left.
-            if not self._has_room():
+            if not self.has_room():
                 raise EngineChannelFull
             number = next(self._numbers)
             self._holding[number] = slot
             self._sent[number] = request
         streams = request.on_token is not None
         ids, others = request.prompt_ids, (request.text_ids, request.ahead)
-        self._send(Submit(number, request.id, slot, ids, request.params, request.deadline, streams, *others))
+        self.send(Submit(number, request.id, slot, ids, request.params, request.deadline, streams, *others))
         request.future.add_done_callback(partial(self._note_cancelled, number))
 
     def take(self, turn: Turn) -> None:
@@ -192,17 +181,17 @@ class RemoteEngine:
 
     def _observe(self, turn: Turn) -> None:
         for seconds in turn.waited:
-            self._observer.queue_waited(seconds)
+            self.observer.queue_waited(seconds)
         for bucket, rows, seconds in turn.encoded:
-            self._observer.encoded(bucket, rows, seconds)
+            self.observer.encoded(bucket, rows, seconds)
         for bucket, rows, seconds in turn.stepped:
-            self._observer.decode_stepped(bucket, rows, seconds)
+            self.observer.decode_stepped(bucket, rows, seconds)
         if turn.generated:
-            self._observer.tokens_generated(turn.generated)
+            self.observer.tokens_generated(turn.generated)
 
     def _note_cancelled(self, number: int, future: "Future[Completion]") -> None:
         if future.cancelled() and self._forget(number) is not None:
-            self._send(Cancel(number))
+            self.send(Cancel(number))
 
     def _fail(self, number: int, error: Exception) -> None:
         request = self._forget(number)
@@ -219,4 +208,4 @@ class RemoteEngine:
         with self._lock:
             slot = self._holding.pop(number, None)
             if slot is not None:
-                self._slots.give_back(slot)
+                self.slots.give_back(slot)

@@ -39,8 +39,7 @@ class Rehearsed(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """The event loop of the HTTP process runs. The engine process answers with a `Pulse`, once the engine
-    serves."""
+    """The event loop of the HTTP process runs. Once the engine serves, its process answers with a `Pulse`."""
 
 
 class Pulse(NamedTuple):
@@ -61,15 +60,13 @@ class CheckpointFound(NamedTuple):
 
 
 class ArtifactsFound(NamedTuple):
-    """The search for artifacts has ended. ``image_library``: content of the library that resizes pictures, if the
-    artifacts have it."""
+    """The search for artifacts has ended. ``image_library``: content of the library that resizes pictures."""
 
     image_library: bytes | None
 
 
 class ModelLoaded(NamedTuple):
-    """The model is warm, and waits for `Rehearsed`. ``rehearses``: a request with the model is rehearsed before
-    READY."""
+    """The model is warm, and waits for `Rehearsed`. ``rehearses``: a request is rehearsed before READY."""
 
     limits: Limits
     rehearses: bool

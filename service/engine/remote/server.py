@@ -28,8 +28,7 @@ class BlockingChannel:
         self._unpacker: Unpacker[Message] = Unpacker()
 
     def send(self, message: Message) -> None:
-        """Sends a message, from any thread. Drops it if the other end is closed: this process then ends soon
-        too."""
+        """Sends a message, from any thread. Drops it if the other end is closed: this process then ends too."""
         data = pack(message)
         with self._lock, suppress(OSError):
             self._end.sendall(data)
@@ -48,8 +47,7 @@ _MOST_STEPS = 64
 
 class Turns:
     """An `EngineObserver` that sends at most one message a turn, because each message costs a system call and wakes
-    the event loop of the HTTP process. Counts and durations wait until a result has to be sent. Only the device
-    thread may call it."""
+    the event loop of the HTTP process. Counts and durations wait for a result. Only the device thread calls it."""
 
     def __init__(self, send: Callable[[Turn], object]) -> None:
         self._send = send
@@ -73,7 +71,6 @@ class Turns:
         self._turn.admitted.append(number)
 
     def token(self, number: int, token: int) -> None:
-        """Reports a generated token of a request that streams."""
         self._turn.tokens.append((number, token))
 
     def done(self, number: int, future: "Future[Completion]") -> None:

@@ -5,9 +5,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from support.documents import tables
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.cli import tables
 from snapcap.service.cli.main import main
 from snapcap.service.config import reader
 from snapcap.service.config.settings import GROUPS, Settings
@@ -35,7 +35,7 @@ def test_a_new_option_of_the_warm_up_is_one_field(monkeypatch: pytest.MonkeyPatc
     class More(ComputeOptions):
         """Where and how the model runs."""
 
-        streams: int = option("streams", 1, "streams of the device", parse=parse_int(1, 8), metavar="N")
+        streams: int = option(1, "streams of the device", parse=parse_int(1, 8), metavar="N")
 
     monkeypatch.setitem(GROUPS, "compute", More)
     parser = argparse.ArgumentParser()

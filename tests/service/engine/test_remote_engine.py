@@ -42,7 +42,7 @@ class Filling(RemoteEngine):
     pixels: SharedPixels
 
     def submit(self, request: CaptionRequest) -> None:
-        slot = self._slots.take()
+        slot = self.slots.take()
         self.pixels.read(slot)[:] = request.array
         super().submit(replace(request, pixels=FilledSlot(slot)))
 

@@ -4,7 +4,7 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 
 import pytest
-from support.fakes.scheduling import EOS, TABLE, Clock, names, request, submit
+from support.fakes.scheduling import EOS, TABLE, Clock, advance, names, request, submit
 
 from snapcap.service.engine.request import Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
@@ -16,7 +16,7 @@ def test_first_come_is_first_served_into_the_next_free_slots(scheduler: Schedule
     assert [row.request.id for row in scheduler.admit()] == list("abcd")
     assert scheduler.admit() == []  # no slot is free
     assert scheduler.depth == 2
-    scheduler.advance(scheduler.running, [EOS, 5, EOS, 5], "eager")
+    advance(scheduler, scheduler.running, [EOS, 5, EOS, 5], "eager")
     assert [row.request.id for row in scheduler.admit()] == ["e"]  # the smallest bucket is filled, "f" follows
     assert [row.request.id for row in scheduler.admit()] == ["f"]
     assert sorted(names(scheduler)) == ["b", "d", "e", "f"]
@@ -24,7 +24,7 @@ def test_first_come_is_first_served_into_the_next_free_slots(scheduler: Schedule
 
 def test_nothing_waits_nothing_is_admitted(scheduler: Scheduler) -> None:
     assert scheduler.admit() == []
-    assert scheduler.advance(scheduler.running, [], "eager") == []
+    assert advance(scheduler, scheduler.running, [], "eager") == []
 
 
 def test_a_table_that_grows_gives_more_slots(scheduler: Scheduler) -> None:
@@ -43,9 +43,9 @@ def test_a_completion_has_the_tokens_without_the_end_and_where_the_time_went(
     clock.now += 3.0
     (row,) = scheduler.admit()
     row.encode_s = 0.5
-    scheduler.advance(scheduler.running, [7], "aot")
+    advance(scheduler, scheduler.running, [7], "aot")
     clock.now += 2.0
-    scheduler.advance(scheduler.running, [EOS], "aot")
+    advance(scheduler, scheduler.running, [EOS], "aot")
     assert wanted.future.result(0) == Completion((7,), "stop", "aot", 3.0, 0.5, 1.5)
 
 
@@ -56,7 +56,7 @@ def test_a_row_ends_at_its_length(scheduler: Scheduler, wanted: int | None, expe
     scheduler.admit()
     for token in range(10, 10 + expected):
         assert not sent.future.done()
-        scheduler.advance(scheduler.running, [token], "eager")
+        advance(scheduler, scheduler.running, [token], "eager")
     completion = sent.future.result(0)
     assert (completion.tokens, completion.finish_reason) == (tuple(range(10, 10 + expected)), "length")
     assert scheduler.running == []
@@ -66,8 +66,8 @@ def test_the_end_token_at_the_last_place_is_a_stop(scheduler: Scheduler) -> None
     sent = request(max_new_tokens=2)
     scheduler.submit(sent)
     scheduler.admit()
-    scheduler.advance(scheduler.running, [5], "eager")
-    scheduler.advance(scheduler.running, [EOS], "eager")
+    advance(scheduler, scheduler.running, [5], "eager")
+    advance(scheduler, scheduler.running, [EOS], "eager")
     completion = sent.future.result(0)
     assert (completion.tokens, completion.finish_reason) == ((5,), "stop")
 
@@ -78,7 +78,7 @@ def test_a_prompt_is_not_part_of_the_tokens_even_with_the_end_token_in_it(schedu
     scheduler.admit()
     for token in (8, EOS, 9, 11, 12):
         assert not sent.future.done()
-        scheduler.advance(scheduler.running, [token], "eager")
+        advance(scheduler, scheduler.running, [token], "eager")
     assert sent.future.result(0).tokens == (11, 12)
 
 
@@ -90,10 +90,10 @@ def test_tokens_are_handed_out_as_they_come_without_prompt_and_end(scheduler: Sc
     scheduler.admit()
     scheduler.admit()
     for tokens in ([8, 20], [9, 21], [11, 22]):
-        scheduler.advance(scheduler.running, tokens, "eager")
+        advance(scheduler, scheduler.running, tokens, "eager")
     assert taken == [(11, False)]
     for tokens in ([12, 23], [EOS, EOS]):
-        scheduler.advance(scheduler.running, tokens, "eager")
+        advance(scheduler, scheduler.running, tokens, "eager")
     assert taken == [(11, False), (12, False)]
     assert sent.future.result(0).tokens == (11, 12)
 
@@ -110,7 +110,7 @@ def test_what_of_a_prompt_is_read_with_the_image_takes_no_step(
     assert [row.total for row in scheduler.running] == [len(prompt) - read + 2] * 2
     steps = 0
     while not sent.future.done():
-        scheduler.advance(scheduler.running, [11 + steps] * 2, "eager")
+        advance(scheduler, scheduler.running, [11 + steps] * 2, "eager")
         steps += 1
     assert sent.future.result(0).tokens == (9 + steps, 10 + steps)
     assert steps == len(prompt) - read + 2
@@ -121,7 +121,7 @@ def test_the_last_token_is_handed_out_before_the_result(scheduler: Scheduler) ->
     done: list[bool] = []
     scheduler.submit(replace(sent, on_token=lambda _: done.append(sent.future.done())))
     scheduler.admit()
-    scheduler.advance(scheduler.running, [5], "eager")
+    advance(scheduler, scheduler.running, [5], "eager")
     assert done == [False]
     assert sent.future.result(0).finish_reason == "length"
 
@@ -132,7 +132,7 @@ def test_a_model_without_an_end_token_runs_to_the_length(clock: Clock) -> None:
     scheduler.submit(sent)
     scheduler.admit()
     for _ in range(3):
-        scheduler.advance(scheduler.running, [EOS], "eager")
+        advance(scheduler, scheduler.running, [EOS], "eager")
     assert sent.future.result(0).finish_reason == "length"
 
 
@@ -175,7 +175,7 @@ def test_a_client_that_leaves_as_its_row_ends_disturbs_nobody(scheduler: Schedul
     scheduler.admit()
     scheduler.admit()
     leaving.future.cancel()
-    scheduler.advance(scheduler.running, [EOS, EOS], "eager")
+    advance(scheduler, scheduler.running, [EOS, EOS], "eager")
     assert staying.future.result(0).finish_reason == "stop"
 
 
@@ -198,7 +198,7 @@ def test_the_last_rows_move_into_freed_slots(
     submit(scheduler, *(request(name) for name in "abcd"))
     scheduler.admit()
     assert (
-        scheduler.advance(scheduler.running, [EOS if slot in ending else 5 for slot in range(4)], "eager") == moves
+        advance(scheduler, scheduler.running, [EOS if slot in ending else 5 for slot in range(4)], "eager") == moves
     )
     assert names(scheduler) == list(left)
 
@@ -233,7 +233,7 @@ def test_a_closed_scheduler_refuses_new_requests_and_serves_those_it_has(schedul
         scheduler.submit(request())
     scheduler.wait()  # returns at once
     scheduler.admit()
-    scheduler.advance(scheduler.running, [EOS], "eager")
+    advance(scheduler, scheduler.running, [EOS], "eager")
     assert kept.future.result(0).finish_reason == "stop"
 
 

@@ -4,6 +4,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from support.fakes.scheduling import advance
 
 from snapcap.service.engine import scheduler as scheduling
 from snapcap.service.engine.request import CaptionRequest, Limits
@@ -30,7 +31,7 @@ def step(scheduler: Scheduler, ending: int) -> int:
     """A decode step after which so many rows end; returns how many were admitted before it."""
     admitted = len(scheduler.admit())
     rows = scheduler.launched()
-    scheduler.advance(rows, [EOS] * ending + [WORD] * (len(rows) - ending), "eager")
+    advance(scheduler, rows, [EOS] * ending + [WORD] * (len(rows) - ending), "eager")
     return admitted
 
 
@@ -52,7 +53,7 @@ def test_with_a_slot_for_everyone_nobody_waits(scheduler: Scheduler, requests: i
             assert scheduler.admit()
         assert len(scheduler.running) == requests
         rows = scheduler.launched()
-        scheduler.advance(rows, [EOS] + [WORD] * (len(rows) - 1), "eager")
+        advance(scheduler, rows, [EOS] + [WORD] * (len(rows) - 1), "eager")
         submit(scheduler, 1)
 
 
@@ -92,7 +93,7 @@ def batch_ended(scheduler: Scheduler, images: int, image_s: float) -> None:
     scheduler.wait()  # for the wake-up that the requests gave
     while scheduler.depth:
         scheduler.admit()
-    scheduler.advance(scheduler.launched(), [EOS] * images, "eager")
+    advance(scheduler, scheduler.launched(), [EOS] * images, "eager")
 
 
 @pytest.mark.parametrize("images", [2, 3, 8])

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from support.fakes.scheduling import EOS, LIMITS, Clock, request, submit
+from support.fakes.scheduling import EOS, LIMITS, Clock, advance, request, submit
 
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded
@@ -24,7 +24,7 @@ def step(scheduler: Scheduler) -> list[str]:
     admitted = [row.request.id for row in scheduler.admit()]
     rows = scheduler.running
     hypotheses = {slot: [1, 7, EOS] for slot, row in enumerate(rows) if row.searches}
-    scheduler.advance(rows, [EOS] * len(rows), "eager", hypotheses)
+    advance(scheduler, rows, [EOS] * len(rows), "eager", hypotheses)
     return admitted
 
 
@@ -49,7 +49,7 @@ def test_a_search_that_no_ready_batch_holds_is_passed(cold: Scheduler) -> None:
 def test_beams_that_nobody_asked_for_are_as_many_as_rows_are_ready(cold: Scheduler) -> None:
     cold.submit(request("default", num_beams=3, fewer_beams=True))
     assert [(row.request.id, row.request.params.num_beams) for row in cold.admit()] == [("default", 1)]
-    cold.advance(cold.running, [EOS], "eager", {})
+    advance(cold, cold.running, [EOS], "eager", {})
     cold.warmed(4)
     cold.submit(request("default", num_beams=3, fewer_beams=True))
     assert [row.request.params.num_beams for row in cold.admit()] == [3]
@@ -76,7 +76,7 @@ def test_it_has_its_old_place_once_there_is_a_batch_and_nobody_passes_it_any_mor
     cold.submit(request("c"))
     cold.warmed(8)
     assert [step(cold), step(cold)] == [["eight"], ["c"]]
-    assert cold.steps.sizes == cold.encodes.sizes == (1, 4, 8)
+    assert cold.step_table.sizes == cold.encode_table.sizes == (1, 4, 8)
 
 
 def test_a_stream_of_small_requests_does_not_starve_a_search(cold: Scheduler, clock: Clock) -> None:

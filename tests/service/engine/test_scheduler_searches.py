@@ -1,7 +1,7 @@
 """Beam searches in the scheduler: they come, run and leave with all their slots at once."""
 
 import pytest
-from support.fakes.scheduling import EOS, LIMITS, Clock, names, request, submit
+from support.fakes.scheduling import EOS, LIMITS, Clock, advance, names, request, submit
 
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import EngineFailed
@@ -28,10 +28,10 @@ def test_a_search_without_room_waits_and_nobody_passes_it(scheduler: Scheduler) 
     assert [row.request.id for row in scheduler.admit()] == ["a"]
     assert scheduler.admit() == []
     assert scheduler.depth == 2
-    scheduler.advance(scheduler.running, [EOS], "eager")
+    advance(scheduler, scheduler.running, [EOS], "eager")
     assert [row.request.id for row in scheduler.admit()] == ["b"]
     assert scheduler.admit() == []
-    scheduler.advance(scheduler.running, [5] * 4, "eager", {2: [1, 7, EOS]})
+    advance(scheduler, scheduler.running, [5] * 4, "eager", {2: [1, 7, EOS]})
     assert [row.request.id for row in scheduler.admit()] == ["c"]
 
 
@@ -41,9 +41,9 @@ def test_a_search_has_its_tokens_when_it_ends_and_frees_all_its_slots(scheduler:
     scheduler.admit()
     scheduler.admit()
     assert names(scheduler) == ["found", "cut", "lone", "found"]
-    scheduler.advance(scheduler.running, [EOS, 5, 6, EOS], "aot")  # a beam's own tokens are not the search's
+    advance(scheduler, scheduler.running, [EOS, 5, 6, EOS], "aot")  # a beam's own tokens are not the search's
     assert not found.future.done()
-    moves = scheduler.advance(scheduler.running, [1, 5, 6, 1], "aot", {3: [1, 8, 9, 30, 31, EOS]})
+    moves = advance(scheduler, scheduler.running, [1, 5, 6, 1], "aot", {3: [1, 8, 9, 30, 31, EOS]})
     completion = found.future.result(0)
     assert (completion.tokens, completion.finish_reason, completion.backend) == ((30, 31), "stop", "aot")
     assert (moves, names(scheduler)) == ([(2, 0)], ["lone", "cut"])
@@ -53,7 +53,7 @@ def test_a_search_that_ends_at_its_length_says_so(scheduler: Scheduler) -> None:
     sent = request(num_beams=2, max_new_tokens=3)
     scheduler.submit(sent)
     scheduler.admit()
-    scheduler.advance(scheduler.running, [5, 5], "eager", {0: [1, 30, 31, 32]})
+    advance(scheduler, scheduler.running, [5, 5], "eager", {0: [1, 30, 31, 32]})
     completion = sent.future.result(0)
     assert (completion.tokens, completion.finish_reason) == ((30, 31, 32), "length")
 
@@ -69,7 +69,7 @@ def test_a_search_that_is_lost_frees_all_its_slots(scheduler: Scheduler, clock: 
         sent.future.cancel()
     assert scheduler.drop_lost() == [(3, 0)]
     assert names(scheduler) == ["r"]
-    assert scheduler.advance([*scheduler.running], [7], "eager") == []
+    assert advance(scheduler, [*scheduler.running], [7], "eager") == []
 
 
 def test_a_step_counts_once_for_a_search(scheduler: Scheduler) -> None:

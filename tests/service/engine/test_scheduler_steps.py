@@ -2,7 +2,7 @@
 
 import pytest
 from support.fakes.list_engine import Served, result
-from support.fakes.scheduling import EOS, LIMITS, Clock, request, submit
+from support.fakes.scheduling import EOS, LIMITS, Clock, advance, request, submit
 
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BeamsNotReady
@@ -23,7 +23,7 @@ def test_a_warm_step_bucket_gives_slots_and_no_larger_encodes(scheduler: Schedul
     submit(scheduler, *(request(number) for number in range(20)))
     assert [admitted(scheduler), admitted(scheduler)] == [4, 0]
     scheduler.warmed(8)
-    assert (scheduler.steps.sizes, scheduler.encodes.sizes) == ((1, 4, 8), (1, 4))
+    assert (scheduler.step_table.sizes, scheduler.encode_table.sizes) == ((1, 4, 8), (1, 4))
     assert [admitted(scheduler), admitted(scheduler)] == [4, 0]
     scheduler.warmed(16)
     assert [admitted(scheduler) for _ in range(3)] == [4, 4, 0]
@@ -44,7 +44,7 @@ def test_free_slots_wait_until_an_encode_is_full(scheduler: Scheduler) -> None:
     given = []
     for _ in range(5):
         rows = scheduler.launched()
-        scheduler.advance(rows, [EOS] + [7] * (len(rows) - 1), "eager")
+        advance(scheduler, rows, [EOS] + [7] * (len(rows) - 1), "eager")
         given.append(admitted(scheduler))
     assert given == [0, 0, 0, 4, 0]
 
@@ -53,11 +53,11 @@ def test_a_search_may_have_as_many_beams_as_a_step_bucket_has_rows(scheduler: Sc
     eight, six = request("eight", num_beams=8), request("six", num_beams=6)
     submit(scheduler, eight, six, request("one"))
     assert admitted(scheduler) == 1  # the searches stand aside
-    scheduler.advance(scheduler.launched(), [EOS], "eager")
+    advance(scheduler, scheduler.launched(), [EOS], "eager")
     scheduler.warmed(8)
     assert admitted(scheduler) == 1
     assert (len(scheduler.running), scheduler.running[0].request.id) == (8, "eight")
-    assert scheduler.steps.fit(8).size == 8
+    assert scheduler.step_table.fit(8).size == 8
 
 
 def test_a_step_bucket_that_is_given_up_refuses_only_who_needs_it(scheduler: Scheduler) -> None:
@@ -68,7 +68,7 @@ def test_a_step_bucket_that_is_given_up_refuses_only_who_needs_it(scheduler: Sch
     scheduler.give_up(16)
     assert isinstance(search.future.exception(0), BeamsNotReady)
     assert admitted(scheduler) == 1
-    assert scheduler.encodes.sizes == (1, 4)
+    assert scheduler.encode_table.sizes == (1, 4)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])

@@ -117,9 +117,9 @@ def test_a_status_becomes_what_it_is_told() -> None:
     status.expect((1, 4), "cpu", "float32")
     status.update("encoder", 1, "warm", "aot", 0.5, 1.0)
     status.swapped("swapped")
-    status.fell_back("decoder.block", 4)
+    status.count("eager_fallbacks", "decoder.block", "4")
     status.building(state="building", done=1)
-    status.published("published")
+    status.count("artifact_publish", "published")
     status.started()
     status.fail("the disk is full")
     assert other.to_dict() == status.to_dict()
@@ -133,4 +133,4 @@ def test_what_another_process_compiled_is_counted_as_ours() -> None:
     status.started()
     status.compiled_elsewhere(CompilerCounts(5))
     assert status.compile_events() == {"startup": 3, "serving": 2}
-    assert status.cache_counts() == CacheCounts()
+    assert status.compiler().caches == CacheCounts()

@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.parity.pictures import encoded, scene
@@ -140,10 +141,10 @@ class TestFinds:
     def test_a_file_that_may_not_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         opened = os.open
 
-        def refuse(path: str, flags: int) -> int:
+        def refuse(path: str, *others: Any, **named: Any) -> int:
             if path == os.path.join("photos", "b.JPG"):
                 raise PermissionError(13, "Permission denied", path)
-            return opened(path, flags)
+            return opened(path, *others, **named)
 
         monkeypatch.setattr(os, "open", refuse)
         found = find("photos")

@@ -20,7 +20,7 @@ def test_threads_give_the_lock_back_sooner_while_it_serves(monkeypatch: pytest.M
 
         def begin_exit(self) -> None: ...
 
-    monkeypatch.setattr(http_process, "make_server", lambda *_: Server())
+    monkeypatch.setattr(http_process, "Server", lambda *_: Server())
     before = sys.getswitchinterval()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         status = http_process.run(Settings(), [listener], None, Timeline(0.0), lambda: pytest.fail("no start"))

@@ -17,7 +17,7 @@ from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import Connections
 from snapcap.service.readiness import State
 from snapcap.service.server.serve import BindError, bind
-from snapcap.service.server.uvicorn_server import Server, make_server
+from snapcap.service.server.uvicorn_server import Server
 
 PATIENCE = 30.0
 
@@ -31,9 +31,7 @@ class Running:
         self.listener = bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.services = services
-        self.server: Server = make_server(
-            app, HttpSettings(**settings), services.readiness, live.set, Connections(HttpLimits())
-        )
+        self.server = Server(app, HttpSettings(**settings), services.readiness, live.set, Connections(HttpLimits()))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
         assert live.wait(PATIENCE)
@@ -150,7 +148,7 @@ def test_a_second_signal_ends_the_process_at_once(services: Services, monkeypatc
     statuses: list[int] = []
     monkeypatch.setattr(os, "_exit", statuses.append)
     app, connections = create_app(services, BodyLimits(1, 1)), Connections(HttpLimits())
-    server = make_server(app, HttpSettings(), services.readiness, print, connections)
+    server = Server(app, HttpSettings(), services.readiness, print, connections)
     server.handle_exit(signal.SIGTERM, None)
     assert statuses == []
     server.handle_exit(signal.SIGINT, None)

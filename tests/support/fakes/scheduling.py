@@ -1,10 +1,12 @@
 """Makes requests for a scheduler, and a clock that the test moves. No torch."""
 
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any
 
 from snapcap.service.engine.request import CaptionRequest, Limits
-from snapcap.service.engine.scheduler import Scheduler
+from snapcap.service.engine.scheduler import RunningRequest, Scheduler
 from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
@@ -31,6 +33,21 @@ def request(
 def submit(scheduler: Scheduler, *requests: CaptionRequest) -> None:
     for each in requests:
         scheduler.submit(each)
+
+
+def advance(
+    scheduler: Scheduler,
+    rows: Sequence[RunningRequest],
+    tokens: Sequence[int],
+    backend: str,
+    hypotheses: Mapping[int, Sequence[int]] = MappingProxyType({}),
+) -> list[tuple[int, int]]:
+    """Calls ``Scheduler.advance``, and hands the results out at once."""
+    results: list[Callable[[], None]] = []
+    moves = scheduler.advance(rows, tokens, backend, hypotheses, results)
+    for hand_out in results:
+        hand_out()
+    return moves
 
 
 def names(scheduler: Scheduler) -> list[str]:

@@ -49,9 +49,9 @@ from snapcap.warmup.start.warmer import Warmer
 
 PROMPT = (17, 44, 60)
 STEPS = 20
-# Buckets of builds in 16 bits: our kernels change at 2, 3 and 32 rows. Families with few of these kernels have
-# fewer buckets.
-BUCKETS = dict.fromkeys(("vit-gpt2", "blip", "git"), (1, 2, 4, 64)) | dict.fromkeys(
+# Buckets of builds in 16 bits: our kernels change at 3, 17, 32, 65 and 129 rows. Families with few of these kernels
+# have fewer buckets.
+BUCKETS = dict.fromkeys(("vit-gpt2", "blip", "git"), (1, 2, 4, 24, 64)) | dict.fromkeys(
     ("smolvlm", "florence2", "llava", "qwen3-vl"), (1, 64)
 )
 FEW_BUCKETS = (1, 4)  # buckets of builds in fp32

@@ -14,7 +14,7 @@ from snapcap.service.config.settings import HttpLimits, HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import Connections
 from snapcap.service.server.serve import bind
-from snapcap.service.server.uvicorn_server import Server, make_server
+from snapcap.service.server.uvicorn_server import Server
 
 PATIENCE = 30.0
 
@@ -41,7 +41,7 @@ class BoundedServer:
         closed = services.metrics.connection_closed
         self.connections = Connections(limits or HttpLimits(), closed, frozenset(origins))
         settings = HttpSettings(grace_period=grace_period)
-        self.server: Server = make_server(self.app, settings, services.readiness, live.set, self.connections)
+        self.server = Server(self.app, settings, services.readiness, live.set, self.connections)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
         assert live.wait(PATIENCE)

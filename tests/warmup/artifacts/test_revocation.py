@@ -1,5 +1,6 @@
 """A key that is no longer trusted: what it signed is not loaded from anywhere, however warm the cache is."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,6 @@ def test_the_parent_of_the_process_that_fetches_trusts_no_more_than_it(
 ) -> None:
     local = FolderStore.open(options.store_folder)
     assert publish(local, manifest, files, signer).result == "published"
-    with Fetcher(options) as fetcher:
+    with closing(Fetcher(options)) as fetcher:
         assert fetcher.packages(manifest.key, manifest.factors, trust).result == "hit"
         assert_untrusted(fetcher.packages(manifest.key, manifest.factors, revoked))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ def trusting(job: Job, *keys: Path) -> Job:
 
 
 def packages(job: Job, trust: Trust) -> Fetched:
-    with Fetcher(job.options) as fetcher:
+    with closing(Fetcher(job.options)) as fetcher:
         return fetcher.packages(job.key, job.factors, trust)
 
 

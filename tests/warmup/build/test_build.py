@@ -323,7 +323,7 @@ def test_what_waits_for_something_else_than_its_worker_holds_no_build_up(
     monkeypatch.setattr("snapcap.warmup.build.builder._ENDING_S", 0.1)
     builder, _, _ = build(timeout=1)
     released = threading.Event()
-    builder._on_event = lambda event: event.kind == "built" and released.wait(60)
+    builder.on_event = lambda event: event.kind == "built" and released.wait(60)
     try:
         assert not builder.run().complete
     finally:
@@ -364,7 +364,7 @@ def test_an_error_of_a_listener_is_not_swallowed(build: Any) -> None:
     def broken(event: Event) -> None:
         raise RuntimeError("listener")
 
-    builder._on_event = broken
+    builder.on_event = broken
     with pytest.raises(RuntimeError, match="listener"):
         builder.run()
 
@@ -404,7 +404,7 @@ def test_compilers_for_a_gpu_have_cache_folders_of_their_own_which_end_with_them
             both.wait(30)
             seen.update(folders)
 
-    builder._on_event = on_event
+    builder.on_event = on_event
     FakeWorker.compilers.clear()
     assert builder.run().complete
     assert len(seen) == len(FakeWorker.compilers) == 2

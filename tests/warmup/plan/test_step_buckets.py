@@ -16,7 +16,7 @@ from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan import plan as planning
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import MemoryPlan, checkpoint_bytes, device_need, fitted, plan_that_fits
-from snapcap.warmup.plan.plan import BUFFER_PART, DEFAULT_BUCKETS, STEP_BUCKETS, Plan, buffer_bytes, make_plan
+from snapcap.warmup.plan.plan import BUFFER_PART, DEFAULT_BUCKETS, STEP_BUCKETS, Plan, make_plan, planned_buffers
 from snapcap.warmup.runtime.aoti.packages import entry_names
 
 GIB = 1 << 30
@@ -51,7 +51,7 @@ def test_a_gpu_has_them_by_default(config: ModelConfig, tmp_path: Path) -> None:
     found = plan(config, tmp_path)
     assert (found.buckets, found.step_buckets) == (SIZES, STEP_BUCKETS)
     assert found.sizes("encoder") == found.table.sizes == SIZES
-    assert found.sizes("decoder") == found.steps.sizes == tuple(sorted((*SIZES, *STEP_BUCKETS)))
+    assert found.sizes("decoder") == found.step_table.sizes == tuple(sorted((*SIZES, *STEP_BUCKETS)))
     assert found.slots == STEP_BUCKETS[-1]
 
 
@@ -64,7 +64,7 @@ def test_there_are_none_in_other_starts_and_the_key_knows_nothing_of_them(
     compute: dict[str, Any], config: ModelConfig, tmp_path: Path
 ) -> None:
     found = plan(config, tmp_path, **compute)
-    assert (found.step_buckets, found.steps, found.slots) == ((), found.table, found.buckets[-1])
+    assert (found.step_buckets, found.step_table, found.slots) == ((), found.table, found.buckets[-1])
     factors = replace(found, device="cpu").factors(config, "aot")
     assert "model.step_buckets" not in factors
 
@@ -136,10 +136,10 @@ def test_the_buffers_of_automatic_sizes_take_at_most_an_eighth_of_the_card(
         counts.append(len(found.step_buckets))
         assert found.step_buckets == STEP_BUCKETS[: counts[-1]]
         if found.step_buckets:
-            assert buffer_bytes(config, found) == MemoryPlan(config, found).buffers <= card[0] / 8
+            assert planned_buffers(config, found)[1] <= card[0] / 8
         if found.step_buckets != STEP_BUCKETS:
             more = replace(found, step_buckets=STEP_BUCKETS[: counts[-1] + 1])
-            assert buffer_bytes(config, more) > card[0] * BUFFER_PART
+            assert planned_buffers(config, more)[1] > card[0] * BUFFER_PART
     assert counts == sorted(counts)
     assert counts[-1] == len(STEP_BUCKETS)
     assert counts[0] < len(STEP_BUCKETS)
@@ -148,8 +148,8 @@ def test_the_buffers_of_automatic_sizes_take_at_most_an_eighth_of_the_card(
 def test_images_need_buffers_for_encodes_alone(config: ModelConfig) -> None:
     height, width = config.vision.image_size
     less, more = (replace(ON_GPU, buckets=(1, size), step_buckets=(64,)) for size in (4, 8))
-    assert buffer_bytes(config, more) - buffer_bytes(config, less) == 4 * height * width * 3
-    assert buffer_bytes(config, replace(more, step_buckets=(128,))) > buffer_bytes(config, more)
+    assert planned_buffers(config, more)[1] - planned_buffers(config, less)[1] == 4 * height * width * 3
+    assert planned_buffers(config, replace(more, step_buckets=(128,)))[1] > planned_buffers(config, more)[1]
 
 
 def test_where_memory_is_short_step_buckets_go_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +173,7 @@ def test_where_memory_is_short_step_buckets_go_first(tmp_path: Path, caplog: pyt
         assert fitted(checkpoint, whole, MemoryPlan(config, some).serving(weights)) == some
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"bucket {', '.join(map(str, STEP_BUCKETS))} is left out" in line
-    assert f"{','.join(map(str, some.steps.sizes))} are used" in line
+    assert f"{','.join(map(str, some.step_table.sizes))} are used" in line
 
 
 def test_a_servers_budget_counts_them(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def test_counters_add_up_by_label(status: StartupStatus) -> None:
     status.swapped("swapped")
     status.swapped("swapped")
     status.swapped("mismatch")
-    status.published("exists")
-    status.fell_back("decoder_block", 4)
-    status.fell_back("decoder_block", 4)
+    status.count("artifact_publish", "exists")
+    status.count("eager_fallbacks", "decoder_block", "4")
+    status.count("eager_fallbacks", "decoder_block", "4")
     for state in ("waiting", "building", "failed"):
         status.building(state=state)
     assert status.counts("eager_fallbacks") == {("decoder_block", "4"): 2}

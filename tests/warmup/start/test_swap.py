@@ -9,10 +9,11 @@ from torch import Tensor
 
 from snapcap.models.regions.table import RegionCall
 from snapcap.warmup.plan.plan import Bucket, BucketTable
+from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.compare import CheckError
 from snapcap.warmup.runtime.model import EagerBackend
 from snapcap.warmup.runtime.runner import Callables, Runner, open_callables
-from snapcap.warmup.start.background_build import check_decoder, check_encoder
+from snapcap.warmup.start.background_build import check_bucket
 
 BUCKET = Bucket(2)
 
@@ -65,9 +66,9 @@ class Unwritten(Broken):
 @pytest.mark.parametrize("family", ["smolvlm", "florence2"])
 def test_the_same_regions_are_accepted(runners: dict[str, Runner], family: str) -> None:
     runner = runners[family]
-    for component, check in (("encoder", check_encoder), ("decoder", check_decoder)):
+    for component in COMPONENTS:
         eager = open_callables(runner.regions, component, BUCKET, EagerBackend())
-        check(runner, torch.float32, BUCKET, eager, eager)
+        check_bucket(runner, component, BUCKET, eager, eager)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_an_encoder_that_leaves_the_text_out_is_refused(
     assert {*names} <= {region.name for region in runner.regions.encoder}
     eager = open_callables(runner.regions, "encoder", BUCKET, EagerBackend())
     with pytest.raises(CheckError):
-        check_encoder(runner, torch.float32, BUCKET, with_region(runner, names, change), eager)
+        check_bucket(runner, "encoder", BUCKET, with_region(runner, names, change), eager)
 
 
 def test_a_decoder_that_sees_behind_a_texts_end_is_refused(runners: dict[str, Runner]) -> None:
@@ -95,4 +96,4 @@ def test_a_decoder_that_sees_behind_a_texts_end_is_refused(runners: dict[str, Ru
     calls = zip(names, eager.regions, strict=True)
     regions = (Unread(call) if name == "decoder_block" else call for name, call in calls)
     with pytest.raises(CheckError):
-        check_decoder(runner, torch.float32, BUCKET, eager._replace(regions=tuple(regions)), eager)
+        check_bucket(runner, "decoder", BUCKET, eager._replace(regions=tuple(regions)), eager)

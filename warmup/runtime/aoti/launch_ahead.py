@@ -61,8 +61,7 @@ class GraphEdges:
 
     @classmethod
     def of_device(cls, major: int) -> "GraphEdges | None":
-        """Returns an instance for a device of this compute capability, or None if the device or its driver cannot
-        launch kernels early."""
+        """Returns None if a device of this compute capability, or its driver, cannot launch kernels early."""
         if major < LEAST_MAJOR:
             return None
         try:
@@ -74,16 +73,14 @@ class GraphEdges:
 
     def launch_ahead(self, graph: int) -> int:
         """Changes each edge between two kernels if the second kernel waits by itself and depends on no other node.
-        If the driver does not describe the graph, all edges stay.
+        If the driver does not describe the graph, all edges stay. Raises OSError if the driver changed a part of
+        the graph and refused the rest; the graph must not be used.
 
         Args:
             graph: the CUgraph, not yet instantiated.
 
         Returns:
             The number of kernels that may begin early.
-
-        Raises:
-            OSError: the driver changed a part of the graph and refused the rest; the graph must not be used.
         """
         try:
             chosen = self._chosen(graph)

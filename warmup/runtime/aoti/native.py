@@ -17,7 +17,7 @@ from snapcap.models.memory.memory import HostMemory, Spec, row_major
 from snapcap.models.regions.table import Region, RegionCall, Weights
 from snapcap.models.weights.prepared import MappedWeights, PreparedTensor
 from snapcap.warmup.artifacts.manifest import VerifiedFile
-from snapcap.warmup.runtime.aoti.packages import AotiError, Container, Containers
+from snapcap.warmup.runtime.aoti.packages import AotiError, Containers
 
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
 _KINDS: dict[str, Any] = {
@@ -51,8 +51,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 class Libtorch:
     """Makes and describes tensors through AtenTensorHandles. The caller owns each returned handle.
 
-    Calls take microseconds and keep Python's interpreter lock, except for the call that allocates.
-    """
+    Calls take microseconds and keep Python's interpreter lock, except for the call that allocates."""
 
     def __init__(self, library: int, cuda: int | None = None) -> None:
         """``library``: the handle of libtorch, or of the CPU library. ``cuda``: the index of the tensors' GPU;
@@ -76,8 +75,7 @@ class Libtorch:
         self.delete = functions.aoti_torch_delete_tensor_object
 
     def set_num_threads(self, count: int) -> None:
-        """Sets the number of threads for operations of the calling thread. The CPU library uses at most one thread
-        for each CPU."""
+        """Sets the threads of the calling thread's operations. The CPU library uses at most one for each CPU."""
         self._set_num_threads(_Int(count))
 
     def over(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -113,14 +111,12 @@ class Libtorch:
         self._call("aoti_torch_copy_", target, source, 1)
 
     def another(self, tensor: int) -> int:
-        """Returns another handle of a tensor."""
         handle = _Pointer()
         self._call("aoti_torch_new_tensor_handle", tensor, ctypes.byref(handle))
         return handle.value or 0
 
     def describe(self, tensor: int) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
-        """Returns the address, dtype, shape and strides (in elements) of a tensor. Raises AotiError if regions
-        return no such dtype."""
+        """Returns address, dtype, shape and strides (in elements). Raises AotiError for a dtype of no region."""
         address, dimensions, code = _Pointer(), ctypes.c_int64(), _Int()
         sizes, strides = _Lengths(), _Lengths()
         for name, result in (
@@ -151,14 +147,9 @@ class NativeTensor:
     __slots__ = ("_array", "_described", "_libtorch", "_owner", "handle")
 
     def __init__(
-        self,
-        libtorch: Libtorch,
-        handle: int,
-        array: "np.ndarray[Any, Any] | None" = None,
-        owner: object = None,
+        self, libtorch: Libtorch, handle: int, array: "np.ndarray[Any, Any] | None" = None, owner: object = None
     ) -> None:
-        """``array``: the numpy array with the tensor's memory. ``owner``: else the object that owns the memory.
-        With neither, the tensor owns its memory."""
+        """``array``: the tensor's memory; else ``owner``: what owns it. With neither, the tensor does."""
         self._libtorch = libtorch
         self._array = array
         self._owner = owner
@@ -175,7 +166,6 @@ class NativeTensor:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """Describes the tensor's memory to numpy."""
         address, dtype, shape, strides = self.described
         kind = np.dtype(_KINDS[dtype])
         steps = tuple(step * kind.itemsize for step in strides)
@@ -194,7 +184,6 @@ class NativeTensor:
 
     @property
     def spec(self) -> Spec:
-        """The dtype, shape and strides."""
         return self.described[1:]
 
 
@@ -250,8 +239,7 @@ _HANDLE_BYTES = ctypes.sizeof(ctypes.c_void_p)
 class NativePackages:
     """Implements `Packages` for tensors without torch, through the C interface.
 
-    stream: the device thread's stream of a GPU. threads: CPU threads of an eager operation.
-    """
+    stream: the device thread's stream of a GPU. threads: CPU threads of an eager operation."""
 
     libtorch: Libtorch
     containers: Containers
@@ -259,11 +247,9 @@ class NativePackages:
     threads: int | None = None
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
-        return self.function(self.containers.open(entry, package))
-
-    def function(self, container: Container) -> RegionCall:
-        """Wraps a container as a function. The caller keeps the inputs, for which the function passes copies of
-        their handles to the container. The function raises AotiError if it fails."""
+        """Returns the package's function. The caller keeps the inputs: the function passes copies of their
+        handles to the container. The function raises AotiError if it fails."""
+        container = self.containers.open(entry, package)
         libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
 
         def call(*inputs: NativeTensor) -> NativeTensor:
@@ -273,7 +259,7 @@ class NativePackages:
                 if duplicate(tensor.handle, place) != 0:
                     raise AotiError("an input cannot be handed over")
                 place += _HANDLE_BYTES
-            return NativeTensor(libtorch, container.run_given(given, stream))
+            return NativeTensor(libtorch, container.run(given, stream))
 
         return call
 

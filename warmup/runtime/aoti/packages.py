@@ -20,7 +20,6 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import field
 from functools import partial
@@ -59,8 +58,7 @@ def entry_name(region: str, size: int) -> str:
 
 
 def region_of(entry: str) -> tuple[str, int]:
-    """Returns the region and bucket size of an entry name of ``entry_name``. Raises ValueError if it is no name of
-    a package."""
+    """Returns region and bucket size of an entry name. Raises ValueError if it is no name of a package."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
         raise ValueError(f"{entry} is no name of a package")
@@ -73,7 +71,7 @@ def entry_names(regions: "Regions", plan: Plan) -> list[tuple["Region", Bucket, 
     return [
         (region, bucket, entry_name(region.name, bucket.size))
         for on_demand in (False, True)
-        for bucket in plan.steps.buckets
+        for bucket in plan.step_table.buckets
         for region in regions
         if region.on_demand is on_demand and bucket.size in plan.sizes(region.component)
     ]
@@ -101,8 +99,7 @@ def slim(package: Path) -> None:
 
     The loader reads only the shared library and its metadata, but torch 2.11 finds the metadata by the name of the
     source file, so this file stays. Members keep their order and get a fixed date, so equal contents give equal
-    bytes.
-    """
+    bytes."""
     slimmed = package.with_suffix(".slim")
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slimmed, "w", zipfile.ZIP_DEFLATED) as target:
         for member in source.infolist():
@@ -133,15 +130,13 @@ _STANDALONE = {
 
 
 def package_content(package: Path | IO[bytes], standalone: bool = False) -> bytes:
-    """Returns the shared library of a package.
+    """Returns the shared library of a package. Raises OSError if the package has no single library, or calls
+    operators that need Python's dispatcher, and zipfile.BadZipFile or zlib.error if the file is no package, or is
+    damaged.
 
     Args:
         package: the file, or its content, opened for reading.
         standalone: replace the names of torch's libraries and of OpenMP by those of the CPU library.
-
-    Raises:
-        OSError: the package has no single library, or calls operators that need Python's dispatcher.
-        zipfile.BadZipFile, zlib.error: the file is no package, or is damaged.
     """
     content = _library(package)
     if not standalone:
@@ -176,22 +171,16 @@ class Container:
     """Holds a loaded package: its mapped library and its model, both of which stay until the process ends.
 
     Only one thread at a time may run a container. Other threads may run other containers meanwhile, because a run
-    releases Python's interpreter lock.
-    """
+    releases Python's interpreter lock."""
 
     library: ctypes.CDLL
     handle: ctypes.c_void_p
 
     @classmethod
     def open(cls, package: VerifiedFile, device: str, standalone: bool = False) -> "Container":
-        """Map the library of a package, and make its model on a device, such as ``cuda:0``.
-
-        Args:
-            standalone: run on the CPU library, which must be open, instead of libtorch.
-
-        Raises:
-            AotiError: the file has changed since it was verified, is no package, or needs other functions.
-        """
+        """Map the library of a package, and make its model on a device, such as ``cuda:0``. ``standalone``: run on
+        the CPU library, which must be open, instead of libtorch. Raises AotiError if the file has changed since it
+        was verified, is no package, or needs other functions."""
         try:
             with library_file(package_content(io.BytesIO(package.read()), standalone)) as name:
                 library = ctypes.CDLL(name, handle=open_library(name))
@@ -205,19 +194,12 @@ class Container:
             raise AotiError(f"its model cannot be made on {device}")
         return cls(library, handle)
 
-    def run(self, inputs: Sequence[int], stream: int | None) -> int:
+    def run(self, given: "ctypes.Array[ctypes.c_void_p]", stream: int | None) -> int:
         """Run the model on a CUDA stream (None: the default stream).
 
-        ``inputs``: AtenTensorHandles in the order of the package's inputs. The run takes ownership of them. Returns
-        the AtenTensorHandle of the only output, which the caller owns.
-
-        Raises:
-            AotiError: an operator failed; its message is on the standard error of the process.
-        """
-        return self.run_given((ctypes.c_void_p * len(inputs))(*inputs), stream)
-
-    def run_given(self, given: "ctypes.Array[ctypes.c_void_p]", stream: int | None) -> int:
-        """Runs the package as ``run`` does, with the handles in an array, which the caller may reuse."""
+        ``given``: AtenTensorHandles in the order of the package's inputs. The run takes ownership of them; the
+        caller may reuse the array. Returns the AtenTensorHandle of the only output, which the caller owns. Raises
+        AotiError if an operator failed; its message is on the standard error of the process."""
         output = ctypes.c_void_p()
         # The multi-threaded variant has locks and events, which break the capture of a CUDA graph.
         status = self.library.AOTInductorModelContainerRunSingleThreaded(
@@ -238,8 +220,7 @@ class Container:
 class Containers:
     """Opens packages on a device.
 
-    standalone: as in ``Container.open``. opening: containers that other threads open, or have opened, by entry.
-    """
+    standalone: as in ``Container.open``. opening: containers that other threads open, or have opened, by entry."""
 
     device: str
     standalone: bool = False

@@ -31,11 +31,6 @@ _pack = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ct
 )
 
 
-def run_on_tensors(container: Container, inputs: Sequence[Tensor], stream: int | None) -> Tensor:
-    """Run a package on torch's tensors. Raises AotiError if it fails."""
-    return tensor_of(container.run(handles_of(inputs), stream))
-
-
 def tensor_of(handle: int) -> Tensor:
     """Returns the tensor of a handle, and takes ownership of the handle."""
     return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_pack(handle, None, None))
@@ -78,7 +73,6 @@ class TorchPackages:
 def torch_backend(
     entries: Mapping[str, VerifiedFile], input_specs: Mapping[str, Any], model: Model[Tensor]
 ) -> AotBackend[Tensor]:
-    """Returns the `aot` backend for a model of torch's tensors."""
     device = model.state.tokens.device
     return AotBackend(entries, input_specs, model, TorchPackages(device, Containers(str(device))))
 
@@ -92,10 +86,13 @@ def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
 
 
 def function_of(container: Container, device: torch.device) -> RegionFunction:
-    """Returns the function of an open package on a device."""
-    if device.type == "cpu":
-        return lambda *inputs: run_on_tensors(container, inputs, None)
-    index = device.index or 0
-    # `torch.cuda.current_stream` would make a Python object at every call.
-    stream = torch._C._cuda_getCurrentRawStream
-    return lambda *inputs: run_on_tensors(container, inputs, stream(index))
+    """Returns the function of an open package on a device. The function raises AotiError if it fails."""
+    on_gpu, index = device.type == "cuda", device.index or 0
+
+    def call(*inputs: Tensor) -> Tensor:
+        handles = handles_of(inputs)
+        # `torch.cuda.current_stream` would make a Python object at every call.
+        stream = torch._C._cuda_getCurrentRawStream(index) if on_gpu else None
+        return tensor_of(container.run((ctypes.c_void_p * len(handles))(*handles), stream))
+
+    return call

@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from support.documents.tables import TABLES, caption_options, main, server_options, with_tables
 
 from snapcap.service.captioning.options import OPTIONS
-from snapcap.service.cli.tables import TABLES, caption_options, main, server_options, with_tables
 from snapcap.service.config.settings import GROUPS
 from snapcap.warmup.option import options_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGES = {"settings": "docs/configuration.md", "options": "docs/api.md", "refusals": "docs/security.md"}
 BEGIN, END = "<!-- options: written by `it` -->", "<!-- end of options -->"
 
@@ -37,7 +37,7 @@ def test_the_table_has_a_row_for_every_option_of_a_caption() -> None:
 @pytest.mark.parametrize("table", TABLES)
 def test_the_page_has_the_table_as_it_is(table: str) -> None:
     page = (ROOT / PAGES[table]).read_text()
-    command = f"python -m snapcap.service.cli.tables {PAGES[table]}"
+    command = f"python tests/support/documents/tables.py {PAGES[table]}"
     assert f"<!-- {table}: written by `{command}` -->" in page
     assert with_tables(page) == page, f"not current; run {command}"
 

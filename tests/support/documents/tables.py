@@ -1,4 +1,4 @@
-"""Writes the documents' tables from declarations in the code: `python -m snapcap.service.cli.tables PAGE`.
+"""Writes the documents' tables from declarations in the code: `python tests/support/documents/tables.py PAGE`.
 
 A table replaces the text between its two comments on the page; the comments stay. Without a page, all tables are
 printed.
@@ -31,7 +31,6 @@ def server_options() -> str:
 
 
 def caption_options() -> str:
-    """Returns the table of the options of a caption."""
     rows = []
     for name, option in OPTIONS.items():
         unset = ", or -1: not given" if isinstance(option.kind, Number) and option.kind.unset else ""
