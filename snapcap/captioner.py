@@ -329,7 +329,8 @@ def _is_array(image: object) -> "TypeGuard[NDArray[Any]]":
 
 
 def _is_one_image(images: object) -> bool:
-    """Tells whether one image was given where images belong. An array of text or of four dimensions has several."""
+    """Tells whether a program gave one image where images belong. An array of text, or with a fourth dimension,
+    holds images."""
     if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | io.BytesIO) or _is_of_pillow(images):
         return True
     return _is_array(images) and images.ndim < 4 and images.dtype.kind in "biuf"

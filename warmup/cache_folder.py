@@ -23,6 +23,7 @@ def user_cache() -> Path:
 
 
 def is_temporary(folder: Path) -> bool:
+    """Returns whether a cache folder of snapcap lies in the temporary folder."""
     import tempfile  # noqa: PLC0415 - a start has imported it by then
 
     with contextlib.suppress(OSError):

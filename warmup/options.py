@@ -242,7 +242,8 @@ class StoreOptions:
 
     @property
     def publishes_to_remote(self) -> bool:
-        """True if artifacts built here are published to S3, which needs a key: servers refuse unsigned ones."""
+        """True if artifacts built here are published to S3. A signing key is needed: by default servers refuse
+        unsigned artifacts."""
         return self.remote is not None and self.sign_key is not None
 
     @property

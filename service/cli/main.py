@@ -356,7 +356,8 @@ def _top_parser() -> Parser:
 
 
 def _command_parser(name: str, command: _Command, shown: Container[str] | None) -> Parser:
-    """Returns a command's parser. Its help has the options ``shown`` (None: all); the parser accepts all."""
+    """Returns the parser of a command. ``shown`` names the options in its help, None all; the parser accepts the
+    others too."""
     parser = Parser(
         f"snapcap {name}",
         usage=f"snapcap {name} [OPTION…]{command.operands}",

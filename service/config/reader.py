@@ -25,7 +25,8 @@ _SERVICE_LINK_URL = re.compile(r"(?:tcp|udp|sctp)://.*")
 
 
 class SettingsError(UserError, ValueError):
-    """An option or variable is unknown, or has a bad value. The message is one line that says what it must be."""
+    """An option or variable has a bad value, or does not exist. The message is one line that names it and says what
+    it must be."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -90,7 +91,8 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
 
 
 def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
-    """Returns settings from a program's values and defaults, not the environment. Raises as `fields_of` does."""
+    """Returns settings from a program's values. An option that is not given has its default; the environment is not
+    read. Raises SettingsError as `fields_of` does."""
     chosen = fields_of(values, groups)
     return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})
 

@@ -35,6 +35,7 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
+        """Tells if no place is free."""
         return self.taken >= self.capacity
 
     def admit(self) -> "Permit":
@@ -63,7 +64,8 @@ class Admission:
         self._completed.append(self._clock())
 
     def _full(self) -> QueueFull:
-        """Returns the refusal, with the seconds (1 to 60) until a full queue is served at the recent rate."""
+        """Returns the refusal, with the seconds until a full queue is served at the recent rate: from 1 to 60, and
+        1 if the rate is not known."""
         now, seconds = self._clock(), 1.0
         # The list is a copy because another thread may append meanwhile.
         moments = [moment for moment in list(self._completed) if now - moment <= _RECENT_S]

@@ -62,7 +62,8 @@ class DeviceThread:
         self._thread.start()
 
     def join(self, patience: float | None = None) -> None:
-        """Waits up to ``patience`` seconds for the thread's end; not on the thread itself, which may call it."""
+        """Waits up to ``patience`` seconds for the thread's end. Returns at once on the device thread itself, which
+        may be the one that drops the last reference."""
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
 

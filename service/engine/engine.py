@@ -288,7 +288,8 @@ class Engine:
             hand_out()
 
     def _encode_next(self, runner: "Runner[Any]") -> list[_Encoded]:
-        """Admits waiting requests and encodes their images, beside steps where the runner can."""
+        """Admits waiting requests and encodes their images: beside the steps of running rows, where the runner can,
+        and otherwise before the next step."""
         scheduler = self._scheduler
         encoded: list[_Encoded] = []
         if self._beside is not None:

@@ -94,7 +94,8 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Completion:
-    """The tokens without prompt, start and end; why they ended; and seconds of waiting, encoding and decoding."""
+    """The generated tokens (without prompt, start and end), the reason of their end, and the seconds spent waiting,
+    encoding and decoding."""
 
     tokens: tuple[int, ...]
     finish_reason: FinishReason

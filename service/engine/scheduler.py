@@ -123,7 +123,8 @@ class Line:
         self._next = deque(merge(back, self._next, key=attrgetter("submitted")))
 
     def give_up(self, rows: int) -> list[Waiting]:
-        """Drops a bucket that will never be ready. Removes and returns the requests that only it fits."""
+        """Drops the bucket of ``rows`` rows, which will never be ready. Removes the requests that only it fits, and
+        returns them."""
         self._cold.discard(rows)
         lost = [entry for entry in self._aside if entry.slots > self.most]
         self._aside = deque(entry for entry in self._aside if entry.slots <= self.most)
@@ -166,10 +167,12 @@ class Gathering:
         self._image_s = min(self._image_s, seconds / images)
 
     def ended(self, captions: int, moment: float) -> None:
+        """Notes that captions ended."""
         self._ended += [moment] * captions
 
     def begin(self) -> tuple[int, float]:
-        """Returns how many images to wait for, and until when. Forgets the ended captions: each counts once."""
+        """Returns the number of images to wait for, and the moment when the wait ends. Forgets the captions that
+        have ended, so that their clients are waited for once."""
         patience = min(_GATHERED_PART * self._image_s, _LONGEST_GATHER_S)
         last = self._ended[-1] if self._ended else -math.inf
         images = sum(last - moment <= patience for moment in self._ended)
@@ -325,7 +328,8 @@ class Scheduler:
         return admitted
 
     def set_aside(self, admitted: list[RunningRequest]) -> None:
-        """Takes requests that were just admitted out of the running rows. Nobody is admitted until `put_back`."""
+        """Takes the requests that were just admitted out of the running rows until `put_back`. Nobody may be
+        admitted meanwhile."""
         del self.running[len(self.running) - sum(row.slots for row in admitted) :]
 
     def put_back(
@@ -387,6 +391,7 @@ class Scheduler:
         return self._held <= MOST_STEPS_HELD
 
     def slots_of(self, row: RunningRequest) -> list[int]:
+        """Returns the slots of a running request."""
         return [slot for slot, each in enumerate(self.running) if each is row]
 
     def needs_step(self) -> bool:
@@ -458,7 +463,8 @@ class Scheduler:
         self.fail(self.running, error)
 
     def fail_all(self) -> None:
-        """Refuses new requests, and fails all others with `NotReady`, so that their clients try another server."""
+        """Fails every running and waiting request with `NotReady`, so that its client tries another server, and
+        refuses new requests."""
         self.close()
         with self._changed:
             waiting = list(self._waiting)

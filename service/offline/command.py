@@ -35,7 +35,8 @@ _logger = logging.getLogger("snapcap.caption")
 
 @dataclass
 class Tally:
-    """Holds the counts of a run. ``signal``, or ``error`` with its exit ``status``, says why a run ended early."""
+    """Holds the counts of a run. ``signal`` or ``error`` is set if the run ended early, and says why; ``status`` is
+    the exit status of that error."""
 
     captions: int = 0
     seconds: float = 0.0
@@ -139,7 +140,8 @@ def caption_images(
 
 @contextmanager
 def _ended_by_signals(stop: Callable[[], None], tally: Tally) -> Iterator[None]:
-    """Calls ``stop`` on the first Ctrl-C or SIGTERM, and raises KeyboardInterrupt on a second signal."""
+    """Calls ``stop`` on the first Ctrl-C or SIGTERM, so that the caption being written is completed. A second
+    signal raises KeyboardInterrupt."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if tally.signal is not None:

@@ -16,7 +16,8 @@ from snapcap.warmup.machine.files import opened
 
 @dataclass(frozen=True)
 class Failure:
-    """Names what gets no caption, and why. ``is_image``: the path is one image's, so an output has its row."""
+    """Names a file, folder or pattern that gets no caption, and the reason. ``is_image``: the path names one image,
+    so that an output has a row for it."""
 
     path: str
     reason: str
@@ -152,7 +153,8 @@ class _Finder:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Returns whether an entry is a regular file. A link that leads nowhere counts as one: opening it fails."""
+    """Returns whether an entry of a folder is a regular file. A link that leads nowhere counts as one: opening it
+    fails with the reason."""
     try:
         return stat.S_ISREG(entry.stat().st_mode) if entry.is_symlink() else entry.is_file()
     except OSError:

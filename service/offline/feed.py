@@ -81,13 +81,15 @@ class OfflineModel:
         return self._model
 
     def close(self, patience: float | None = None) -> None:
-        """Ends the device thread once no request is left. Waits ``patience`` seconds for it; None: for ever."""
+        """Ends the device thread once no request is left. Waits for its end for at most ``patience`` seconds; None:
+        without a limit."""
         if self._model is not None:
             self._model.engine.stop()
         self._device.join(patience)
 
     def ended(self) -> Exception | None:
-        """Returns the error that ended the engine, if any. Waits up to five seconds for the device thread."""
+        """Returns the error that ended the engine, or None if it was stopped. Waits up to five seconds for the
+        device thread, which first fails the waiting requests."""
         self._device.join(_LAST_WORDS_S)
         return self.error
 
@@ -108,7 +110,8 @@ class OfflineModel:
 
 @dataclass(frozen=True)
 class FeedResult:
-    """Holds one image's completion, or the reason why there is none. ``size``: (width, height), upright."""
+    """Holds the outcome of one image: a completion, or the reason why there is none. ``size``: (width, height) of
+    the upright image."""
 
     index: int
     path: str
@@ -184,12 +187,14 @@ class Feed:
         self._outcomes: queue.SimpleQueue[FeedResult | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
-        """Makes `outcomes` end with the images that are done. Any thread and a signal handler may call it."""
+        """Makes `outcomes` end with the images that are done. May be called from any thread and from a signal
+        handler."""
         self._stopped = True
         self._outcomes.put(None)
 
     def outcomes(self, paths: Sequence[str]) -> Generator[FeedResult, None, None]:
-        """Yields the outcome of each image, in order; after `stop`, only those that are done. To be called once."""
+        """Yields the outcome of each image, in order. After `stop`, yields the outcomes that are done and ends. May
+        be called once."""
         for number in range(min(self.threads, len(paths))):
             arguments = (paths, number > 0)
             threading.Thread(target=self._work, args=arguments, name=f"decode_{number}", daemon=True).start()
@@ -275,7 +280,8 @@ class Feed:
             self._outcomes.put(FeedResult(index, path, reason=self._reason(path, error)))
 
     def _reason(self, path: str, error: BaseException) -> str:
-        """Returns why an image has no caption. Logs an unexpected error, which must not end the run."""
+        """Returns the reason why an image has no caption. Logs an unexpected error: one image that makes a decoder
+        fail in a new way must not end the run."""
         if isinstance(error, OSError | ImageError | ServiceError):
             return reason_of(error)
         _logger.error("image failed", extra={"fields": {"file": path}}, exc_info=error)

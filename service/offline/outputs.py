@@ -75,7 +75,8 @@ _PRINTED = "snapcap.printed"
 
 
 def _printed(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Returns invalid bytes of a file name unchanged, and characters that the terminal lacks as escapes."""
+    """Returns bytes of a file name that are not valid text unchanged, and characters that the terminal's encoding
+    lacks as escapes."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
@@ -158,7 +159,8 @@ class Outputs:
 
 
 class JsonLines(Output):
-    """Appends whole lines to a file or to standard output, unbuffered: a killed process leaves all lines so far."""
+    """Appends whole lines to a file or to standard output. Lines are not buffered: a killed process leaves all
+    lines written so far."""
 
     def __init__(self, path: str, *, resume: bool, overwrite: bool) -> None:
         """Opens the file without changing its content. With ``resume``, reads the lines that it has. Raises
@@ -420,11 +422,13 @@ class Sidecars(Output):
         self._resume = resume
 
     def holds(self, image: str) -> bool:
-        """Tells whether the sidecar exists and is kept. A sidecar is never empty: it ends with a newline."""
+        """Tells whether the sidecar exists and is kept. An empty file is no sidecar: a sidecar ends with a
+        newline."""
         return self._resume and _size(sidecar(image)) > 0
 
     def write(self, image: str, answer: Answer) -> None:
-        """Writes the sidecar, or leaves it as it was. Raises OSError; OutputError for a full or read-only disk."""
+        """Writes the sidecar of an image. Raises OSError, and OutputError if the disk is full or read-only; the
+        sidecar is then unchanged."""
         path = sidecar(image)
         try:
             with _replacing(path, durable=False) as file:
@@ -441,7 +445,8 @@ def sidecar(image: str) -> str:
 
 
 def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
-    """Returns images with a sidecar of their own, and failures of the others: `a.png` shares that of `a.jpg`."""
+    """Returns the images that have a sidecar of their own, and the failures of the others: `a.png` would share the
+    sidecar of `a.jpg`."""
     owners: dict[str, str] = {}
     kept, failures = [], []
     for image in images:

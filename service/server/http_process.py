@@ -127,6 +127,7 @@ Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[
 
 
 def caption_limits(settings: Settings) -> CaptionLimits:
+    """Returns the limits of captioning with one model."""
     return CaptionLimits(settings.queue.timeout, settings.queue.size, settings.images.decode_threads)
 
 

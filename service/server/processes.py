@@ -53,7 +53,8 @@ class ServerProcesses:
 
 
 class ForkedEngine(NamedTuple):
-    """The engine process, which waits for the settings of ``hand_over``, and ends if its socket is closed."""
+    """The engine process, which waits for the settings that ``hand_over`` sends. If its socket is closed instead,
+    it ends."""
 
     process: ChildProcess
 
@@ -73,7 +74,8 @@ class ForkedEngine(NamedTuple):
             raise ForkError(f"the engine process ended {how_it_ended(code)}") from None
 
     def reserve(self, device: str) -> None:
-        """Has the waiting engine process load what every model on `device` needs, without memory of the device."""
+        """Has the engine process load what every model on `device` needs, while it waits for its settings. The
+        process takes no memory of the device yet."""
         from snapcap.service.ipc.framing import pack  # noqa: PLC0415  the fork must not wait for pickle
 
         with suppress(BrokenPipeError, ConnectionResetError):  # `hand_over` reports that the process has ended

@@ -73,8 +73,9 @@ class AnswersAtOnce:
 
 
 class DecodedBefore:
-    """An image decoder that decodes nothing, for the rehearsal with the model: the rehearsal without it has left
-    the pixels in the slot that is taken next. Decoding again could delay READY by a tenth of a second."""
+    """An image decoder that decodes nothing, for the rehearsal with the model. The rehearsal without a model has
+    left the pixels in the slot that is taken next. Decoding and resizing again could delay READY by a tenth of a
+    second."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

@@ -91,7 +91,8 @@ class Memory(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Holds what files say of a model that has never been awake: weights, and memory at least and at most."""
+    """Holds what the files of this machine say of a model that has never been awake: its weights, and the memory
+    that it will take at least, and at most."""
 
     files: WeightFiles = WeightFiles()
     least: Memory = Memory()
@@ -211,7 +212,8 @@ class Resident:
             self._waiting = None
 
     def begin(self, parts: ServerProcesses | None = None, start: Start | None = None) -> None:
-        """Begins to wake, with processes that are forked or started now. `start`: records of the start, if any."""
+        """Begins to wake, with processes that are forked already or are started now. `start` has the records of the
+        start, if they are there already."""
         self.state, self._woken = ModelState.WAKING, self._loop.create_future()
         began = time.monotonic() if start is None else start.timeline.origin
         self.start = start or self._new_start(Timeline(began), StartupStatus())
@@ -244,7 +246,7 @@ class Resident:
         self.memory = self._measured()
         if excess := excess_of(self.settings, [self.memory]):
             sentence, pause = f"it needs more memory than the server has for models: {excess}", math.inf
-            if self.start.status.torch_modules:  # a build may make what a start without torch needs
+            if self.start.status.compiler().modules:  # a build may make what a start without torch needs
                 sentence += f"; a start without torch takes less host memory: {_PREPARE}"
                 pause = _LONGEST_PAUSE_S
             self._fail(sentence, None, pause=pause)
@@ -275,7 +277,8 @@ class Resident:
         self._fail(sentence, None)
 
     def leave(self, why: str) -> None:
-        """Ends the model's processes after its requests. `why` is a label for metrics. Later requests wait."""
+        """Ends the model's processes, after the requests that it has; `why` is a label for metrics. Later requests
+        wait."""
         if why != "failed":
             self.measure()
         self.state, self._left, self._keep_s = ModelState.LEAVING, self._loop.create_future(), self._idle_s
@@ -285,7 +288,8 @@ class Resident:
         self._leaving = self._loop.create_task(self._leave(end_prompts, at_once=why == "failed"))
 
     def close(self) -> None:
-        """Ends the processes after the event loop has stopped. A model that is leaving ends its own."""
+        """Ends the processes after the event loop has stopped; those of a model that is leaving end by
+        themselves."""
         if self._client is not None and self.state is not ModelState.LEAVING:
             self._client.close()
         self.captioner.close()
@@ -332,7 +336,8 @@ class Resident:
         return max(self._keep_s - self.idle_s, 0.0)
 
     def measure(self) -> None:
-        """Notes the memory of a ready model: one that wakes, and the next wake of one that leaves, take more."""
+        """Notes the memory that the model takes now, if it is ready. A model that wakes will take more, and so will
+        the next wake of a model that leaves."""
         if self.state is ModelState.READY:
             self.memory = self._measured()
 
@@ -432,7 +437,8 @@ class Residency:
         registry.register(ModelsCollector(self._registries))
 
     def begin(self, parts: ServerProcesses | None) -> None:
-        """Begins to wake the models that READY waits for. `parts` are the processes of the first of them."""
+        """Begins to wake the models that must be ready before READY; `parts` are the processes of the first of
+        them."""
         if not self._expected:
             self._ready()
         services = self.services
@@ -469,7 +475,8 @@ class Residency:
             await asyncio.sleep(_MOMENT_S)
 
     def became_ready(self, resident: Resident) -> None:
-        """Ends the server's start once all expected models are ready. Others leave if this one takes too much."""
+        """Ends the server's start once all models that must be ready are. Has others leave if the model takes more
+        than was expected before its first wake."""
         if resident.name in self._expected:
             ready = [each.memory for each in self.residents.values() if each.state is ModelState.READY]
             if excess := excess_of(self.settings, ready):
@@ -484,7 +491,8 @@ class Residency:
         self.look_at_reserve()
 
     def look_at_reserve(self) -> None:
-        """Starts an engine process in reserve for an absent model: the next wake waits for no interpreter."""
+        """Starts an engine process in reserve if a model is absent, so that the next wake waits neither for an
+        interpreter nor for modules and libraries."""
         absent = any(each.state is ModelState.ABSENT for each in self.residents.values())
         if absent and self.services.readiness.state is State.READY:
             self.loop.call_later(AFTER_READY_S, self._reserve)

@@ -83,7 +83,8 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
 
 
 def _has_model(settings: Settings) -> bool:
-    """Checks that a model's folder on this machine holds a model. Prints the reason and returns False if not."""
+    """Checks, if the model is a folder of this machine, that it holds a model. Prints the reason and returns False
+    if not."""
     source = settings.model.source
     if source == "demo":  # nothing to check, and nothing to import
         return True
@@ -136,7 +137,8 @@ def _resident_models(
     listeners: list[socket.socket],
     engine: ForkedEngine | None,
 ) -> "Callable[[], Start]":
-    """Forks the processes of the first model that READY waits for. Without one, the engine stays in reserve."""
+    """Forks the processes of the first model that must be ready before READY. Without such a model, the engine
+    process stays in reserve."""
     from snapcap.service.config.models import preloaded  # noqa: PLC0415 - few servers have several
 
     first = preloaded(settings, models)[:1]

@@ -36,7 +36,8 @@ class StartResult:
         self._pictured = settings.log.format == "text" and sys.stderr is not None and sys.stderr.isatty()
 
     def log_phases(self) -> None:
-        """Logs each phase when it ends; on a terminal, for which `ready` draws a picture, only long phases."""
+        """Logs each start phase when it ends. On a terminal, `ready` draws all phases as a picture, and before that
+        only phases that take long are logged."""
         self._services.timeline.listen(_LongPhases() if self._pictured else _log_phase)
 
     def ready(self, engine: "CaptionEngine", checkpoint: "Checkpoint", image_decoder: ImageDecoder) -> None:
@@ -58,6 +59,7 @@ class StartResult:
         _logger.info("ready", extra={"fields": fields})
 
     def failed(self, error: BaseException) -> None:
+        """Reports the error and ends the server."""
         sentence = one_line(error)
         if self.told_failed(sentence):
             _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
@@ -89,6 +91,7 @@ def attach(
 
 
 def weights_on_disk(folder: Path) -> WeightFiles:
+    """Describes the files of a checkpoint folder that hold the weights."""
     try:
         found = [(file.name, file.stat()) for file in weight_files(folder)]
     except (WeightsError, OSError):

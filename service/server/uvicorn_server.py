@@ -25,8 +25,9 @@ _logger = logging.getLogger("snapcap.server")
 
 
 class Server(uvicorn.Server):
-    """Drains at SIGTERM or SIGINT: /readyz answers 503 at once. `drain_delay` seconds later the listeners close,
-    and running requests have the grace period to finish. A second signal ends the process at once."""
+    """Drains at SIGTERM or SIGINT. The state is DRAINING at once, so /readyz answers 503. `drain_delay` seconds
+    later the listeners close, and running requests have the grace period to finish. A second signal ends the
+    process at once."""
 
     def __init__(
         self,

@@ -74,7 +74,8 @@ def _formatter(style: str) -> logging.Formatter:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes records to standard error; those of ``snapcap.access`` below a warning together, after ``DELAY_S``."""
+    """Writes records to standard error. Records of ``snapcap.access`` below a warning wait up to ``DELAY_S``
+    seconds, to be written together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,6 +103,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
         self.flush()
 
     def flush(self) -> None:
+        """Writes the collected records."""
         records: list[logging.LogRecord] = []
         self.acquire()
         try:
@@ -140,7 +142,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON: time, level, logger, message, its fields, and any `exception`."""
+    """Formats a record as a JSON object on one line: time, level, logger, message, the record's fields, and
+    `exception` if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

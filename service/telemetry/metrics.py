@@ -40,7 +40,8 @@ class Metrics:
     """Holds the instruments. Each attribute has the name on /metrics without the prefix `snapcap_` and the unit."""
 
     def __init__(self, registry: CollectorRegistry, of_model: CollectorRegistry | None = None) -> None:
-        """Registers the instruments. `of_model`: the registry of those that each model has; None: the same."""
+        """Registers the instruments. `of_model` is the registry of the instruments that each model of a server of
+        several models has; None: the same registry."""
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -132,7 +133,8 @@ class Metrics:
             self.padding_rows.labels(component)
 
     def request_ended(self, api: str, status: int, seconds: float, *, captions: bool) -> None:
-        """Counts a request by API. Only APIs that caption have durations: a histogram adds 14 series."""
+        """Counts a request under the label of its API. The duration is recorded if the API captions: a histogram
+        for each probe and page would add 14 series."""
         self._child(self.requests, api, str(status)).inc()
         if captions:
             self._child(self.request_duration, api).observe(seconds)

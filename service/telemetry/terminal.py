@@ -26,6 +26,7 @@ _FOR_FAILURES = ("request_id", "trace_id")
 
 
 def columns() -> int:
+    """Returns the width of the terminal in columns."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
     except (OSError, ValueError):

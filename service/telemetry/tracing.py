@@ -26,7 +26,8 @@ _VALID = re.compile(
 
 
 def open_tracing(environ: Mapping[str, str]) -> "OtelTracing | None":
-    """Returns the tracing of requests; None if no variable asks for it, or if the log says why it cannot work."""
+    """Returns the tracing of requests, or None if no variable asks for it. Logs the reason and returns None if
+    traces cannot be exported."""
     if not _is_wanted(environ):
         return None
     protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), "http/protobuf")

@@ -143,7 +143,8 @@ def mark_used(*paths: Path) -> None:
 
 
 def prune_models(cache: FolderStore) -> None:
-    """Remove manifests and small files of models except those used last. Manifests of models built here stay."""
+    """Remove all manifests and small files of models except those fetched or used last. Manifests of models built
+    in the folder stay, as do files that cannot be removed."""
     with contextlib.suppress(StoreError, OSError):
         names = [name for name in cache.newest(MODELS, _LISTED) if _MANIFEST.fullmatch(name)]
         for name in names[_KEPT_MODELS:]:

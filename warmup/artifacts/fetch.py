@@ -124,6 +124,7 @@ class Fetched:
 
     @classmethod
     def failed(cls, error: Exception) -> "Fetched":
+        """Returns the result of a fetch that failed with this error."""
         failure = NotFetchedError.of(error)
         return cls(failure.result, failure.reason, differences=failure.differences)
 
@@ -185,6 +186,7 @@ class Found:
 
     @property
     def weights(self) -> Weights:
+        """Returns the description of the model's weights."""
         return self.manifest.model_weights
 
 

@@ -47,7 +47,8 @@ from snapcap.warmup.machine.files import (
 
 
 def check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
-    """Refuse what users other than this one and root may write to, by StoreRefusedError, which says what to do."""
+    """Refuse a file or folder that another user than this one and root may write to. Raises StoreRefusedError,
+    whose text says what to do."""
     others = other_writers(status)
     if others:
         raise StoreRefusedError(
@@ -124,7 +125,8 @@ class FolderStore:
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[io.BufferedReader | None]:
-        """Opens a file that only this user can have written; yields None without one. Raises as ``read`` does."""
+        """Opens a file that no other user can have written, for reading; yields None if there is none. Raises
+        DamagedError and StoreRefusedError as ``read`` does."""
         path = self.path(name)
         with self._translated(path), contextlib.ExitStack() as scope:
             file = None
@@ -219,7 +221,8 @@ class FolderStore:
             os.close(descriptor)
 
     def is_conditional(self) -> bool:
-        """Returns whether the folder has locks, between its machines. Raises StoreDeniedError if read-only."""
+        """Returns whether the folder has locks. The locks hold between all machines that share the file system.
+        Raises StoreDeniedError if the folder is read-only."""
         with self._translated(self.root), self._lock() as locks:
             return locks
 

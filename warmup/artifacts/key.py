@@ -66,7 +66,8 @@ def artifact_key(factors: Factors) -> str:
 
 
 def canonical_json(value: object) -> bytes:
-    """Returns canonical JSON: sorted keys, no spaces, UTF-8. Raises ValueError or TypeError for other values."""
+    """Returns the canonical encoding of a JSON value: sorted keys, no spaces, UTF-8. Raises ValueError or TypeError
+    if the value is not JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
@@ -260,7 +261,8 @@ def _cpp_digest(package: str) -> str:
 
 
 def is_stale(differences: Iterable[Difference]) -> bool:
-    """Returns True if only software differs, so that this machine may have made the artifacts before."""
+    """Returns True if the differences are of software alone, so that this machine may have made the artifacts
+    before its software changed."""
     return all(_SOFTWARE.fullmatch(difference.name) for difference in differences)
 
 

@@ -57,7 +57,8 @@ class Lease:
     _version: str | None = None
 
     def renew(self) -> bool:
-        """Extend the lease. Returns False if another builder has it. Raises StoreError if the store fails."""
+        """Extend the lease. Returns False if another builder has it. Raises StoreError if the store fails;
+        then this process may still hold it."""
         if not self.exclusive:
             return True
         version = None

@@ -190,7 +190,8 @@ def new_manifest(
 
 
 def seal(manifest: Manifest, signer: Signer | None) -> bytes:
-    """Returns the envelope, signed if there is a signer. Raises ManifestError where ``open_envelope`` would."""
+    """Returns the envelope of a manifest, signed if there is a signer. Raises ManifestError if ``open_envelope``
+    would refuse the manifest."""
     try:
         payload = canonical_json(asdict(manifest))
     except (TypeError, ValueError, RecursionError) as error:
@@ -240,6 +241,7 @@ def is_digest(text: object) -> bool:
 
 
 def seal_payload(payload: bytes, signer: Signer | None) -> bytes:
+    """Returns the envelope of a payload, signed if there is a signer."""
     signatures = []
     if signer:
         signature = signer.sign(_pre_authentication(payload))

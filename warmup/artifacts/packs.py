@@ -102,7 +102,8 @@ def download_blobs(
 
 
 def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -> Iterator[tuple[Blob, Path]]:
-    """Yields the files of a pack. Ignores errors: the caller then downloads each file, and reports theirs."""
+    """Yields the files of a pack. Ignores errors of the store and the disk: the caller then downloads each file by
+    itself, and reports errors of those downloads."""
     now = time.monotonic()
     path = None
     try:

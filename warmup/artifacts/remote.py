@@ -70,7 +70,8 @@ class S3Store:
 
     @classmethod
     def open(cls, address: str, options: S3Options) -> "S3Store":
-        """Make a client for ``s3://bucket/prefix`` without a request. Raises StoreRefusedError if it cannot."""
+        """Make a client for ``s3://bucket/prefix`` without sending a request. Raises StoreRefusedError if the
+        address or the options are invalid."""
         try:
             bucket, prefix = split_uri(address)
             return cls(client(options), bucket, prefix)

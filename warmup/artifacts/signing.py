@@ -177,7 +177,8 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file whole or not at all, with at most this ``mode``. Raises KeyFileError if that fails."""
+    """Write a new file completely or not at all, and never readable by more users than ``mode`` allows. Raises
+    KeyFileError if the file exists or cannot be written."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:

@@ -111,27 +111,33 @@ class ArtifactStore(Protocol):
         is missing or of another size."""
 
     def is_conditional(self) -> bool:
-        """Returns whether ``write`` obeys conditions, by trying. Raises StoreDeniedError if it may not write."""
+        """Returns whether ``write`` obeys its conditions. The first call tests this by writing. Raises
+        StoreDeniedError if the store cannot be written to."""
 
 
 def manifest_name(key: str) -> str:
+    """Returns the name of the manifest of an artifact set."""
     return f"{MANIFESTS}/{_checked(key)}.json"
 
 
 def model_name(key: str) -> str:
+    """Returns the name of the manifest of a model."""
     return f"{MODELS}/{_checked(key)}.json"
 
 
 def lease_name(key: str) -> str:
+    """Returns the name of the lease on building a key."""
     return f"leases/{_checked(key)}.json"
 
 
 def blob_name(blob: Blob) -> str:
+    """Returns the name of a blob's object."""
     return f"blobs/sha256/{_checked(blob.digest)}"
 
 
 def record_name(room: str, folder: Path) -> str:
-    """Returns the name of a checkpoint folder's record, by its path: a new record replaces the old one."""
+    """Returns the name of the record of a checkpoint folder in a store. The folder's path decides it, so that a new
+    record replaces the old one."""
     place = str(folder.resolve()).encode(errors="surrogateescape")
     return f"{room}/{hashlib.sha256(place).hexdigest()}.json"
 

@@ -55,7 +55,8 @@ GRACE = 3.0  # seconds for starting Python, and for the worker to report its own
 
 @dataclass(frozen=True)
 class FetchJob:
-    """Holds the store, the local folder and a model's source. Only for signing, ``store`` names the key."""
+    """Holds the store, the local folder, and the model's source if the model is fetched too. ``store`` names the
+    signing key only if the worker has to sign."""
 
     store: StoreOptions
     s3: S3Options
@@ -76,7 +77,7 @@ class FetchJob:
 
 class Fetcher:
     """Fetches through a worker process, which starts with the first task that needs it. The worker does one task at
-    a time, and is ended at the deadline of a task. Thread-safe."""
+    a time, and is ended at the deadline of a task. A context manager; thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
         """``worker``: the worker of this module, if its process was launched already."""
@@ -85,6 +86,7 @@ class Fetcher:
         self._lock = threading.Lock()
 
     def close(self) -> None:
+        """End the worker."""
         self._worker.stop()
 
     def packages(self, key: str, factors: Factors, trust: Trust) -> Fetched:
@@ -136,7 +138,8 @@ def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | N
 
 
 def publish_in_worker(key: str, options: StartOptions, replace: bool) -> "Published":
-    """Publish the local folder's set to the remote store in ``build_timeout`` seconds, without botocore."""
+    """Publish the local folder's set of a key to the remote store, without importing botocore in this process.
+    Gives up after ``build_timeout`` seconds."""
     from snapcap.warmup.artifacts.publish import Published  # noqa: PLC0415  not for a start, which only fetches
 
     with Worker(MODULE, FetchJob.of(options, signs=True)) as worker:

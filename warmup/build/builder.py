@@ -64,6 +64,7 @@ class Room:
         return True
 
     def leave(self, need: int) -> None:
+        """Release ``need`` reserved bytes."""
         with self.changed:
             self._used -= need
             self._running -= 1
@@ -283,7 +284,8 @@ class Builder:
             return dict(self._built.files), dict(self._built.input_specs)
 
     def is_settled(self, component: ComponentName, size: int) -> bool:
-        """Returns whether each package of a component's bucket is built, or is called on demand and failed."""
+        """Returns whether no package of a component's bucket is left to build: each package is built, or is called
+        on demand and failed."""
         with self._lock:
             return all(
                 task.entry in self._built.files or (task.on_demand and task.entry in self._built.failures)
@@ -414,6 +416,7 @@ class Builder:
                 return
 
     def _compile_all(self, compiler: Worker, packages: WorkQueue[Task], checks: _Checks) -> None:
+        """Compile packages with one worker until the queue is empty."""
         with compiler:
             while not self._stopped.is_set():
                 with packages.taken() as task:
@@ -437,6 +440,7 @@ class Builder:
                     built.no_libraries[entry] = f"it cannot be compiled: {error}"
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
+        """Check packages with one worker until the queue is closed and empty."""
         with checker:
             while not self._stopped.is_set():
                 with checks.taken() as compiled:
@@ -465,7 +469,8 @@ class Builder:
                 self._tell(Event("built", task, compiled.seconds))
 
     def _checked_on_library(self, task: Task, asked: dict[str, Any], checker: Worker) -> str:
-        """Returns the digest of the CPU library if a package runs on it, else "": it still runs on libtorch."""
+        """Returns the digest of the CPU library if a package runs on it, else "". A package that does not run on
+        the CPU library still runs on libtorch."""
         library = self._built.libraries.get(CPU_LIBRARY)
         if library is None:
             return ""

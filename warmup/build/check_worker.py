@@ -121,7 +121,8 @@ def example_inputs(
 
 
 def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Returns `BeamState`'s inputs for searches of ``most`` rows in random order; the last has the rest."""
+    """Returns `BeamState`'s group inputs for beam searches over rows in random order. Each search has ``most``
+    rows, and the last search has the rows that are left."""
     members = torch.zeros(rows, most, dtype=torch.int64)
     inside, ranks = members.bool(), members[:, :1].repeat(1, 2)
     order = torch.randperm(rows, generator=generator)

@@ -29,7 +29,8 @@ def compiler_options(sources: Path) -> list[str]:
 
 
 def compile_library(folder: Path, entry: str) -> Blob:
-    """Compiles a library into a build's folder. The file appears there only if the compilation succeeded."""
+    """Compiles the library of this entry into a build's folder. The file appears there only if the compilation
+    succeeded."""
     sources, name = _LIBRARIES[entry]
     path = folder / entry
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,8 @@ _logger = logging.getLogger("snapcap.build")
 
 
 class Publication(NamedTuple):
-    """Holds the results of publishing to the local folder and to the remote store; ``remote`` None: no attempt."""
+    """Holds the results of publishing to the local folder and to the remote store; ``remote`` is None if the set
+    was not published there."""
 
     local: Published
     remote: Published | None
@@ -111,7 +112,8 @@ def _publish_locally(
 
 
 def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> Published:
-    """Publish prepared weights and the checkpoint's small files to the store, which may be the local folder."""
+    """Publish the local folder's prepared weights and the checkpoint's small files to the remote store, or to the
+    local folder if it is the store."""
     try:
         local, trust = FolderStore.open(options.store_folder), trust_of(options.store)
         model = describe_model(options, checkpoint, plan, local)

@@ -49,7 +49,8 @@ def download_checkpoint(source: str) -> Path:
 
 
 def _snapshot(source: str, *, local_files_only: bool = False) -> Path:
-    """Returns the folder of a snapshot that is downloaded or cached. Raises the errors of huggingface_hub."""
+    """Returns the folder of a snapshot, which huggingface_hub downloads or has cached. Raises the library's
+    errors."""
     _use_home()
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that a folder does not need
 
@@ -102,7 +103,8 @@ def pinned_commit(source: str) -> str | None:
 
 
 def current_commit(source: str, seconds: float) -> str:
-    """Asks the hub for a revision's present commit. Raises CheckpointError without an answer in ``seconds``."""
+    """Asks the hub for the present commit of a branch, a tag or the default branch. Raises CheckpointError if the
+    hub does not answer within ``seconds``."""
     _use_home()
     from huggingface_hub import HfApi  # noqa: PLC0415 - only sources on the hub need it
 

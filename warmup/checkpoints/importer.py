@@ -198,7 +198,8 @@ def _convert_with_transformers(folder: Path, staging: Path) -> None:
 
 
 def _copy_tokenizer(folder: Path, copy: Path) -> bool:
-    """Copy the tokenizer's files, without fields that name a checkpoint's own code. Returns if there were any."""
+    """Copy the tokenizer's files for transformers, without the fields that refer to a checkpoint's own code.
+    Returns whether there were such fields."""
     copy.mkdir()
     for path in folder.iterdir():
         if path.suffix in _TOKENIZER_ENDINGS and not path.is_dir() and is_there(path):

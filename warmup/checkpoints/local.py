@@ -41,7 +41,8 @@ class CheckpointError(UserError):
 
 
 def report_unasked(source: str, error: object) -> None:
-    """Log that the local copy is used, as its source does not answer. ``error``: why; empty: it took too long."""
+    """Log that a start uses the local copy, because the source does not name its revision. ``error``: the reason;
+    without a text the source took too long."""
     reason = " ".join(str(error).split()) or f"no answer within {OUTAGE_S:g} s"
     fields = {"model": source, "reason": reason}
     _logger.warning(
@@ -76,7 +77,8 @@ Kind = Literal["shipped", "s3", "folder", "hub"]
 
 
 def kind_of(source: str) -> Kind:
-    """Returns the kind of place that a source names to ``resolve_checkpoint``. The place need not exist."""
+    """Returns the kind of place that a source names, as ``resolve_checkpoint`` reads it. The place need not
+    exist."""
     if source == SHIPPED:
         return "shipped"
     if source.startswith(S3):

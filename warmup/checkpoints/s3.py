@@ -216,7 +216,8 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
 
 
 def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
-    """Make the folder, remove old files, and return the record of the others. Writes nothing if all are there."""
+    """Create the folder, remove outdated files, and return the record of the unchanged files. A folder that is up
+    to date is not written to."""
     make_folder(folder, 0o755)
     for place in {folder, *((folder / name).parent for name in wanted)}:
         if place.is_dir():
@@ -236,7 +237,8 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
 
 
 def _is_current(known: Entry | None, entry: S3Object, file: Path) -> bool:
-    """Returns whether a file is the listed object: a record of ETag and size, synced or of this boot, says so."""
+    """Returns whether a local file is the object that S3 lists. The record must have the same ETag and size, and be
+    synced or of this boot."""
     recorded = (_entry(entry), _entry(entry) | {"boot": _boot()})
     return known in recorded and _size(file) == entry.size
 

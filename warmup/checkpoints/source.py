@@ -95,7 +95,8 @@ def current_identity(
 
 
 def downloaded_identity(source: str, folder: Path) -> Mapping[str, str]:
-    """Returns the revision that a folder was downloaded from. Raises CheckpointError if it has no record."""
+    """Returns the identity of the revision that a folder was downloaded from. Raises CheckpointError if the folder
+    does not record it."""
     if kind_of(source) == "s3":
         return s3_checkpoint.downloaded_identity(folder)
     commit = hub.commit_of(folder)

@@ -137,7 +137,8 @@ def _machine_memory() -> int:
 
 
 def memory_limits() -> Iterator[tuple[int, Path, str, tuple[str, str]]]:
-    """Yields each limit in bytes, the folder of its group, and the names of ``_FILES`` for usage and pages."""
+    """Yields each limit of memory in bytes, the folder of its control group, and the names of ``_FILES`` for the
+    usage and the pages of files."""
     for group in control_groups("memory"):
         for limit, used, pages in _FILES:
             with contextlib.suppress(OSError, ValueError):  # a missing file, or "max": no limit

@@ -24,7 +24,8 @@ def report_denied(what: str, effect: str, reason: str) -> None:
 
 
 def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
-    """Returns the soft and the hard limit of a ``resource.RLIMIT_…``; both ``unknown`` if it cannot be read."""
+    """Returns the soft and the hard limit of a resource, which is one of ``resource.RLIMIT_…``. If the system does
+    not tell, both limits are ``unknown``."""
     import resource  # noqa: PLC0415 - the module is missing where torch's libraries are loaded
 
     try:
@@ -60,7 +61,8 @@ def memory_file(name: str, *, runs: bool = False) -> int:
 
 @contextlib.contextmanager
 def library_file(content: bytes) -> Iterator[str]:
-    """Yields a path to load a library from, which then stays usable. Raises OSError if there is no room."""
+    """Yields a path from which a library can be loaded inside the block. A loaded library stays usable. Raises
+    OSError if no memory or folder has room for it."""
     if not os.path.isdir("/proc/self/fd"):  # another system than Linux
         from tempfile import NamedTemporaryFile  # noqa: PLC0415 - few starts need it
 

@@ -112,7 +112,8 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def free_bytes(place: Path | int) -> int:
-    """Returns the free bytes on the disk of a folder or open file; endless where a file system does not tell."""
+    """Returns the free bytes on the disk of a folder or of an open file. A file system that does not tell, such as
+    some of FUSE, counts as endless."""
     try:
         disk = os.statvfs(place)
     except OSError:
@@ -121,7 +122,8 @@ def free_bytes(place: Path | int) -> int:
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """Create a folder and its parents, with at most the permissions of ``mode``. Raises OSError if that fails."""
+    """Create a folder and its missing parents, with at most the permissions of ``mode`` whatever the umask is.
+    Raises OSError if a folder cannot be created."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -137,7 +139,8 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's names, are on the disk, if possible. Raises OSError if they may be lost."""
+    """Wait until a file, or the names in a folder, are on the disk, if the file system supports it. Raises OSError
+    if the sync failed, so that they may be lost."""
     with opened(path, os.O_RDONLY | os.O_CLOEXEC) as descriptor:
         try:
             os.fsync(descriptor)
@@ -172,7 +175,8 @@ def commit(temporary: Path, path: Path, durable: bool = True) -> None:
 
 
 def write_file(path: Path, data: bytes, durable: bool = True) -> None:
-    """Writes a file, whole or not at all. ``durable``: as for ``commit``. Raises OSError if that fails."""
+    """Writes a file, whole or not at all, in place of any other of its name. ``durable``: as for ``commit``. Raises
+    OSError if it cannot be written."""
     with new_file(path) as temporary:
         temporary.write_bytes(data)
         commit(temporary, path, durable)
@@ -265,7 +269,8 @@ def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
 
 
 def _is_ours(descriptor: int, is_kind: Callable[[int], bool]) -> bool:
-    """Returns whether an open file, without a second hard link, or folder is of this kind and only this user's."""
+    """Returns whether an open file or folder has this kind, and only this user can have written to it. A file must
+    have no second hard link."""
     state = os.fstat(descriptor)
     alone = state.st_nlink == 1 or stat.S_ISDIR(state.st_mode)
     return is_kind(state.st_mode) and state.st_uid == os.geteuid() and alone and not other_writers(state)

@@ -153,7 +153,8 @@ class Worker:
                 self._spawn()
 
     def start(self, limit: float) -> None:
-        """Start the process if none runs, and prepare it in at most ``limit`` seconds. Raises as ``ask`` does."""
+        """Start the process, if none runs, and wait until it is prepared for the job, at most ``limit`` seconds.
+        Raises WorkerError as ``ask`` does."""
         process = self._process  # another thread may set it to None by ``stop``
         if process is not None and _has_ended(process.pid):
             self._end()  # the process died while it was idle
@@ -199,7 +200,8 @@ class Worker:
             timer.cancel()
 
     def kill(self) -> None:
-        """End the process for good, from any thread, without waiting: of several workers, kill all, then stop."""
+        """End the process for good, from any thread, without waiting. To end several workers, kill all of them
+        before the first ``stop``, which waits."""
         with self._lock:
             self._stopped = True
             self._signal()
@@ -246,6 +248,7 @@ class Worker:
         return process
 
     def _exchange(self, process: "subprocess.Popen[str]", question: str) -> dict[str, Any]:
+        """Send one line and return the answer."""
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("a worker has pipes")
         self._said = 0

@@ -56,7 +56,8 @@ class Checkpoint:
         return cls(options.model.source, folder, config, transform)
 
     def whole(self) -> "Checkpoint":
-        """Returns the checkpoint with its weights, downloaded if missing. Raises CheckpointError if that fails."""
+        """Returns the checkpoint with its weights, which are downloaded if missing. Raises CheckpointError if the
+        download fails."""
         return self if self.bring is None else replace(self, folder=self.bring(), bring=None)
 
     @cached_property
@@ -121,7 +122,8 @@ def read_config(
 
 
 def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
-    """Returns the recorded chat tokens, or reads the template and tokenizer and records them if possible."""
+    """Returns the recorded chat tokens of a checkpoint. Without a valid record, reads the template and tokenizer
+    and records the result if the folder can be written."""
     digest, name = _digest(folder, markup), record_name(CHATS, folder)
     store = None
     try:

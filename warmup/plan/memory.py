@@ -55,7 +55,8 @@ class MemoryPlan:
         return planned_buffers(self.config, self.plan)
 
     def work(self, region: Region, rows: int) -> int:
-        """Returns the most bytes of a region's result and working memory at a bucket of ``rows``, inputs apart."""
+        """Returns the most bytes that a region takes at a bucket of ``rows``: its result and working memory,
+        without its inputs."""
         order = self.regions.of(region.component)
         place = order.index(region) if region in order else len(order)
         item = self._item
@@ -79,12 +80,14 @@ class MemoryPlan:
         return 2 * (sum(self._inputs(region, rows)) + own) + self.work(region, rows)
 
     def serving(self, weights: int) -> int:
-        """Returns the most bytes of serving besides the context: weights, buffers, the largest region's work."""
+        """Returns the most bytes that serving takes, without the process's context: weights, buffers, and the
+        largest region's working memory."""
         return weights + self.buffers[1] + self._largest_work + SERVING_BYTES
 
     @property
     def swap(self) -> int:
-        """Bytes that a server may still take: a swap compares two sets of buffers, and runs the largest bucket."""
+        """Bytes that a server may still take during a background build: a swap compares two sets of buffers, and
+        the largest bucket may not have run yet."""
         return 2 * self.buffers[1] + self._largest_work + SERVING_BYTES
 
     @property
@@ -149,7 +152,8 @@ _CHILD_S = 30.0
 
 
 def free_here(plan: Plan) -> int | None:
-    """Returns the free bytes of the plan's GPU with this process's context; None for a CPU or without an answer."""
+    """Returns the free bytes of the plan's GPU for this process, whose context is created first; None for a CPU, or
+    if the driver does not answer."""
     if plan.device_type != "cuda":
         return None
     with contextlib.suppress(CudaDriverError, AttributeError):

@@ -135,6 +135,7 @@ class Plan:
         return self.step_table.largest.size
 
     def sizes(self, component: str) -> tuple[int, ...]:
+        """The bucket sizes of ``encoder`` or ``decoder``."""
         return (self.table if component == "encoder" else self.step_table).sizes
 
     def pinned(self, options: StartOptions) -> StartOptions:
@@ -143,6 +144,7 @@ class Plan:
         return replace(options, compute=compute)
 
     def mode(self, component: str) -> str:
+        """The compile mode of ``encoder`` or ``decoder``."""
         return self.encoder_mode if component == "encoder" else self.decoder_mode
 
     def takes_cudnn_attention(self, component: str) -> bool:
@@ -161,11 +163,13 @@ class Plan:
 
     @property
     def runs_on_libtorch(self) -> bool:
-        """False if packages run only on the CPU library: libtorch takes twenty times as long for int8."""
+        """False if packages of this plan run only on the CPU library: libtorch's product by int8 weights takes
+        twenty times as long as a float32 product."""
         return self.dtype != "int8"
 
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
-        """The factors of the artifact key on this machine. Raises StartError if it cannot be described."""
+        """The named factors of the artifact key for this plan on this machine. Raises StartError if the machine
+        cannot be described."""
         model = {
             **config.dimensions(),
             "dtype": self.dtype,
@@ -205,7 +209,8 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
 
 
 def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
-    """Returns the plan for these options, and decides open ones. Raises StartError if an option does not fit."""
+    """Returns the plan for these options, and decides the values that they leave open. Raises StartError if an
+    option does not fit the model or the machine."""
     task, compute = options.model.task, options.compute
     if task and Task.find(task, config.tasks) is None:
         known = ", ".join(each.name for each in config.tasks)
@@ -233,7 +238,8 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
 
 
 def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> tuple[int, ...]:
-    """Returns the sizes of decode steps alone. Raises StartError if an explicit size cannot be one."""
+    """Returns the sizes of decode steps alone, beside those of a plan without any. Raises StartError if an explicit
+    size cannot be one."""
     asked = compute.step_buckets
     if asked is None:
         none = plan.device_type == "cpu" or compute.buckets or compute.backend == "jit"
@@ -250,7 +256,8 @@ def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> t
 
 
 def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
-    """Returns the ``STEP_BUCKETS`` whose buffers take at most ``BUFFER_PART`` of a GPU; none if that is unknown."""
+    """Returns the sizes of ``STEP_BUCKETS`` with which all buffers take at most ``BUFFER_PART`` of a GPU;
+    none if the driver does not tell its memory."""
     needs = {size: planned_buffers(config, replace(plan, step_buckets=(size,)))[1] for size in STEP_BUCKETS}
     try:
         # Whole GiB, because drivers of one card differ by some hundred MiB.

@@ -37,6 +37,7 @@ class CompilerCounts(NamedTuple):
 
 
 def compiler_counts() -> CompilerCounts:
+    """Returns the compiler's counts in this process."""
     return CompilerCounts(compiled_graphs(), cache_counts(), torch_modules())
 
 
@@ -137,7 +138,8 @@ class StartupStatus:
         self._listeners: list[Callable[[StatusState], None]] = []
 
     def listen(self, listener: Callable[[StatusState], None]) -> None:
-        """Calls ``listener`` with the state after each change. The listener must not keep it or call this."""
+        """Call ``listener`` with the state after each change, in order. The listener must not keep the state, nor
+        call this object."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -220,6 +222,7 @@ class StartupStatus:
         return (self.state.build or {}).get("state") == "building"
 
     def counts(self, name: str) -> dict[tuple[str, ...], int]:
+        """Returns a counter's values by its labels."""
         with self._lock:
             return {labels[1:]: count for labels, count in self.state.counts.items() if labels[0] == name}
 
@@ -252,6 +255,7 @@ class StartupStatus:
             return self.state.buckets[component, size]
 
     def decoder_backend(self, size: int) -> str:
+        """Returns the backend that runs the decode step of this bucket."""
         return self.bucket("decoder", size).backend
 
     def buckets(self) -> list[BucketStatus]:

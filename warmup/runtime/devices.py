@@ -133,10 +133,12 @@ class Device(Protocol[B]):
 
     @property
     def runs_ahead(self) -> bool:
-        """True if the device works asynchronously: a step may be launched before the last one's tokens are read."""
+        """True if the device works asynchronously. Then a step may be launched before the last step's tokens are
+        read, and launches can be recorded."""
 
     def staging(self, pixels: B, slots: B) -> Staging:
-        """Returns the staging for ``pixels`` [slots, height, width, 3] uint8 and ``slots`` [slots] int64."""
+        """Returns the staging for the encoder's inputs ``pixels`` [slots, height, width, 3] uint8 and ``slots``
+        [slots] int64."""
 
     def readback(self, tokens: B) -> Readback[B]:
         """Returns the readback of ``tokens`` [slots] int64, the static buffer that every step writes."""
@@ -145,7 +147,8 @@ class Device(Protocol[B]):
         """Returns a copy of a buffer on the host, except for 16-bit floats. Waits for the device."""
 
     def record(self, run: Callable[[], B]) -> Captured[B]:
-        """Record the launches of ``run``, which has run once, without executing them. Raises NoRoomError."""
+        """Record the launches of ``run`` without executing them. ``run`` must have run once before. Raises
+        NoRoomError if there was too little memory to record."""
 
     def timer(self) -> Timer: ...
 

@@ -110,7 +110,8 @@ class AotBackend(Generic[B]):
     name = "aot"
 
     def prepare(self, component: Component, bucket: Bucket) -> None:
-        """Opens a bucket's packages, on any thread, before ``callable`` does. An error is raised there."""
+        """Opens the packages that every encode or decode step of a bucket needs, on any thread: ``callable`` then
+        takes no time. An error is raised there."""
         for region in self.model.regions.of(component):
             entry = entry_name(region.name, bucket.size)
             if entry in self.entries:

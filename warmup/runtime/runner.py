@@ -80,7 +80,8 @@ class TokenChoice(Generic[B]):
 
     @cached_property
     def _normalised(self) -> tuple[B, B]:
-        """False and True, [1] bool each: whether the beam region's scores are log-probabilities already."""
+        """The constants False and True, [1] bool each. Either tells the beam region whether its scores are
+        log-probabilities already."""
         return self._flags(np.array([False])), self._flags(np.array([True]))
 
     def _flags(self, values: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> B:
@@ -119,6 +120,7 @@ class TokenChoice(Generic[B]):
         self.beams.group(slots, 1 + len(row.prompt), row.new_tokens, params.length_penalty, params.early_stopping)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move the beam state of rows from source slots to target slots."""
         if self._used:
             self.beams.move(sources, targets)
 
@@ -163,14 +165,16 @@ class TokenChoice(Generic[B]):
         choice.sampling(scores, *self._inputs(SAMPLING, rows))
 
     def _inputs(self, region: str, rows: int) -> tuple[B, ...]:
-        """Returns a region's inputs after the scores, cached so that a CPU does not make the views again."""
+        """Returns the inputs of a region after the scores. They are the same at every step, and are cached so that
+        a CPU need not make the views again."""
         if (region, rows) not in self._views:
             self._views[region, rows] = choice_inputs(region, self._state, self.beams, self._rules, rows)
         return self._views[region, rows]
 
 
 class Callables(NamedTuple):
-    """Holds the callables of a component's regions at a bucket, in order, and a decoder's for other tokens."""
+    """Holds the callables of a component's regions at a bucket, in their order, and a decoder's callables for token
+    choices other than greedy."""
 
     regions: tuple[RegionCall, ...]
     choice: Choice | None = None
@@ -231,7 +235,8 @@ class Runner(Generic[B]):
     """Static buffers and, for every bucket, the callables that work on them."""
 
     def __init__(self, model: Model[B], device: Device[B], images: int | None = None) -> None:
-        """``device`` has the model's buffers. ``images``: the most images of an encode; None: as many as slots."""
+        """``device``: the one that the model's buffers are on. ``images``: the most images of an encode; None: as
+        many as there are slots."""
         self.model = model
         self.device = device
         self._most_images = model.state.slots if images is None else images
@@ -243,12 +248,14 @@ class Runner(Generic[B]):
         self._choice = TokenChoice(self.state, self.config)
 
     def bind(self, component: Component, bucket: Bucket, callables: Callables) -> None:
+        """Run a component's bucket with these callables from now on."""
         if component == "encoder":
             self._encode[bucket] = self._encode_plan(bucket, callables)
         else:
             self._step[bucket] = self._step_plan(bucket, callables)
 
     def is_bound(self, component: Component, bucket: Bucket) -> bool:
+        """Returns whether a component's bucket has callables."""
         return bucket in (self._encode if component == "encoder" else self._step)
 
     def capture(self, component: Component, bucket: Bucket) -> None:
@@ -289,7 +296,8 @@ class Runner(Generic[B]):
             _run(each.first, _first_layers(each.calls))
 
     def twin(self) -> "Runner[B]":
-        """A runner over the same weights with zeroed buffers of its own and nothing bound, for trying things."""
+        """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
+        while rows are running here."""
         return Runner(replace(self.model, state=self.state.zeroed()), self.device, self._most_images)
 
     @cached_property
@@ -425,7 +433,8 @@ class Runner(Generic[B]):
         return scores
 
     def read_tokens(self, rows: int, beams: bool = False) -> PendingTokens:
-        """The last tokens of the first ``rows`` slots, to be read later on; with ``beams``, also ended searches."""
+        """The last tokens of the first ``rows`` slots, as of now, to be read later on; with those of ended searches
+        if rows are ``beams``."""
         return self._readback.start(rows, self._choice.beams.outcomes if beams else None)
 
     def tokens(self, rows: int) -> list[int]:

@@ -214,6 +214,7 @@ def avoid_driver_compilation() -> None:
 
 
 def torch_device(device: torch.device) -> Device[Tensor]:
+    """Returns the device for a runner over torch's tensors."""
     return CudaDevice(device) if device.type == "cuda" else CpuDevice(TorchHostMemory())
 
 

@@ -112,6 +112,7 @@ def check_deadline(deadline: float, where: str) -> None:
 
 
 def deadline_error(where: str) -> S3Error:
+    """Makes the error of a download that missed its deadline."""
     return S3Error(f"{where}: the download did not finish before its deadline; raise it or check the network")
 
 
@@ -181,7 +182,8 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of killed downloads. Raises OSError if the folder cannot be read."""
+    """Remove unfinished files of killed downloads from a folder. Files of running downloads stay. Raises OSError if
+    the folder cannot be read."""
     for path in folder.iterdir():
         if _PART.fullmatch(path.name):
             with contextlib.suppress(OSError), locked_alone(path) as alone:
@@ -237,6 +239,7 @@ class _Job:
             self._held = None
 
     def _part(self, start: int, end: int) -> None:
+        """Download bytes [start, end) of the object."""
         with translated(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
             for chunk in self.ranges.read(start, end):
                 write_all(file.fileno(), chunk, start)

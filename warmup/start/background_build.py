@@ -63,7 +63,8 @@ _logger = logging.getLogger("snapcap.build")
 
 
 class BackgroundBuild:
-    """Builds artifacts while the server runs, on a thread, with compilers of the lowest priority."""
+    """Builds artifacts while the server runs. A thread controls the build; the compilers are child processes of the
+    lowest priority."""
 
     def __init__(
         self, loaded: StartedModel, options: StartOptions, status: StartupStatus, on_device: OnDevice
@@ -179,6 +180,7 @@ class BackgroundBuild:
             self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
 
     def _look(self) -> Artifacts:
+        """Returns the result of a new lookup of artifacts."""
         return find_artifacts(self._options, self._artifacts.factors)
 
     def _take(self, artifacts: Artifacts) -> bool:

@@ -163,7 +163,8 @@ class RestoreError(RuntimeError):
 
 @dataclass
 class CompileCache:
-    """Owns the cache folder of one start. The folder is new, so that nothing makes this start look warm."""
+    """Owns the cache folder of one start. The folder is new, so that no earlier start and no other program makes
+    this start look warm."""
 
     folder: Path
     _restored: set[tuple[str, str]] = field(default_factory=set)
@@ -245,7 +246,8 @@ ALONE: Mapping[str, InductorOption] = {"cpp_cache_precompile_headers": False}
 
 @dataclass(frozen=True)
 class JitBackend:
-    """Compiles a callable at its first call. ``on_fallback`` gets region and bucket of each call that ran eager."""
+    """Compiles a callable at its first call. ``on_fallback`` gets the region and bucket of each call that ran eager
+    because no graph fitted."""
 
     plan: Plan
     on_fallback: Callable[[str, int], None]

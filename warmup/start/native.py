@@ -82,7 +82,8 @@ class NativeLoader:
         self._scope.__exit__(*error)
 
     def _open_packages(self, pool: ThreadPoolExecutor) -> dict[str, Future[Container]]:
-        """Begins to open the packages that READY waits for, smallest buckets first. Returns futures by entry."""
+        """Begins to open the packages that READY waits for, the smallest buckets first, and returns their futures
+        by entry."""
         began = self._timeline.now()
         packages, device, standalone = self._entries, self._plan.device, self._standalone
         of = {entry: region_of(entry) for entry in packages if entry not in LIBRARIES}

@@ -124,7 +124,8 @@ class Preparation:
         return found
 
     def _find_weights(self) -> tuple[Checkpoint, FoundWeights]:
-        """Returns the checkpoint and its prepared weights, which the worker fetches after the packages."""
+        """Returns the checkpoint and its prepared weights. Weights are fetched after the packages, by the same
+        worker process."""
         options, published = self.options, self.published.result()
         folder, config, plan = self.planned.result()
         checkpoint = Checkpoint.of(options, folder, config)

@@ -103,7 +103,8 @@ class Loader(AbstractContextManager[object], Protocol[B]):
 
     @property
     def eager(self) -> "Backend | None":
-        """The backend of a bucket whose compiled code fails. None: such a failure ends the loader's start."""
+        """The backend of a bucket whose compiled code fails. If it is None, such a failure ends the loader's
+        start."""
 
     def open_device(self) -> "Device[B]": ...
 

@@ -41,6 +41,7 @@ class Warmer:
     eager: Backend | None = None
 
     def components(self, bucket: Bucket) -> tuple[ComponentName, ...]:
+        """Returns the components that have a bucket."""
         return COMPONENTS if bucket in self.table.buckets else ("decoder",)
 
     def assign(self, backend: Backend, buckets: tuple[Bucket, ...]) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class LoopChannel:
-    """Sends and receives messages without blocking. The event loop calls `take` with each, and sends the rest."""
+    """Sends and receives messages without blocking. The event loop calls `take` with each message that arrives, and
+    sends the bytes that the socket had no room for."""
 
     def __init__(
         self, end: socket.socket, loop: asyncio.AbstractEventLoop, take: Callable[[Message], object]
@@ -70,7 +71,8 @@ class LoopChannel:
                 return
 
     def close(self) -> None:
-        """Shuts the socket down, which ends the engine process. Called after the event loop, or after `leave`."""
+        """Shuts the socket down, which tells the engine process to end. Called when the event loop is over, or
+        after `leave`."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 

@@ -60,7 +60,8 @@ class CheckpointFound(NamedTuple):
 
 
 class ArtifactsFound(NamedTuple):
-    """The search for artifacts has ended. ``image_library``: content of the library that resizes pictures."""
+    """The search for artifacts has ended. ``image_library``: content of the library that resizes pictures, if the
+    artifacts have it."""
 
     image_library: bytes | None
 

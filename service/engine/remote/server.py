@@ -47,7 +47,8 @@ _MOST_STEPS = 64
 
 class Turns:
     """An `EngineObserver` that sends at most one message a turn, because each message costs a system call and wakes
-    the event loop of the HTTP process. Counts and durations wait for a result. Only the device thread calls it."""
+    the event loop of the HTTP process. Counts and durations wait until a result has to be sent. Only the device
+    thread may call it."""
 
     def __init__(self, send: Callable[[Turn], object]) -> None:
         self._send = send
@@ -71,6 +72,7 @@ class Turns:
         self._turn.admitted.append(number)
 
     def token(self, number: int, token: int) -> None:
+        """Reports a generated token of a request that streams."""
         self._turn.tokens.append((number, token))
 
     def done(self, number: int, future: "Future[Completion]") -> None:

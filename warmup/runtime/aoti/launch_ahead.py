@@ -61,7 +61,8 @@ class GraphEdges:
 
     @classmethod
     def of_device(cls, major: int) -> "GraphEdges | None":
-        """Returns None if a device of this compute capability, or its driver, cannot launch kernels early."""
+        """Returns an instance for a device of this compute capability, or None if the device or its driver cannot
+        launch kernels early."""
         if major < LEAST_MAJOR:
             return None
         try:

@@ -111,12 +111,14 @@ class Libtorch:
         self._call("aoti_torch_copy_", target, source, 1)
 
     def another(self, tensor: int) -> int:
+        """Returns another handle of a tensor."""
         handle = _Pointer()
         self._call("aoti_torch_new_tensor_handle", tensor, ctypes.byref(handle))
         return handle.value or 0
 
     def describe(self, tensor: int) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
-        """Returns address, dtype, shape and strides (in elements). Raises AotiError for a dtype of no region."""
+        """Returns the address, dtype, shape and strides (in elements) of a tensor. Raises AotiError if regions
+        return no such dtype."""
         address, dimensions, code = _Pointer(), ctypes.c_int64(), _Int()
         sizes, strides = _Lengths(), _Lengths()
         for name, result in (
@@ -149,7 +151,8 @@ class NativeTensor:
     def __init__(
         self, libtorch: Libtorch, handle: int, array: "np.ndarray[Any, Any] | None" = None, owner: object = None
     ) -> None:
-        """``array``: the tensor's memory; else ``owner``: what owns it. With neither, the tensor does."""
+        """``array``: the numpy array with the tensor's memory. ``owner``: else the object that owns the memory.
+        With neither, the tensor owns its memory."""
         self._libtorch = libtorch
         self._array = array
         self._owner = owner
@@ -166,6 +169,7 @@ class NativeTensor:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
+        """Describes the tensor's memory to numpy."""
         address, dtype, shape, strides = self.described
         kind = np.dtype(_KINDS[dtype])
         steps = tuple(step * kind.itemsize for step in strides)
@@ -184,6 +188,7 @@ class NativeTensor:
 
     @property
     def spec(self) -> Spec:
+        """The dtype, shape and strides."""
         return self.described[1:]
 
 

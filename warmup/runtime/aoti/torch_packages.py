@@ -73,6 +73,7 @@ class TorchPackages:
 def torch_backend(
     entries: Mapping[str, VerifiedFile], input_specs: Mapping[str, Any], model: Model[Tensor]
 ) -> AotBackend[Tensor]:
+    """Returns the `aot` backend for a model of torch's tensors."""
     device = model.state.tokens.device
     return AotBackend(entries, input_specs, model, TorchPackages(device, Containers(str(device))))
 
