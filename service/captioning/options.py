@@ -242,8 +242,9 @@ OPTIONS: Mapping[str, Option] = {
         metavar="K",
     ),
     "top_p": Option(
-        Number(float, 0, 1, above=True),
-        "Sample only among the most likely tokens whose probabilities add up to this number.",
+        Number(float, 0, 1),
+        "Sample only among the most likely tokens whose probabilities add up to this number; 0: the most likely "
+        "token.",
         metavar="P",
     ),
     "seed": Option(

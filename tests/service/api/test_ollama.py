@@ -96,6 +96,7 @@ def test_options_reach_the_engine_by_their_names_here_and_by_ours(client: TestCl
     assert (asked.max_new_tokens, asked.temperature, asked.seed) == (3, 0.5, 4)
     assert (asked.top_k, asked.top_p, asked.repetition_penalty) == (5, 0.9, 1.05)
     assert params(num_predict=3, max_new_tokens=4).max_new_tokens == 4
+    assert params(top_p=0).top_p == 0
     for unbound in (-1, -2, 0, -2.0, None):
         assert params(num_predict=unbound).max_new_tokens is None
     # More than the model holds is as much as it holds: clients send such bounds to any model.
