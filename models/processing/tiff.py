@@ -16,7 +16,6 @@ _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES = 273, 277, 278, 279, 284
 _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
 _PALETTE, _EXTRA, _NUMBERS = 320, 338, 339  # the latter: unsigned, signed or floating numbers
-_SIGNED = 2
 _SUB_DIRECTORIES, _DNG = 330, 50706
 # The numbers below are fill order, orientation, options of fax codes, predictor, palette, extra samples, number
 # format, JPEG's tables, coefficients and subsampling of YCbCr, and its reference black and white.
@@ -67,12 +66,11 @@ def read_tiff(data: bytes) -> Header:
         raise unsupported(f"TIFF images of {samples} samples and {max(bits)} bits")
     pieces = _TiffPieces(directory, size, samples, max(bits))
     pieces.check(compression)
-    numbers = directory.number(_NUMBERS, 1)
-    inverted = photometric == _WHITE_IS_ZERO and (max(bits) > 8 or numbers == _SIGNED)
+    inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
     by_pillow = compression == _TIFF_RAW and pieces.planes == 1 and not pieces.by_groups
     memory = 0 if by_pillow else pieces.memory  # libtiff reads all others
     # libtiff gets a copy of the file.
-    unsigned, written, memory = numbers == 1, directory.written(pieces), memory + len(data)
+    unsigned, written, memory = directory.number(_NUMBERS, 1) == 1, directory.written(pieces), memory + len(data)
     variant = f"with {samples} × {max(bits)} bits a pixel, of this kind,"
     return Header("tiff", written, size, memory=memory, inverted=inverted, unsigned=unsigned, variant=variant)
 
@@ -215,15 +213,13 @@ def _subsampling(photometric: object, groups: Sequence[int]) -> tuple[int, int]:
     return (groups[0], groups[1]) if named else (1, 1)
 
 
-# Kinds of greys of a TIFF that Pillow reads in one byte order only, or without their sign, or whose 0 is white,
-# with the image's mode and the mode of the data. A key has the byte order, the kind of grey, the kind of numbers,
-# the order of bits, and the bits of each sample.
+# Kinds of greys of a TIFF that Pillow reads in one byte order only, or whose 0 is white, with the image's mode and
+# the mode of the data. A key has the byte order, the kind of grey, the kind of numbers, the order of bits, and the
+# bits of each sample.
 LAYOUTS = {
     (order, zero, (numbers,), 1, (bits,), ()): (mode, stored)
     for zero in (0, 1)
     for order, numbers, bits, mode, stored in (
-        (b"MM", _SIGNED, 8, "I", "I;8S"),
-        (b"II", _SIGNED, 8, "I", "I;8S"),
         (b"MM", 1, 12, "I;16", "I;12"),
         (b"II", 1, 12, "I;16", "I;12"),
         (b"MM", 1, 16, "I;16B", "I;16B"),
@@ -233,6 +229,7 @@ LAYOUTS = {
         (b"II", 3, 64, "F", "F;64F"),
     )
 }
+LAYOUTS |= {(order, 1, (2,), 1, (8,), ()): ("I", "I;8S") for order in (b"MM", b"II")}  # Pillow reads these as unsigned
 
 
 _SETUP = threading.Lock()

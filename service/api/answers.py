@@ -36,7 +36,7 @@ from snapcap.service.http.middleware import ProblemHandler
 from snapcap.service.http.replies import EventStream, ignored_header, ignored_names, unless_disconnected
 
 T = TypeVar("T")
-MAX_STOPS = 4
+MAX_STOPS = 16  # OpenAI takes 4, other servers any number
 MAX_STOP_CHARACTERS = 1000
 # Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
 LABELS = ("user", "metadata")

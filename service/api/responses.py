@@ -203,7 +203,7 @@ def _items(given: Any) -> Any:
         return given
     return [
         {"role": "tool", "content": _content(item)}
-        if isinstance(item, dict) and item.get("type", "message") != "message"
+        if isinstance(item, dict) and (item.get("type") or "message") != "message"
         else item
         for item in given
     ]

@@ -105,7 +105,7 @@ def test_options_reach_the_engine_by_their_names_here_and_by_ours(client: TestCl
 
 
 def test_stop_sequences_end_a_caption(client: TestClient, picture) -> None:
-    for stop in (" 7", ["\n\n", " 7"]):
+    for stop in (" 7", ["\n\n", " 7"], ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "</s>", "[INST]", " 7"]):
         for stream in (True, False):
             asked = {"images": [picture(5)], "stream": stream, "options": {"stop": stop}}
             reply = client.post("/api/generate", json=asked)
@@ -113,8 +113,9 @@ def test_stop_sequences_end_a_caption(client: TestClient, picture) -> None:
             assert "".join(line["response"] for line in ended) == "5"
             assert ended[-1]["done_reason"] == "stop"
             assert all(type(ended[-1][count]) is int for count in COUNTS)
-    wrong = client.post("/api/generate", json={"images": [picture(5)], "options": {"stop": [""]}})
-    assert (wrong.status_code, "'options.stop'" in wrong.json()["error"]) == (422, True)
+    for stop in ([""], ["a"] * 17):
+        wrong = client.post("/api/generate", json={"images": [picture(5)], "options": {"stop": stop}})
+        assert (wrong.status_code, "'options.stop'" in wrong.json()["error"]) == (422, True)
 
 
 def test_options_that_clients_send_by_default_are_ignored_and_named(client: TestClient, picture) -> None:
