@@ -242,7 +242,7 @@ def parse_keep_alive(value: Any) -> float | None:
 
 def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:
     """Returns the members of a request. `own`: GENERATE or CHAT. Raises BadRequest."""
-    fields = chat_fields(body, _EXAMPLE, (*FIELDS, *own), OPTIONS, "options", _NEUTRAL)
+    fields = chat_fields(body, _EXAMPLE, (*FIELDS, *own), (*OPTIONS, "stop"), "options", _NEUTRAL)
     if own is CHAT:
         return fields._replace(empty=fields.document.get("messages") in (None, []))
     said = _read_prompt(fields.document, "")

@@ -492,8 +492,10 @@ def sort_fields(
             continue
         if name in known:
             read.append((name, value))
-        elif name in neutral:
-            _check_neutral(name, value, (*neutral[name], *EMPTY))
+        elif name in neutral and any(_same(value, each) for each in (*neutral[name], *EMPTY)):
+            continue
+        elif name in neutral and not (within and name in options):
+            raise _unsupported(name, neutral[name])
         elif len(unknown) == MAX_UNKNOWN:
             raise InvalidOption(name[:64], f"be left out; {MAX_UNKNOWN} other fields are unknown already")
         elif near_words(name[:64], options, _NEARLY):
@@ -525,14 +527,12 @@ def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
     return options
 
 
-def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
-    if any(_same(value, each) for each in neutral):
-        return
-    choices = " or ".join(json.dumps(each) for each in neutral if each not in EMPTY)
+def _unsupported(name: str, neutral: tuple[Any, ...]) -> UnsupportedOption:
+    choices = " or ".join(json.dumps(each) for each in neutral)
     instead = f"leave it out or send {choices}" if choices else "leave it out"
     if name in _OF_CHECKPOINTS:
         instead += "; it holds for all requests where the model's generation_config.json sets it"
-    raise UnsupportedOption(name, instead)
+    return UnsupportedOption(name, instead)
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -273,6 +273,8 @@ def test_what_is_no_duration_is_refused(client: TestClient, value: Any) -> None:
         ({"images": ["a"], "model": 5}, "'model' must be text"),
         ({"images": ["a"], "num_beam": 2}, "did you mean num_beams"),
         ({"images": ["a"], "logprobs": True}, "'logprobs' is not supported"),
+        ({"images": ["a"], "num_predict": 5}, "'num_predict' is not read here; put it into options"),
+        ({"images": ["a"], "stop": ["a"]}, "'stop' is not read here; put it into options"),
     ],
     ids=str,
 )
