@@ -151,6 +151,21 @@ def test_every_member_that_may_be_left_out(client: TestClient, picture) -> None:
     assert (thinks.status_code, "'think' is not supported" in thinks.json()["error"]) == (422, True)
 
 
+@pytest.mark.usefixtures("conversing")
+def test_a_model_that_reads_conversations_reads_the_system_message(client: TestClient, engine, picture) -> None:
+    """PhotoPrism sends one beside the prompt."""
+    asked = {"images": [picture(5)], "stream": False, "prompt": "What?", "system": "Be brief."}
+    reply = client.post("/api/generate", json=asked)
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What?", "images": [picture(5)]},
+    ]
+    assert client.post("/api/chat", json={"messages": said, "stream": False}).status_code == 200
+    for request in engine.requests:
+        assert (request.prompt_ids, request.ahead) == ((1002, 1006, 1005), 2)
+    assert "x-snapcap-ignored" not in reply.headers
+
+
 @pytest.mark.parametrize("name", ["fake", "fake:latest", "", None])
 def test_a_model_is_named_with_and_without_its_tag(client: TestClient, picture, name: str | None) -> None:
     asked = {"model": name, "images": [picture(5)], "stream": False}
@@ -324,8 +339,10 @@ def test_an_error_after_the_first_line_is_the_last_line(
 def test_the_prompt_is_the_beginning_where_texts_are(services: Services, engine, picture) -> None:
     app = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(continue_text=True))
     client = TestClient(app)
-    reply = client.post("/api/generate", json={"images": [picture(5)], "prompt": "a red", "stream": False})
+    asked = {"images": [picture(5)], "prompt": "a red", "system": "Be brief.", "stream": False}
+    reply = client.post("/api/generate", json=asked)
     assert (reply.json()["response"], engine.requests[-1].prompt_ids) == (" 5 7", (1001, 1003))
+    assert reply.headers["x-snapcap-ignored"] == "system"
     assert reply.json()["prompt_eval_count"] == 2
     message = {"role": "user", "content": "a", "images": [picture(5)]}
     assert client.post("/api/chat", json={"messages": [message], "stream": False}).status_code == 200
