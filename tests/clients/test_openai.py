@@ -177,7 +177,7 @@ ONE = "data:image/png;base64,aa=="
         ({"max_tokens": 0}, "invalid_option", "max_tokens"),
         ({"max_completion_tokens": 1.5}, "invalid_option", "max_completion_tokens"),
         ({"seed": 2**64}, "invalid_option", "seed"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_option", "stop"),
+        ({"stop": ["a"] * 17}, "invalid_option", "stop"),
         ({"stop": [""]}, "invalid_option", "stop"),
         ({"stream_options": ["include_usage"]}, "invalid_option", "stream_options"),
         ({"messages": []}, "invalid_option", "messages"),
