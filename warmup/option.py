@@ -17,6 +17,7 @@ _KEY = "option"
 _SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave these ports out of an origin
+NAME = "[A-Za-z0-9][A-Za-z0-9._@:/-]{0,199}"
 _ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 _LONGEST_ROOT_PATH = 256
 # Names of values in the help, by the name of the function that parses them or makes their parser.
@@ -219,8 +220,8 @@ def parse_paths(text: str) -> tuple[Path, ...]:
 
 def parse_name(text: str) -> str:
     """Parses a name that a URL's path can contain without encoding."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,199}", text) or "//" in text or text.endswith("/"):
-        raise ValueError("be a name of letters, digits and . _ - @, and of / within, such as org/name")
+    if not re.fullmatch(NAME, text) or "//" in text or text.endswith("/"):
+        raise ValueError("be a name of letters, digits and . _ - @ :, and of / within, such as org/name:tag")
     return text
 
 

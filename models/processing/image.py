@@ -10,6 +10,7 @@ compare. A pixel's cost depends on the format.
 import codecs
 import io
 import math
+import re
 import struct
 import sys
 import zlib
@@ -57,6 +58,9 @@ _HEADERS: dict[str, Callable[[bytes], Header]] = {
 
 _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 _MOST_RESIZED = 50_000_000  # pixels; 150 MB in RGB
+# Limits of the AVIF decoder, and the box with the width and height of a picture or tile, near a file's beginning.
+_AVIF_SIDE, _AVIF_PIXELS, _AVIF_HEAD = 1 << 15, 1 << 28, 1 << 16
+_EXTENTS = re.compile(rb"ispe\0{4}(.{4})(.{4})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -189,17 +193,17 @@ def _read_header(data: bytes) -> Header:
     return Header(kind.label, data) if read is None else read(data)
 
 
-def _check_size(size: Size, max_pixels: int) -> None:
+def _check_size(size: Size, max_pixels: int, longest: int = LONGEST_SIDE) -> None:
     width, height = size
     if width * height > max_pixels:
         raise ImageError(
             "too_large",
             f"an image of {width}×{height} pixels is over the limit of {max_pixels} pixels; scale it down first",
         )
-    if max(size) > LONGEST_SIDE:
+    if max(size) > longest:
         raise ImageError(
             "too_large",
-            f"an image of {width}×{height} pixels has a side of more than {LONGEST_SIDE}; scale it down first",
+            f"an image of {width}×{height} pixels has a side of more than {longest}; scale it down first",
         )
 
 
@@ -229,6 +233,9 @@ def _open(header: Header, max_pixels: int) -> Image.Image:
     except DAMAGED:
         if name in ("bmp", "tiff"):  # the header is whole, so Pillow lacks this variant
             raise unsupported(f"{name.upper()} images {header.variant}") from None
+        for sides in _EXTENTS.findall(header.data[:_AVIF_HEAD] if name == "avif" else b""):
+            width, height = map(int.from_bytes, sides)
+            _check_size((width, height), min(max_pixels, _AVIF_PIXELS), _AVIF_SIDE)
         raise damaged(name) from None
     _check_size(image.size, max_pixels)
     return image

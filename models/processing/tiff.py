@@ -229,6 +229,8 @@ LAYOUTS = {
         (b"II", 3, 64, "F", "F;64F"),
     )
 }
+# Pillow reads these signed numbers as unsigned ones.
+LAYOUTS |= {(order, 1, (2,), 1, (8,), ()): ("I", "I;8S") for order in (b"MM", b"II")}
 
 
 _SETUP = threading.Lock()

@@ -36,7 +36,7 @@ from snapcap.service.http.middleware import ProblemHandler
 from snapcap.service.http.replies import EventStream, ignored_header, ignored_names, unless_disconnected
 
 T = TypeVar("T")
-MAX_STOPS = 4
+MAX_STOPS = 16  # OpenAI takes 4, other servers any number
 MAX_STOP_CHARACTERS = 1000
 # Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
 LABELS = ("user", "metadata")
@@ -120,7 +120,8 @@ class Answers:
         knows if a model takes instructions once it has been awake: with `permit`, the first request waits for that,
         with a place in the model's queue.
 
-        Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse` and `Captioner.awake`."""
+        Raises UnsupportedMediaType, ModelNotFound and the errors of `read_json`, `sort`, `parse` and
+        `Captioner.awake`."""
         kind = media_type(request)
         if not is_json(kind) and kind not in UNTYPED:
             raise UnsupportedMediaType(f"Send {JSON}.")
@@ -128,6 +129,7 @@ class Answers:
 
         def read(body: bytes) -> T | None:
             fields = sort(body)
+            self.captioner.served_model(fields.model or None)  # an unknown name shall wake no model
             captioner = self.of(fields.model)
             if captioner.facts is None and permit is not None and not (unread or fields.empty):
                 unread.append((body, captioner))

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.text import USER
+from snapcap.models.text import SYSTEM, USER
 from snapcap.service.api.answers import (
     Answers,
     ChatFields,
@@ -53,7 +53,7 @@ OPTIONS: Mapping[str, str] = {
     field: name for name, each in options.OPTIONS.items() for field in (each.ollama, name) if field
 }
 # The fields of POST /api/generate alone, and of POST /api/chat alone.
-GENERATE = ("prompt", "images")
+GENERATE = ("prompt", "images", "system")
 CHAT = ("messages",)
 # Fields of both requests. `think` changes nothing if it is false.
 FIELDS = ("model", "options", "stream", "keep_alive", "format")
@@ -106,8 +106,9 @@ class OllamaRoutes:
         """Captions the image in `images`. The reply is a stream of JSON lines unless `stream` is false.
 
         For a model that takes instructions, `prompt` is the instruction; otherwise `prompt` is ignored, or with
-        `--chat-text continue` is the beginning of the caption. A request without a prompt and images loads the
-        model, or unloads it if `keep_alive` is 0. Unknown options are ignored, and X-Snapcap-Ignored names them."""
+        `--chat-text continue` is the beginning of the caption. `system` is read as a system message of a chat is.
+        A request without a prompt and images loads the model, or unloads it if `keep_alive` is 0. Unknown options
+        are ignored, and X-Snapcap-Ignored names them."""
         return await self._answer(request, GENERATE, lambda text: {"response": text})
 
     async def chat(self, request: Request) -> Response:
@@ -242,7 +243,7 @@ def parse_keep_alive(value: Any) -> float | None:
 
 def sort_ollama(own: tuple[str, ...], body: bytes) -> ChatFields:
     """Returns the members of a request. `own`: GENERATE or CHAT. Raises BadRequest."""
-    fields = chat_fields(body, _EXAMPLE, (*FIELDS, *own), OPTIONS, "options", _NEUTRAL)
+    fields = chat_fields(body, _EXAMPLE, (*FIELDS, *own), (*OPTIONS, "stop"), "options", _NEUTRAL)
     if own is CHAT:
         return fields._replace(empty=fields.document.get("messages") in (None, []))
     said = _read_prompt(fields.document, "")
@@ -263,9 +264,14 @@ def read_ollama(own: tuple[str, ...], fields: ChatFields, use: TextUse) -> Ollam
         del values["num_predict"]
     stream = switch(document, "stream", default=True)
     member = _member(document.get("format"))
-    messages, read = document.get("messages"), _read_message
+    messages, read, unread = document.get("messages"), _read_message, list[str]()
     if own is GENERATE:
         messages, read = [{**document, "role": USER}], _read_prompt
+        if system := text_of(document.get("system", ""), "system"):
+            if use is TextUse.CONTINUE:  # reads a single message
+                unread.append(SYSTEM)
+            else:
+                messages.insert(0, {"role": SYSTEM, "prompt": system})
     asked = Conversation(b"") if fields.empty else read_messages(messages, use, read)
     chat = ChatRequest(
         fields.model,
@@ -273,7 +279,7 @@ def read_ollama(own: tuple[str, ...], fields: ChatFields, use: TextUse) -> Ollam
         caption_options(values, OPTIONS, asked, member, own[0]),
         stops(values.get("stop", []), "options.stop"),
         stream,
-        (*asked.ignored, *fields.ignored, *within.ignored),
+        (*asked.ignored, *unread, *fields.ignored, *within.ignored),
         member,
     )
     return OllamaRequest(fields.model, None if fields.empty else chat, parse_keep_alive(document.get("keep_alive")))

@@ -42,7 +42,7 @@ def operations() -> dict[str, dict[str, Any]]:
     state = problems(errors.NotReady, shape=SENTENCE)
     shown = problems(*JSON_BODY, *BODY, errors.InvalidOption, errors.ModelNotFound, errors.NotReady, shape=SENTENCE)
     example = {"model": EXAMPLE_MODEL, "stream": False}
-    prompt = {"prompt": _TEXT, "images": _IMAGES}
+    prompt = {"prompt": _TEXT, "images": _IMAGES, "system": _TEXT}
     # A prompt is for an image; a request with neither loads or unloads the model.
     pictured = {"required": ["images"], "properties": {"images": {"type": "array", "minItems": 1}}}
     silent = {"properties": {"prompt": {"enum": ["", None]}}}

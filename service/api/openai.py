@@ -32,9 +32,8 @@ from snapcap.service.http.problems import OPENAI, openai_error
 from snapcap.service.http.replies import JsonReply, ignored_header
 from snapcap.service.http.routing import Api, RouteGroup
 
-# The model names that huggingface_hub's chat client sends if it has only an address, now and in older versions. The
-# empty name is that of other clients whose user chose none.
-ANY_MODEL = ("dummy", "tgi", "")
+# The model names that huggingface_hub's chat client sends if it has only an address, now and in older versions.
+_ANY_MODEL = ("dummy", "tgi")
 _EXAMPLE = '{"model": "…", "messages": [{"role": "user", "content": [{"type": "image_url", …}]}]}'
 # The option that each field gives. A later field overrides an earlier one of the same option.
 OPTIONS: Mapping[str, str] = {
@@ -81,7 +80,7 @@ class OpenAIRoutes:
         answers = self._answers
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_chat, read_chat, permit)
-            model, _ = answers.captioner.served_model(None if chat.model in ANY_MODEL else chat.model)
+            model, _ = answers.captioner.served_model(chat.model or None)
             identity = f"chatcmpl-{request_id(request.scope)}"
             head = {"id": identity, "created": int(time.time()), "model": model}
             if chat.stream:
@@ -139,7 +138,12 @@ def _usage(stream: CaptionStream) -> dict[str, int]:
 
 def sort_chat(body: bytes) -> ChatFields:
     """Returns the members of a request. Raises BadRequest."""
-    return chat_fields(body, _EXAMPLE, (*_FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"))
+    return any_model(chat_fields(body, _EXAMPLE, (*_FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop")))
+
+
+def any_model(fields: ChatFields) -> ChatFields:
+    """Returns the members without a name that stands for any model."""
+    return fields._replace(model="") if fields.model in _ANY_MODEL else fields
 
 
 def read_chat(fields: ChatFields, use: TextUse) -> ChatRequest:

@@ -28,7 +28,7 @@ from snapcap.service.api.answers import (
     usage_of,
 )
 from snapcap.service.api.conversation import IMAGES, TextUse, read_messages, text_of
-from snapcap.service.api.openai import ANY_MODEL, OPTIONS
+from snapcap.service.api.openai import OPTIONS, any_model
 from snapcap.service.captioning.model_defaults import regions_member
 from snapcap.service.captioning.options import NEUTRAL, sort_fields
 from snapcap.service.captioning.stream import CaptionStream
@@ -62,7 +62,7 @@ class ResponsesRoutes:
         answers = self._answers
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_response, read_response, permit)
-            model, _ = answers.captioner.served_model(None if chat.model in ANY_MODEL else chat.model)
+            model, _ = answers.captioner.served_model(chat.model or None)
             answer_of = partial(self._answer, request_id(request.scope), model, chat)
             if chat.stream:
                 events = partial(self._events, request, answer_of)
@@ -165,7 +165,9 @@ def _part(text: str) -> dict[str, Any]:
 
 def sort_response(body: bytes) -> ChatFields:
     """Returns the members of a request. Raises BadRequest."""
-    return chat_fields(body, _EXAMPLE, (*FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"), neutral=_NEUTRAL)
+    return any_model(
+        chat_fields(body, _EXAMPLE, (*FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"), neutral=_NEUTRAL)
+    )
 
 
 def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
@@ -203,7 +205,7 @@ def _items(given: Any) -> Any:
         return given
     return [
         {"role": "tool", "content": _content(item)}
-        if isinstance(item, dict) and item.get("type", "message") != "message"
+        if isinstance(item, dict) and (item.get("type") or "message") != "message"
         else item
         for item in given
     ]

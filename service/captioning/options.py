@@ -242,8 +242,9 @@ OPTIONS: Mapping[str, Option] = {
         metavar="K",
     ),
     "top_p": Option(
-        Number(float, 0, 1, above=True),
-        "Sample only among the most likely tokens whose probabilities add up to this number.",
+        Number(float, 0, 1),
+        "Sample only among the most likely tokens whose probabilities add up to this number; 0: the most likely "
+        "token.",
         metavar="P",
     ),
     "seed": Option(
@@ -491,8 +492,10 @@ def sort_fields(
             continue
         if name in known:
             read.append((name, value))
-        elif name in neutral:
-            _check_neutral(name, value, (*neutral[name], *EMPTY))
+        elif name in neutral and any(_same(value, each) for each in (*neutral[name], *EMPTY)):
+            continue
+        elif name in neutral and not (within and name in options):
+            raise _unsupported(name, neutral[name])
         elif len(unknown) == MAX_UNKNOWN:
             raise InvalidOption(name[:64], f"be left out; {MAX_UNKNOWN} other fields are unknown already")
         elif near_words(name[:64], options, _NEARLY):
@@ -524,14 +527,12 @@ def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
     return options
 
 
-def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
-    if any(_same(value, each) for each in neutral):
-        return
-    choices = " or ".join(json.dumps(each) for each in neutral if each not in EMPTY)
+def _unsupported(name: str, neutral: tuple[Any, ...]) -> UnsupportedOption:
+    choices = " or ".join(json.dumps(each) for each in neutral)
     instead = f"leave it out or send {choices}" if choices else "leave it out"
     if name in _OF_CHECKPOINTS:
         instead += "; it holds for all requests where the model's generation_config.json sets it"
-    raise UnsupportedOption(name, instead)
+    return UnsupportedOption(name, instead)
 
 
 def _same(value: Any, other: Any) -> bool:

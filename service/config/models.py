@@ -10,13 +10,11 @@ from typing import Any
 from snapcap.models.errors import suggestion
 from snapcap.service.config.reader import SettingsError, fields_of
 from snapcap.service.config.settings import ResidencySettings, Settings
-from snapcap.warmup.option import parse_name
+from snapcap.warmup.option import NAME, parse_name
 
 MOST_MODELS = 64
 MOST_FILE_BYTES = 1 << 20
-_NAME = r"[A-Za-z0-9][\w.-]{0,199}="
-_NAMED = re.compile(_NAME, re.ASCII)
-_BETWEEN = re.compile(rf",(?={_NAME})", re.ASCII)
+_BETWEEN = re.compile(rf",(?={NAME}=)")
 _TABLE = 'must be a table such as [blip] with model = "org/name"'
 # The options of a model that concern the server, or its cache folder, which all models share.
 _SHARED = ("cache_dir",)
@@ -67,13 +65,25 @@ def preloaded(settings: Settings, models: Mapping[str, Settings]) -> list[str]:
 
 def _from_options(source: str) -> list[tuple[str, str]]:
     """Returns name and source of each model in the text of `--model`; [] if the text is one source."""
-    if not _NAMED.match(source) or os.path.exists(source):
+    parts = _BETWEEN.split(source)
+    alone = len(parts) == 1 and not re.fullmatch(NAME, source.partition("=")[0])
+    if "=" not in source or alone or source.startswith("s3://") or os.path.exists(source):
         return []
-    parts = [part.partition("=") for part in _BETWEEN.split(source)]
-    for name, _, each in parts:
+    found = []
+    for part in parts:
+        name, _, each = part.partition("=")
         if not each or "," in each:
-            raise SettingsError(f"--model {name}={each[:80]} must be NAME=MODEL; repeat the option for each model")
-    return [(name, each) for name, _, each in parts]
+            raise SettingsError(f"--model {part[:80]} must be NAME=MODEL; repeat the option for each model")
+        _check_name(name, "--model")
+        found.append((name, each))
+    return found
+
+
+def _check_name(name: str, option: str) -> None:
+    try:
+        parse_name(name)
+    except ValueError as error:
+        raise SettingsError(f"{option}: the name {name[:80]!r} must {error}") from None
 
 
 def _from_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -94,10 +104,7 @@ def _from_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, table in tables.items():
         if not isinstance(table, dict) or not isinstance(table.get("model"), str):
             raise SettingsError(f"--models {path}: {name[:80]!r} {_TABLE}")
-        try:
-            parse_name(name)
-        except ValueError as error:
-            raise SettingsError(f"--models {path}: the name {name[:80]!r} must {error}") from None
+        _check_name(name, f"--models {path}")
         yield name, table
 
 

@@ -182,10 +182,12 @@ async def read_multipart(
 ) -> T:
     """Returns the result of `parse` for the parts of a multipart body, in order. Raises the errors of `read_body`
     and of `parse`, InvalidMultipart, and UnsupportedMediaType."""
-    boundary = boundary_of(request.headers.get("content-type", ""))
+    boundary, charset = boundary_of(request.headers.get("content-type", ""))
     body = await read_body(request, limits, pool)
     # Each part is a copy, and decoding an image in base64 makes another.
-    return await parse_received(request, body, pool, lambda data: parse(parse_multipart(boundary, data)), copies=2)
+    return await parse_received(
+        request, body, pool, lambda data: parse(parse_multipart(boundary, data, charset)), copies=2
+    )
 
 
 async def parse_received(

@@ -30,13 +30,13 @@ _CHARSET_OF_VALUE = re.compile(rb"\A[\w-]*'[\w-]*'")  # RFC 8187, as in filename
 _MAX_PART_HEADERS = 16
 _MAX_PART_HEADER_BYTES = 4096
 # Only these charsets are decoded: some codecs of Python take time that grows with the square of the text.
-_CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii"})
-_LATIN = "iso-8859-1"  # Apache's HttpClient for Java names it for each text
+_CHARSETS = frozenset({b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"})
+_LATIN = b"iso-8859-1"  # Apache's HttpClient for Java names it for each text
 # Bytes of the longest text that is converted: an image would hold Python's lock, and take three times its memory.
 _LONGEST_LATIN = 64 << 10
 # Encodings of a part's data as it is. Base64 is decoded.
 _AS_IT_IS = (b"", b"7bit", b"8bit", b"binary")
-_CHARSET_FIELD = "_charset_"  # RFC 7578: the charset of fields that do not name theirs
+_CHARSET_FIELD = b"_charset_"  # RFC 7578: the charset of fields that do not name theirs
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,23 @@ class Part:
         return _utf8(self.data, f"The field {self.name[:64]!r}")
 
 
-def boundary_of(content_type: str) -> bytes:
-    """Returns the boundary that a Content-Type names. Raises InvalidMultipart, UnsupportedMediaType."""
+def boundary_of(content_type: str) -> tuple[bytes, bytes]:
+    """Returns the boundary that a Content-Type names, and the charset of texts that do not name theirs. Raises
+    InvalidMultipart, UnsupportedMediaType."""
     parameters = _parameters(content_type[:_MAX_CONTENT_TYPE].encode("latin-1", "replace"))
-    _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
+    charset = parameters.get(b"charset", b"")
+    _in_utf_8(b"", charset)
     boundary = parameters.get(b"boundary", b"")
     if not 0 < len(boundary) <= _MAX_BOUNDARY:
         raise _unreadable(f"the Content-Type has no boundary of 1 to {_MAX_BOUNDARY} characters")
-    return boundary
+    return boundary, charset
 
 
-def parse_multipart(boundary: bytes, body: bytes) -> list[Part]:
-    """Returns the parts in order. Raises InvalidMultipart, UnsupportedMediaType."""
+def parse_multipart(boundary: bytes, body: bytes, charset: bytes = b"") -> list[Part]:
+    """Returns the parts in order. `charset`: the charset of texts that do not name theirs. Raises InvalidMultipart,
+    UnsupportedMediaType."""
     start = _check_delimiters(body, b"--" + boundary)
-    parts = _Parts()
+    parts = _Parts(charset)
     limits = {"max_header_count": _MAX_PART_HEADERS, "max_header_size": _MAX_PART_HEADER_BYTES}
     try:
         parser = MultipartParser(boundary, parts.callbacks(), **limits)
@@ -82,10 +85,7 @@ def parse_multipart(boundary: bytes, body: bytes) -> list[Part]:
         raise _unreadable(str(error)[:200] or "it is not well-formed") from None
     if not parts.ended:
         raise _unreadable("it ends before its closing boundary")
-    for part in parts.found:
-        if part.name == _CHARSET_FIELD:
-            _check_charset(part.text)
-    return [part for part in parts.found if part.name != _CHARSET_FIELD]
+    return parts.found
 
 
 def _check_delimiters(body: bytes, delimiter: bytes) -> int:
@@ -123,9 +123,10 @@ def _find(body: bytes, delimiter: bytes, start: int) -> int:
 class _Parts:
     """Collects the parts of a form from the events of the parser."""
 
-    def __init__(self) -> None:
+    def __init__(self, charset: bytes) -> None:
         self.found: list[Part] = []
         self.ended = False
+        self._charset = charset
         self._headers: dict[bytes, bytes] = {}
         self._name = self._value = b""
         self._data = io.BytesIO()
@@ -164,7 +165,11 @@ class _Parts:
         filename, data = _filename(options), self._decoded()
         if filename is None:
             parameters = _parameters(self._headers.get(b"content-type", b""))
-            data = _in_utf_8(data, parameters.get(b"charset", b"").decode("latin-1"))
+            data = _in_utf_8(data, parameters.get(b"charset", self._charset))
+            if options[b"name"] == _CHARSET_FIELD:
+                _in_utf_8(b"", data)
+                self._charset = data
+                return
         # The name of a file is only repeated in the reply, so a name that is not UTF-8, as of old clients, is
         # accepted.
         shown = None if filename is None else filename.decode("utf-8", "replace")
@@ -209,21 +214,19 @@ def _filename(parameters: dict[bytes, bytes]) -> bytes | None:
     return unquote_to_bytes(_CHARSET_OF_VALUE.sub(b"", b"".join(pieces), 1)) if pieces else None
 
 
-def _in_utf_8(data: bytes, charset: str) -> bytes:
+def _in_utf_8(data: bytes, charset: bytes) -> bytes:
     """Returns the data of a text in UTF-8. Raises UnsupportedMediaType for other charsets, and for a long text in
     ISO-8859-1."""
-    if charset.strip().lower() == _LATIN:
+    name = charset.strip().lower()
+    if name == _LATIN:
         if data.isascii():
             return data
         if len(data) <= _LONGEST_LATIN:
-            return data.decode(_LATIN).encode()
-    _check_charset(charset)
+            return data.decode("latin-1").encode()
+    if name not in _CHARSETS:
+        shown = charset[:40].decode("latin-1")
+        raise UnsupportedMediaType(f"The charset {shown!r} is not read; send the form in UTF-8.")
     return data
-
-
-def _check_charset(charset: str) -> None:
-    if charset.strip().lower() not in _CHARSETS:
-        raise UnsupportedMediaType(f"The charset {charset[:40]!r} is not read; send the form in UTF-8.")
 
 
 def _utf8(data: bytes, what: str) -> str:

@@ -125,8 +125,8 @@ def test_a_seed_repeats_and_others_differ(client: OpenAI, model: str, sample: tu
     texts = [ask(client, stream, **request, seed=seed)[0] for seed in (1, 2, 3, 4) for stream in (False, True)]
     assert texts[::2] == texts[1::2]
     assert len(set(texts)) > 1
-    nucleus = [ask(client, False, **request, seed=seed, top_p=1e-6)[0] for seed in (1, 2)]
-    assert nucleus[0] == nucleus[1] == ask(client, False, **request | {"temperature": 0})[0]
+    nucleus = {ask(client, False, **request, seed=seed, top_p=top_p)[0] for seed in (1, 2) for top_p in (0, 1e-6)}
+    assert nucleus == {ask(client, False, **request | {"temperature": 0})[0]}
 
 
 def test_beams(client: OpenAI, model: str, sample: tuple[Path, str]) -> None:
@@ -177,7 +177,7 @@ ONE = "data:image/png;base64,aa=="
         ({"max_tokens": 0}, "invalid_option", "max_tokens"),
         ({"max_completion_tokens": 1.5}, "invalid_option", "max_completion_tokens"),
         ({"seed": 2**64}, "invalid_option", "seed"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_option", "stop"),
+        ({"stop": ["a"] * 17}, "invalid_option", "stop"),
         ({"stop": [""]}, "invalid_option", "stop"),
         ({"stream_options": ["include_usage"]}, "invalid_option", "stream_options"),
         ({"messages": []}, "invalid_option", "messages"),

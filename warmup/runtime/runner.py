@@ -394,7 +394,8 @@ class Runner(Generic[B]):
                 uniforms[place, : len(row.uniforms)] = row.uniforms
             put("uniforms", uniforms)
             put("top_k", np.array([row.params.top_k or self.config.decoder.vocab_size for row in rows]))
-            put("top_p", np.array([row.params.top_p for row in rows], np.float32))
+            top_p = np.array([row.params.top_p for row in rows], np.float32)
+            put("top_p", np.maximum(top_p, np.finfo(np.float32).tiny))  # 0 is the most likely token alone
         self._choice.start(first_slot, rows)
 
     def group(self, slots: Sequence[int], row: SlotRequest) -> None:

@@ -133,6 +133,8 @@ NUMBERS = {
     "10 bits in 16": strip((GREY >> 2).astype("<u2").tobytes(), 16),
     "16 bits": strip((GREY << 4).astype("<u2").tobytes(), 16),
     "32 bits": strip((GREY.astype("<u4") << 20).tobytes(), 32),
+    "8 bits around 0": strip((SHADES - 128).astype("i1").tobytes(), 8, (339, 3, [2])),
+    "8 bits around 0, the other order": strip((SHADES - 128).astype("i1").tobytes(), 8, (339, 3, [2]), order=">"),
     "16 bits around 0": strip(((GREY << 4) - (1 << 15)).astype("<i2").tobytes(), 16, (339, 3, [2])),
     "32 bits around 0": strip((GREY - 1000).astype("<i4").tobytes(), 32, (339, 3, [2])),
     "floats around 0": strip((GREY / 2047.5 - 1).astype("<f4").tobytes(), 32, (339, 3, [3])),
@@ -397,6 +399,7 @@ DEAR = {
     "runs of a bitmap": (bmp_in_runs(4000, 4000, b"\1\7"), "too_complex"),
     "comments of an animation": (encoded(PICTURE, "GIF")[:13] + (b"!\xfe" + b"\1a" * 3_000_000), "too_complex"),
     "extensions of an animation": (b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\0" * 1_000_000, "too_complex"),
+    "side of an AVIF": (encoded(Image.new("RGB", (32_769, 8)), "AVIF"), "too_large"),
     "no frame": (b"GIF89a\1\0\1\0\0\0\0;", "truncated"),
 }
 

@@ -93,7 +93,7 @@ def test_chunked_body_above_the_limit(client: TestClient) -> None:
         ({"temperature": [1]}, "invalid_option", "temperature"),
         ({"temperature": 10**400}, "invalid_option", "temperature"),
         ({"temperature": -0.1}, "invalid_option", "temperature"),
-        ({"top_p": 0}, "invalid_option", "top_p"),
+        ({"top_p": -0.1}, "invalid_option", "top_p"),
         ({"seed": 2**64}, "invalid_option", "seed"),
         ({"temperature": -1}, "invalid_option", "temperature"),
         ({"n": 2}, "unsupported_option", "n"),

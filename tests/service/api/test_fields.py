@@ -202,6 +202,19 @@ def test_an_option_of_one_api_is_not_passed_over_in_another(client: TestClient, 
         assert client.post(PATHS[api], json=document).status_code == expected, (api, name)
 
 
+@pytest.mark.parametrize(
+    ("api", "name", "within"), [("huggingface", "max_length", "parameters"), ("ollama", "num_predict", "options")]
+)
+def test_an_option_beside_its_member_is_told_its_place(
+    client: TestClient, image: Png, api: str, name: str, within: str
+) -> None:
+    """Another API refuses a field of this name; a value that changes nothing there is passed over here too."""
+    document = good_request(api, image(9))
+    assert client.post(PATHS[api], json={**document, name: -1}).status_code == 200
+    refused = client.post(PATHS[api], json={**document, name: 5})
+    assert (refused.status_code, f"put it into {within}" in refused.text) == (422, True)
+
+
 def test_queries_and_forms(client: TestClient, image: Png, engine) -> None:
     query = "utm_source=x&max_new_tokens=-1&n=1&seed=-1&unknown=&top_p="
     assert named(client.post(f"/v1/caption?{query}", content=image(9))) == ["utm_source"]

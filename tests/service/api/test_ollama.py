@@ -96,6 +96,7 @@ def test_options_reach_the_engine_by_their_names_here_and_by_ours(client: TestCl
     assert (asked.max_new_tokens, asked.temperature, asked.seed) == (3, 0.5, 4)
     assert (asked.top_k, asked.top_p, asked.repetition_penalty) == (5, 0.9, 1.05)
     assert params(num_predict=3, max_new_tokens=4).max_new_tokens == 4
+    assert params(top_p=0).top_p == 0
     for unbound in (-1, -2, 0, -2.0, None):
         assert params(num_predict=unbound).max_new_tokens is None
     # More than the model holds is as much as it holds: clients send such bounds to any model.
@@ -104,7 +105,7 @@ def test_options_reach_the_engine_by_their_names_here_and_by_ours(client: TestCl
 
 
 def test_stop_sequences_end_a_caption(client: TestClient, picture) -> None:
-    for stop in (" 7", ["\n\n", " 7"]):
+    for stop in (" 7", ["\n\n", " 7"], ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "</s>", "[INST]", " 7"]):
         for stream in (True, False):
             asked = {"images": [picture(5)], "stream": stream, "options": {"stop": stop}}
             reply = client.post("/api/generate", json=asked)
@@ -112,8 +113,9 @@ def test_stop_sequences_end_a_caption(client: TestClient, picture) -> None:
             assert "".join(line["response"] for line in ended) == "5"
             assert ended[-1]["done_reason"] == "stop"
             assert all(type(ended[-1][count]) is int for count in COUNTS)
-    wrong = client.post("/api/generate", json={"images": [picture(5)], "options": {"stop": [""]}})
-    assert (wrong.status_code, "'options.stop'" in wrong.json()["error"]) == (422, True)
+    for stop in ([""], ["a"] * 17):
+        wrong = client.post("/api/generate", json={"images": [picture(5)], "options": {"stop": stop}})
+        assert (wrong.status_code, "'options.stop'" in wrong.json()["error"]) == (422, True)
 
 
 def test_options_that_clients_send_by_default_are_ignored_and_named(client: TestClient, picture) -> None:
@@ -147,6 +149,21 @@ def test_every_member_that_may_be_left_out(client: TestClient, picture) -> None:
     assert set(reply.headers["x-snapcap-ignored"].split(", ")) == {"raw", "context", "suffix", "text", "system"}
     thinks = client.post("/api/generate", json={"images": [picture(5)], "think": True})
     assert (thinks.status_code, "'think' is not supported" in thinks.json()["error"]) == (422, True)
+
+
+@pytest.mark.usefixtures("conversing")
+def test_a_model_that_reads_conversations_reads_the_system_message(client: TestClient, engine, picture) -> None:
+    """PhotoPrism sends one beside the prompt."""
+    asked = {"images": [picture(5)], "stream": False, "prompt": "What?", "system": "Be brief."}
+    reply = client.post("/api/generate", json=asked)
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What?", "images": [picture(5)]},
+    ]
+    assert client.post("/api/chat", json={"messages": said, "stream": False}).status_code == 200
+    for request in engine.requests:
+        assert (request.prompt_ids, request.ahead) == ((1002, 1006, 1005), 2)
+    assert "x-snapcap-ignored" not in reply.headers
 
 
 @pytest.mark.parametrize("name", ["fake", "fake:latest", "", None])
@@ -271,6 +288,8 @@ def test_what_is_no_duration_is_refused(client: TestClient, value: Any) -> None:
         ({"images": ["a"], "model": 5}, "'model' must be text"),
         ({"images": ["a"], "num_beam": 2}, "did you mean num_beams"),
         ({"images": ["a"], "logprobs": True}, "'logprobs' is not supported"),
+        ({"images": ["a"], "num_predict": 5}, "'num_predict' is not read here; put it into options"),
+        ({"images": ["a"], "stop": ["a"]}, "'stop' is not read here; put it into options"),
     ],
     ids=str,
 )
@@ -320,8 +339,10 @@ def test_an_error_after_the_first_line_is_the_last_line(
 def test_the_prompt_is_the_beginning_where_texts_are(services: Services, engine, picture) -> None:
     app = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(continue_text=True))
     client = TestClient(app)
-    reply = client.post("/api/generate", json={"images": [picture(5)], "prompt": "a red", "stream": False})
+    asked = {"images": [picture(5)], "prompt": "a red", "system": "Be brief.", "stream": False}
+    reply = client.post("/api/generate", json=asked)
     assert (reply.json()["response"], engine.requests[-1].prompt_ids) == (" 5 7", (1001, 1003))
+    assert reply.headers["x-snapcap-ignored"] == "system"
     assert reply.json()["prompt_eval_count"] == 2
     message = {"role": "user", "content": "a", "images": [picture(5)]}
     assert client.post("/api/chat", json={"messages": [message], "stream": False}).status_code == 200

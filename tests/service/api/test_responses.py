@@ -140,6 +140,7 @@ def test_what_a_tool_returned_may_hold_the_newest_image(ask, picture) -> None:
     output = {"type": "function_call_output", "call_id": "1", "output": [picture(9)]}
     assert text(ask(asked, output)) == "9 7"
     assert text(ask(output, asked)) == "5 7"
+    assert text(ask({"type": None, "id": None, **asked})) == "5 7", "programs write members without a value as null"
     screen = {"type": "computer_screenshot", "image_url": picture(9)["image_url"]}
     assert text(ask(asked, {"type": "computer_call_output", "call_id": "1", "output": screen})) == "9 7"
     assert text(ask(asked, picture(9))) == "9 7", "a part beside the messages"

@@ -32,9 +32,9 @@ def test_a_folder_with_an_equals_sign_is_a_folder(tmp_path: Path, monkeypatch: p
 
 
 def test_models_have_names_in_order() -> None:
-    settings = read("--model", "b=org/b", "--model", "a=./a=1", "--idle-unload", "5")
-    assert sources(settings) == {"b": "org/b", "a": "./a=1"}
-    assert [each.http.model_name for each in models_of(settings).values()] == ["b", "a"]
+    settings = read("--model", "llava:7b=org/b", "--model", "a=./a=1", "--model", "org/c=s3://c/d=1")
+    assert sources(settings) == {"llava:7b": "org/b", "a": "./a=1", "org/c": "s3://c/d=1"}
+    assert [each.http.model_name for each in models_of(settings).values()] == ["llava:7b", "a", "org/c"]
 
 
 def test_one_model_that_may_leave_has_the_name_that_it_has_today() -> None:
@@ -81,6 +81,9 @@ def test_a_wrong_file_is_told_in_one_line(tmp_path: Path, text: str, says: str) 
     [
         (("--model", "a=x", "--model", "a=y"), "has a name twice"),
         (("--model", "a=x", "--model", "y"), "must be NAME=MODEL"),
+        (("--model", "é=x", "--model", "b=y"), "the name 'é' must be a name of letters"),
+        (("--model", "a//b=x"), "the name 'a//b' must be a name of letters"),
+        (("--model", "y", "--model", "b=x"), "must be NAME=MODEL"),
         (
             (
                 "--model",

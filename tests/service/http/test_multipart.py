@@ -81,6 +81,18 @@ def test_a_text_in_latin_1() -> None:
     assert part.text == "à é"
 
 
+def test_a_form_in_latin_1() -> None:
+    """The charset of the form, or of its field `_charset_`, holds for each text that does not name its own."""
+    said, typed = "à é".encode("latin-1"), b"Content-Type: text/plain; charset=UTF-8\r\n"
+    texts = (field(b"prompt", said), field(b"task", "ü".encode(), typed))
+    form_of_field = form(field(b"_charset_", b"ISO-8859-1"), *texts)
+    for parts in (
+        parse_multipart(b"B", form(*texts), boundary_of(f"{FORM}; charset=ISO-8859-1")[1]),
+        parse_multipart(b"B", form_of_field),
+    ):
+        assert [part.text for part in parts] == ["à é", "ü"]
+
+
 def test_a_long_text_in_latin_1_is_not_converted() -> None:
     typed = b"Content-Type: text/plain; charset=ISO-8859-1\r\n"
     with pytest.raises(UnsupportedMediaType):
@@ -141,7 +153,7 @@ def test_a_form_without_its_end_is_refused(client: TestClient, image: Png, cut: 
 def test_types_that_cannot_be_read(content_type: str, error: type[ServiceError]) -> None:
     with pytest.raises(error):
         boundary_of(content_type)
-    assert boundary_of('multipart/form-data; boundary="a b"') == b"a b"
+    assert boundary_of('multipart/form-data; boundary="a b"') == (b"a b", b"")
 
 
 NAMES = {

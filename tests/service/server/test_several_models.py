@@ -231,13 +231,18 @@ def test_requests_of_all_kinds_wait_for_one_wake(serve: Serve, sample: Path) -> 
     text = base64.b64encode(sample.read_bytes()).decode()
     parts = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{text}"}}]
     chat = {"model": "short", "messages": [{"role": "user", "content": parts}]}
+    for path, other in (
+        ("/v1/chat/completions", {**chat, "model": "other"}),
+        ("/api/generate", {"model": "other", "images": [text]}),
+    ):
+        assert post(server, path, other)[0] == 404
     with ThreadPoolExecutor(8) as pool:
         captions = [pool.submit(server.caption, sample, "?model=short") for _ in range(4)]
         chats = [pool.submit(post, server, "/v1/chat/completions", chat) for _ in range(4)]
         assert {each.result()["tokens"] for each in captions} == {2}
         assert {each.result()[1]["usage"]["completion_tokens"] for each in chats} == {2}
     assert server.metrics()['snapcap_model_wakes_total{model="short",result="ready"}'] == 1
-    assert states(server)["demo"] == "absent"
+    assert states(server)["demo"] == "absent", "the unknown name has not woken the first model"
 
 
 def test_a_model_with_a_request_does_not_leave(serve: Serve, sample: Path) -> None:
