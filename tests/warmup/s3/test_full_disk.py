@@ -186,7 +186,8 @@ def test_nothing_is_made_that_others_may_write(upload: Any, s3_server: str, tmp_
     try:
         folder = resolve(tmp_path / "cache", s3_server)
         # The thread that syncs the files replaces their record meanwhile.
-        wait_until(lambda: not any(isinstance(each, threading.Timer) for each in threading.enumerate()))
+        settle = s3_checkpoint._settle
+        wait_until(lambda: not any(getattr(each, "function", None) is settle for each in threading.enumerate()))
     finally:
         os.umask(before)
     made = [tmp_path / "cache", folder.parent, folder, *folder.glob("*.*")]
