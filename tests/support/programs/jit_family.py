@@ -22,8 +22,8 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.start.jit import open_compiler
 
-# Each step runs the same graphs, and some models of transformers compute all tokens again. The random LLaVA says one
-# token for 14 steps.
+# Each step runs the same graphs, and some models of transformers compute all tokens again. The random LLaVA says
+# one token for 14 steps.
 STEPS = dict.fromkeys(("blip", "git", "smolvlm", "florence2", "qwen3_vl"), 8) | {"llava": 20}
 _compile = torch.compile
 
