@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import re
 import sys
 import tempfile
 
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints.build_folders import key_of, take_packages
 from support.checkpoints.compilers import share_compiler
 from support.servers.server_process import snapcap
 
@@ -25,6 +25,7 @@ from snapcap.models.processing import chat
 from snapcap.service.telemetry import logs
 
 _KEPT = "TESTS_CACHE"  # the folder that stays from run to run
+_WITHOUT_SLOTS = ("encoder_before", "encoder_block", "decoder_before", "decoder_block", "decoder_after")
 
 pytest_plugins = [
     "support.schedule",
@@ -120,21 +121,24 @@ def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stepped_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Such a folder for a further bucket of 8, of decode steps alone."""
-    return _built(tmp_path_factory, "stepped", "--buckets", "1,4", "--step-buckets", "8")
+def stepped_cache(tmp_path_factory: pytest.TempPathFactory, built_cache: Path) -> Path:
+    """Such a folder for a further bucket of 8, of decode steps alone. Regions that do not know the number of slots
+    are those of ``built_cache``."""
+    return _built(tmp_path_factory, "stepped", "--buckets", "1,4", "--step-buckets", "8", beside=built_cache)
 
 
-def _built(tmp_path_factory: pytest.TempPathFactory, name: str, *buckets: str) -> Path:
+def _built(tmp_path_factory: pytest.TempPathFactory, name: str, *buckets: str, beside: Path | None = None) -> Path:
     base = tmp_path_factory.getbasetemp()
     shared = base if "PYTEST_XDIST_WORKER" not in os.environ else base.parent
     built = shared / name
     with built.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
-            explained = snapcap("explain", *buckets, "--cache-dir", str(tmp_path_factory.mktemp("empty")))
-            (key,) = re.findall(r"^key +(\w+)", explained.stdout, re.MULTILINE)
+            key = key_of(tmp_path_factory.mktemp("empty"), *buckets)
             cache = Path(os.environ[_KEPT]) / key
+            if beside and not cache.exists():
+                take_packages(beside, _WITHOUT_SLOTS, (1, 4), cache / "store" / "builds" / key)
+                (cache / "store").chmod(0o700)
             # Other workers wait for it, so it may have their CPUs.
             options = ("--cache-dir", str(cache), *buckets, "--build-workers", "2", "--prepared-weights")
             run = snapcap("build", *options, timeout=900)

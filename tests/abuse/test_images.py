@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from snapcap.service.images.worker import SLACK
 
 GIB = 1 << 30
 PIXELS = (8000, 6000)  # within the limit of 50 million
+LOOK_S = 0.02  # a fraction of the time for which a decode holds its memory
 KILLED = "snapcap_decode_processes_killed_total"
 
 
@@ -147,7 +148,7 @@ def test_pixels_stay_within_their_memory(small: Abused) -> None:
     def attack() -> None:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(at_once, small, (pictures + too_large) * 2)
-            while not asked.done():
+            while not wait([asked], LOOK_S).done:
                 highest.append(sum(process_memory(pid) for pid in descendants(small.server.decode_parent_pid)))
             found.extend(asked.result())
 

@@ -3,16 +3,20 @@
 import json
 import re
 import shutil
+import sys
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.servers.server_process import python
 
+from snapcap.benchmarks import contenders
 from snapcap.benchmarks.contenders import PEERS
 from snapcap.benchmarks.harness.server import Server, serving
 from snapcap.benchmarks.harness.workload import Workload, open_workload
@@ -36,6 +40,24 @@ def workload(sets: Path) -> Workload:
     return open_workload("demo", sets)
 
 
+@pytest.fixture
+def exports_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the command of an export run in this process, which has torch and transformers already. The export of
+    ``sets`` runs in a process of its own."""
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        from snapcap.benchmarks.peers import onnx_export
+
+        monkeypatch.setattr(sys, "argv", command[2:])
+        try:
+            onnx_export.main()
+        except Exception:  # as the interpreter does
+            return SimpleNamespace(returncode=1, stderr=traceback.format_exc())
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(contenders, "subprocess", SimpleNamespace(run=run))
+
+
 def open_captioner(folder: Path) -> Any:
     from snapcap.benchmarks.peers.onnx_server import Captioner
 
@@ -52,6 +74,7 @@ def test_samples_get_their_captions_alone_and_together(
     assert alone == together == list(samples.values())
 
 
+@pytest.mark.usefixtures("exports_here")
 def test_in_int8_samples_get_their_captions(workload: Workload, sets: Path, samples: dict[Path, str]) -> None:
     """The products by weights are counted, as a decoder whose weights were not rounded would caption as well."""
     import onnx
@@ -82,6 +105,7 @@ def test_pixels_are_those_of_transformers(workload: Workload, sets: Path, sample
         np.testing.assert_allclose(captioner.pixels(path.read_bytes()), expected, atol=1e-6)
 
 
+@pytest.mark.usefixtures("exports_here")
 def test_a_random_model_gets_the_tokens_of_transformers(
     make_captioner: Callable[..., Any], demo_folder: Path, workload: Workload, tmp_path: Path
 ) -> None:
@@ -163,6 +187,7 @@ def test_an_export_is_made_once(workload: Workload, sets: Path, monkeypatch: pyt
     PEER.prepare(workload, sets)
 
 
+@pytest.mark.usefixtures("exports_here")
 def test_an_export_that_fails_says_why(workload: Workload, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(RuntimeError, match="the export to ONNX failed"):

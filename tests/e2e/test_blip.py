@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.checkpoints.build_folders import build_with_choices
 from support.parity.served import PROMPTS, Captions, assert_captions, write_pictures
 from support.servers.server_process import ServerProcess, snapcap
 
@@ -85,10 +86,7 @@ def store(built_cache: Path, folder: Path, tmp_path_factory: pytest.TempPathFact
     """A cache folder whose store holds the demo model's artifacts and BLIP's."""
     cache = tmp_path_factory.mktemp("families")
     shutil.copytree(built_cache, cache, dirs_exist_ok=True)
-    (cache / "store").chmod(0o700)
-    options = ("--model", str(folder), "--cache-dir", str(cache), *BUCKETS, "--prepared-weights")
-    run = snapcap("build", *options, "--build-workers", "1", timeout=600)
-    assert run.returncode == 0, run.stderr
+    build_with_choices(built_cache, cache, "--model", str(folder), *BUCKETS)
     return cache
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints.build_folders import build_with_choices
 from support.checkpoints.florence2_files import processor_of, write_florence2
 from support.parity.served import write_pictures
 from support.servers.server_process import ServerProcess, snapcap
@@ -103,11 +104,11 @@ def test_a_server_on_eager_captions_as_transformers_does(
 
 
 def test_a_compiled_server_without_torch_captions_as_transformers_does(
-    folder: Path, tmp_path: Path, images: list[Path], expected: dict[str, list[str]]
+    built_cache: Path, folder: Path, tmp_path: Path, images: list[Path], expected: dict[str, list[str]]
 ) -> None:
-    options = ("--model", str(folder), "--cache-dir", str(tmp_path), *BUCKETS)
-    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "1", timeout=600)
-    assert run.returncode == 0, run.stderr
+    model = ("--model", str(folder), *BUCKETS, "--cache-length", "48")
+    options = ("--cache-dir", str(tmp_path), *model)
+    build_with_choices(built_cache, tmp_path, *model)
     with ServerProcess(*options, "--backend", "aot", "--strict") as server:
         startup = server.wait_ready().startup()
         assert (startup["tier"], startup["artifacts"]["result"], startup["torch_modules"]) == ("aot", "hit", 0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.checkpoints.build_folders import build_with_choices
 from support.parity.served import PROMPTS, Captions, assert_captions, write_pictures
 from support.servers.server_process import ServerProcess, snapcap
 
@@ -89,11 +90,16 @@ def test_a_server_on_eager_captions_as_transformers_does(folder: Path, tmp_path:
 
 
 def test_a_compiled_server_without_torch_captions_as_transformers_does(
-    folder: Path, tmp_path: Path, images: list[Path], expected: Captions, reference: Callable[..., str]
+    built_cache: Path,
+    folder: Path,
+    tmp_path: Path,
+    images: list[Path],
+    expected: Captions,
+    reference: Callable[..., str],
 ) -> None:
-    options = ("--model", str(folder), "--cache-dir", str(tmp_path), *BUCKETS)
-    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "1", timeout=600)
-    assert run.returncode == 0, run.stderr
+    model = ("--model", str(folder), *BUCKETS)
+    options = ("--cache-dir", str(tmp_path), *model)
+    build_with_choices(built_cache, tmp_path, *model)
     with ServerProcess(*options, "--backend", "aot", "--strict") as server:
         startup = server.wait_ready().startup()
         assert (startup["tier"], startup["artifacts"]["result"], startup["torch_modules"]) == ("aot", "hit", 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints.build_folders import build_with_choices
 from support.parity.served import write_pictures
 from support.servers.server_process import ServerProcess, snapcap
 
@@ -82,11 +83,11 @@ def chat(model: Path, path: Path, *texts: str) -> bytes:
 
 
 def test_a_compiled_server_without_torch_answers_as_transformers_does(
-    folder: Path, tmp_path: Path, images: list[Path], reference: Callable[..., str]
+    built_cache: Path, folder: Path, tmp_path: Path, images: list[Path], reference: Callable[..., str]
 ) -> None:
-    options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--buckets", "4", "--cache-length", "48")
-    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "1", timeout=600)
-    assert run.returncode == 0, run.stderr
+    model = ("--model", str(folder), "--buckets", "4", "--cache-length", "48")
+    options = ("--cache-dir", str(tmp_path), *model)
+    build_with_choices(built_cache, tmp_path, *model)
     expected = {(path, text): reference(path, text) for path in images for text in INSTRUCTIONS}
     assert len(set(expected.values())) > len(images), "the answers of a random model must vary"
     with ServerProcess(*options, "--backend", "aot", "--strict") as server:

@@ -103,7 +103,7 @@ FIELDS = sorted(
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@fuzzed(300)
+@fuzzed(150)
 @given(
     document=st.sampled_from(GOOD),
     changes=st.lists(st.tuples(st.sampled_from(FIELDS), st.booleans(), values()), min_size=1, max_size=3),

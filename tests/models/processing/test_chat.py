@@ -50,9 +50,10 @@ OTHERS = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has each template rendered by a process, also for messages that another test has had rendered."""
+    """Has each template rendered by a process, also for messages that another test has had rendered. Only tests of
+    this process need that: the texts are the same."""
     monkeypatch.setattr(chat, "_rendered", chat._rendered.__wrapped__)  # type: ignore[attr-defined]
 
 
@@ -350,6 +351,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.usefixtures("each_time")
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_template_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     template, why = HOSTILE[case]
@@ -361,6 +363,7 @@ def test_a_hostile_template_is_refused_in_one_line(case: str, tmp_path: Path) ->
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.usefixtures("each_time")
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_a_rendering_without_an_answer_changes_nothing_that_the_model_reads(
     slow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -380,6 +383,7 @@ def test_a_rendering_without_an_answer_changes_nothing_that_the_model_reads(
     assert read_template(tmp_path).frames
 
 
+@pytest.mark.usefixtures("each_time")
 def test_a_template_sees_nothing_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "secret")
     write_chat_files(tmp_path, "{{ self._TemplateReference__context.parent | string | length > 0 }}" + TEMPLATE)

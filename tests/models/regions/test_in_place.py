@@ -20,14 +20,9 @@ from snapcap.models.regions.table import Region
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.torch_model import LoadedModel
 
-FAMILIES = (
-    device_cases.vit_gpt2,
-    device_cases.blip,
-    device_cases.git,
-    device_cases.smolvlm,
-    device_cases.florence2,
-    device_cases.qwen3_vl,
-)
+CROSSED = (device_cases.vit_gpt2, device_cases.blip, device_cases.git, device_cases.florence2)
+FAMILIES = (*CROSSED, device_cases.smolvlm, device_cases.qwen3_vl)
+Family = Callable[[Path], device_cases.Captioner]
 _WRITES = (torch.ops.aten.index_put.default,)
 
 
@@ -56,25 +51,31 @@ def copied(model: LoadedModel, region: Region, bucket: Bucket) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("at_once", ["all layers", "a layer"])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.__name__))
-def test_caches_are_written_where_they_are(
-    family: Callable[[Path], device_cases.Captioner],
-    at_once: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if at_once == "a layer":
-        monkeypatch.setattr(cross_kv, "_CACHED", 1)
-    captioner = family(tmp_path)
+def assert_written_in_place(family: Family, folder: Path, *components: str) -> None:
+    """Asserts it of the components' regions that have caches."""
     plan = plan_of(torch.device("cpu"), "float32", (2,))
-    model = open_model(captioner, plan)
-    writing = [region for region in model.regions if not region.on_demand and len(region.input_names) > 3]
-    assert {region.component for region in writing} == {"encoder", "decoder"}
+    model = open_model(family(folder), plan)
+    regions = [region for region in model.regions if not region.on_demand and len(region.input_names) > 3]
+    writing = [region for region in regions if region.component in components]
+    assert {region.component for region in writing} == {*components}
     with torch.no_grad():
         assert {region.name: copied(model, region, plan.table.largest) for region in writing} == {
             region.name: [] for region in writing
         }
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.__name__))
+def test_caches_are_written_where_they_are(family: Family, tmp_path: Path) -> None:
+    assert_written_in_place(family, tmp_path, "encoder", "decoder")
+
+
+@pytest.mark.parametrize("family", CROSSED, ids=lambda family: str(family.__name__))
+def test_caches_are_written_where_they_are_a_layer_at_a_time(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder alone writes several layers."""
+    monkeypatch.setattr(cross_kv, "_CACHED", 1)
+    assert_written_in_place(family, tmp_path, "encoder")
 
 
 @pytest.mark.parametrize("numbers", [1, 2 * 3 * 5 * 2 * 8, 1 << 20])
