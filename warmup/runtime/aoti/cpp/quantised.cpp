@@ -168,7 +168,7 @@ Row round_row(const float* from, int64_t depth, int8_t* to, int64_t width, Rest*
     const Numbers rounded = __builtin_convertvector(held, Numbers);
     std::memcpy(to + k, &rounded, sizeof rounded);
     totals += held;
-    if (largest_of(size_of(__builtin_convertvector(missing, Vector))) > 0)
+    if (any_of(missing))
       for (int lane = 0; lane < kWidth; ++lane)
         if (missing[lane] != 0) *next++ = {static_cast<int32_t>(k + lane), missing[lane]};
   });

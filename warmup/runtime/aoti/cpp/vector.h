@@ -90,6 +90,17 @@ inline float largest_of(Vector vector) {
   return first > second ? first : second;
 }
 
+// Whether a lane is not 0.
+inline bool any_of(Integers lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#elif defined(__AVX2__)
+  return _mm256_testz_si256((__m256i)lanes, (__m256i)lanes) == 0;
+#else
+  return (lanes[0] | lanes[1] | lanes[2] | lanes[3]) != 0;
+#endif
+}
+
 #if defined(__clang__)
 #define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else  // GCC has that from version 12 on
