@@ -12,14 +12,12 @@ import pytest
 from support.servers.server_process import ServerProcess, descendants, python
 
 from snapcap.models.dimensions import ON_DEMAND
-from snapcap.models.regions.table import RegionCall
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, VerifiedFile, open_envelope, seal
 from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti import native as native_packages
 from snapcap.warmup.runtime.aoti.native import Libtorch
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, region_of
 from snapcap.warmup.runtime.torch_model import LoadedModel
@@ -158,13 +156,10 @@ class Broken:
         self._patch(native.Container, "open", opened)
 
     def first_run(self) -> None:
-        def function(_: object, __: Container) -> RegionCall:
-            def call(*_: object) -> None:
-                raise AotiError("it failed while it ran")
+        def run(*_: object) -> None:
+            raise AotiError("it failed while it ran")
 
-            return call
-
-        self._patch(native_packages.NativePackages, "function", function)
+        self._patch(Container, "run", run)
 
     def weights(self) -> None:
         """They are of other layers."""
