@@ -17,7 +17,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.service.api.caption import open_stream
 from snapcap.service.api.conversation import OTHER_ROLES, Conversation, TextUse, text_of
 from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.captioning.captioner import Captioner, ModelFacts, meant
+from snapcap.service.captioning.captioner import Captioner, ModelFacts
 from snapcap.service.captioning.options import EMPTY, NEUTRAL, CaptionOptions, options_from_json, sort_fields
 from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
@@ -104,11 +104,6 @@ class Answers:
         self._limits = limits
         self._fetcher = fetcher
 
-    def of(self, name: str) -> Captioner:
-        """Returns the captioner of a model; the first captioner for an unknown name, which the API handles."""
-        models = self.captioner.models
-        return models.get(meant(name, models)) or self.captioner
-
     async def read(
         self,
         request: Request,
@@ -120,7 +115,7 @@ class Answers:
         knows if a model takes instructions once it has been awake: with `permit`, the first request waits for that,
         with a place in the model's queue.
 
-        Raises UnsupportedMediaType, ModelNotFound and the errors of `read_json`, `sort`, `parse` and
+        Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse`, `Captioner.named` and
         `Captioner.awake`."""
         kind = media_type(request)
         if not is_json(kind) and kind not in UNTYPED:
@@ -129,8 +124,7 @@ class Answers:
 
         def read(body: bytes) -> T | None:
             fields = sort(body)
-            self.captioner.served_model(fields.model or None)  # an unknown name shall wake no model
-            captioner = self.of(fields.model)
+            captioner = self.captioner.named(fields.model)
             if captioner.facts is None and permit is not None and not (unread or fields.empty):
                 unread.append((body, captioner))
                 return None
@@ -178,14 +172,14 @@ class Answers:
         sentences = [stream.warning] if stream.warning else []
         if chat.ignored:
             said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
-            useless = said and not self.of(chat.model).known.takes_instructions
+            useless = said and not self.captioner.named(chat.model).known.takes_instructions
             why = " This model takes no instructions or questions." if useless else ""
             sentences.insert(0, f"Ignored: {ignored_names(chat.ignored)}.{why}")
         return {"warnings": sentences} if sentences else {}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
         image, live = chat.image, chat.stream
-        options = replace(chat.options, model=self.of(chat.model).model_name or "")
+        options = replace(chat.options, model=self.captioner.named(chat.model).model_name or "")
         return await open_stream(
             request, self.captioner, self._fetcher, image, options, permit, chat.stop, live=live
         )

@@ -132,7 +132,7 @@ class OllamaRoutes:
         loaded = []
         for name in self._captioner.models or [""]:
             served, _ = self._served(name)
-            keeper, leaves, status = self._answers.of(served).keeper, math.inf, self._status
+            keeper, leaves, status = self._captioner.named(served).keeper, math.inf, self._status
             if keeper is not None:
                 if keeper.state != "ready":
                     continue
@@ -147,7 +147,7 @@ class OllamaRoutes:
         """Describes a model."""
         asked = await self._answers.read(request, sort_show, lambda fields, _: fields.model)
         _, created = self._served(asked)
-        family = self._answers.of(asked).known.family or ""
+        family = self._captioner.named(asked).known.family or ""
         capabilities = ["completion", "vision"]
         texts = dict.fromkeys(("license", "modelfile", "parameters", "template"), "")
         described = {"details": self._details(asked), "model_info": {"general.architecture": family}}
@@ -162,7 +162,7 @@ class OllamaRoutes:
         with self._captioner.admit() as permit, ExitStack() as afterwards:
             wanted = await self._answers.read(request, partial(sort_ollama, own), partial(read_ollama, own), permit)
             name, _ = self._served(wanted.model)
-            captioner, chat, seconds = self._answers.of(wanted.model), wanted.chat, wanted.keep_alive
+            captioner, chat, seconds = self._captioner.named(wanted.model), wanted.chat, wanted.keep_alive
             if captioner.keeper is not None and seconds is not None:
                 afterwards.callback(captioner.keeper.keep, seconds)
             if chat is None:
@@ -205,11 +205,11 @@ class OllamaRoutes:
         return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"
 
     def _described(self, name: str) -> dict[str, Any]:
-        size, digest = self._answers.of(name).files
+        size, digest = self._captioner.named(name).files
         return {"name": name, "model": name, "size": size, "digest": digest, "details": self._details(name)}
 
     def _details(self, name: str) -> dict[str, Any]:
-        family = self._answers.of(name).known.family or ""
+        family = self._captioner.named(name).known.family or ""
         texts = dict.fromkeys(("parent_model", "format", "parameter_size", "quantization_level"), "")
         return {**texts, "family": family, "families": [family] if family else []}
 
