@@ -95,7 +95,7 @@ def open_workbench(job: BuildJob) -> Workbench:
         name: tuple(tuple(spec_of(tensor) for tensor in layer) for layer in layers)
         for name, layers in weights.sets.items()
     }
-    return Workbench(job, Model(config, described.regions, Weights(specs), described.buffers[0]), device, dtype)
+    return Workbench(job, Model(config, described.regions, Weights(specs), described.buffers.state), device, dtype)
 
 
 def job_weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.memory import Spec, spec_bytes
-from snapcap.models.regions.state import DecodeState
+from snapcap.models.memory.memory import spec_bytes
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, free_device_memory
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint, config_of
-from snapcap.warmup.plan.plan import Plan, make_plan, planned_buffers
+from snapcap.warmup.plan.plan import Plan, PlannedBuffers, make_plan, planned_buffers
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -50,7 +49,7 @@ class MemoryPlan:
         return build_regions(self.config)
 
     @cached_property
-    def buffers(self) -> tuple[DecodeState[Spec], int]:
+    def buffers(self) -> PlannedBuffers:
         """The result of ``planned_buffers``."""
         return planned_buffers(self.config, self.plan)
 
@@ -82,13 +81,13 @@ class MemoryPlan:
     def serving(self, weights: int) -> int:
         """Returns the most bytes that serving takes, without the process's context: weights, buffers, and the
         largest region's working memory."""
-        return weights + self.buffers[1] + self._largest_work + SERVING_BYTES
+        return weights + self.buffers.size + self._largest_work + SERVING_BYTES
 
     @property
     def swap(self) -> int:
         """Bytes that a server may still take during a background build: a swap compares two sets of buffers, and
         the largest bucket may not have run yet."""
-        return 2 * self.buffers[1] + self._largest_work + SERVING_BYTES
+        return 2 * self.buffers.size + self._largest_work + SERVING_BYTES
 
     @property
     def _largest_work(self) -> int:
@@ -100,7 +99,7 @@ class MemoryPlan:
 
     def _inputs(self, region: Region, rows: int) -> list[int]:
         """Returns the bytes of each activation and cache that is an input of a region."""
-        return [spec_bytes(each) for each in region_inputs(region, self.config, self.buffers[0], rows)]
+        return [spec_bytes(each) for each in region_inputs(region, self.config, self.buffers.state, rows)]
 
 
 def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
@@ -111,7 +110,7 @@ def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
     if plan.device_type == "cpu":
         return 0, 0
     memory, weights = MemoryPlan(config, plan), checkpoint_bytes(folder, plan.dtype)
-    return weights + memory.buffers[1], memory.serving(weights)
+    return weights + memory.buffers.size, memory.serving(weights)
 
 
 def plan_that_fits(config: ModelConfig, plan: Plan, weights: int, free: int) -> Plan:

@@ -5,7 +5,7 @@ The artifact key is computed from the plan, so it is known before torch is impor
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
@@ -67,7 +67,8 @@ class BucketTable:
         return tuple(bucket.size for bucket in self.buckets)
 
     def fit(self, rows: int) -> Bucket:
-        """Returns the smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or too many."""
+        """Returns the smallest bucket that holds ``rows``. Raises ValueError if ``rows`` is below 1 or above the
+        largest bucket."""
         if rows < 1:
             raise ValueError(f"a batch has at least one row, not {rows}")
         for bucket in self.buckets:
@@ -258,7 +259,7 @@ def _step_buckets(config: ModelConfig, compute: ComputeOptions, plan: Plan) -> t
 def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
     """Returns the sizes of ``STEP_BUCKETS`` with which all buffers take at most ``BUFFER_PART`` of a GPU;
     none if the driver does not tell its memory."""
-    needs = {size: planned_buffers(config, replace(plan, step_buckets=(size,)))[1] for size in STEP_BUCKETS}
+    needs = {size: planned_buffers(config, replace(plan, step_buckets=(size,))).size for size in STEP_BUCKETS}
     try:
         # Whole GiB, because drivers of one card differ by some hundred MiB.
         most = (total_device_memory(plan.device_index) >> 30 << 30) * BUFFER_PART
@@ -267,9 +268,16 @@ def _affordable(config: ModelConfig, plan: Plan) -> tuple[int, ...]:
     return tuple(size for size, need in needs.items() if need <= most)
 
 
-def planned_buffers(config: ModelConfig, plan: Plan) -> "tuple[DecodeState[Spec], int]":
-    """Returns the shapes and dtypes of a plan's decode state, and the bytes of all buffers: of the slots, including
+class PlannedBuffers(NamedTuple):
+    """Holds the shapes and dtypes of a plan's decode state, and the bytes of all buffers: of the slots, including
     beam searches, and of images."""
+
+    state: "DecodeState[Spec]"
+    size: int
+
+
+def planned_buffers(config: ModelConfig, plan: Plan) -> PlannedBuffers:
+    """Describes the buffers of a plan. Allocates none."""
     from snapcap.models.memory.memory import ShapeMemory  # noqa: PLC0415  only a GPU's plan counts them
     from snapcap.models.regions.state import BeamState, DecodeState  # noqa: PLC0415  imports numpy
 
@@ -277,7 +285,7 @@ def planned_buffers(config: ModelConfig, plan: Plan) -> "tuple[DecodeState[Spec]
     state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
     BeamState.allocate(plan.slots, plan.cache_length, memory)
     memory.zeros("uint8", (plan.table.largest.size, *config.vision.image_size, 3))
-    return state, memory.allocated
+    return PlannedBuffers(state, memory.allocated)
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:

@@ -136,10 +136,10 @@ def test_the_buffers_of_automatic_sizes_take_at_most_an_eighth_of_the_card(
         counts.append(len(found.step_buckets))
         assert found.step_buckets == STEP_BUCKETS[: counts[-1]]
         if found.step_buckets:
-            assert planned_buffers(config, found)[1] <= card[0] / 8
+            assert planned_buffers(config, found).size <= card[0] / 8
         if found.step_buckets != STEP_BUCKETS:
             more = replace(found, step_buckets=STEP_BUCKETS[: counts[-1] + 1])
-            assert planned_buffers(config, more)[1] > card[0] * BUFFER_PART
+            assert planned_buffers(config, more).size > card[0] * BUFFER_PART
     assert counts == sorted(counts)
     assert counts[-1] == len(STEP_BUCKETS)
     assert counts[0] < len(STEP_BUCKETS)
@@ -148,8 +148,8 @@ def test_the_buffers_of_automatic_sizes_take_at_most_an_eighth_of_the_card(
 def test_images_need_buffers_for_encodes_alone(config: ModelConfig) -> None:
     height, width = config.vision.image_size
     less, more = (replace(ON_GPU, buckets=(1, size), step_buckets=(64,)) for size in (4, 8))
-    assert planned_buffers(config, more)[1] - planned_buffers(config, less)[1] == 4 * height * width * 3
-    assert planned_buffers(config, replace(more, step_buckets=(128,)))[1] > planned_buffers(config, more)[1]
+    assert planned_buffers(config, more).size - planned_buffers(config, less).size == 4 * height * width * 3
+    assert planned_buffers(config, replace(more, step_buckets=(128,))).size > planned_buffers(config, more).size
 
 
 def test_where_memory_is_short_step_buckets_go_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
