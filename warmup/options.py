@@ -258,7 +258,8 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class StartOptions:
-    """Options that choose the model and how to run it. 0, () and "auto" mean: decide from model and machine."""
+    """Options that choose the model and how to run it. The values 0, () and "auto" mean: decide from the model and
+    the machine."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     compute: ComputeOptions = field(default_factory=ComputeOptions)

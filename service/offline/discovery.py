@@ -162,7 +162,8 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _ends(path: str) -> bytes:
-    """Returns the first and last bytes of a file, which identify its format. A named pipe does not block."""
+    """Returns the first and last bytes of a file, which identify its format. Opening a named pipe does not
+    block."""
     with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as end:
         head = os.pread(end, HEAD_BYTES, 0)
         size = os.fstat(end).st_size

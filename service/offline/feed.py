@@ -135,7 +135,8 @@ class Asked:
         on_token: Callable[[int], None] | None = None,
         began: float | None = None,
     ) -> CaptionRequest:
-        """Returns the engine request for one image. `began`: moment from which the timeout counts; None: now."""
+        """Returns the engine request for one image. `began`: the `time.monotonic` from which the timeout counts;
+        None: now."""
         asked = self.resolved
         now = time.monotonic() if began is None else began
         deadline = now + self.timeout if self.timeout else _NEVER

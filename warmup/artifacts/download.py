@@ -63,7 +63,8 @@ def fetched_name(content: str) -> str:
 
 
 def fetching_name(content: str, part: str) -> str:
-    """Returns the name of a file of a download of a content; ``part``: ``LOCK``, ``WRITING`` or ``VERIFIED``."""
+    """Returns the name of a file of a download. ``content``: ``Weights.content``. ``part``: ``LOCK``, ``WRITING``
+    or ``VERIFIED``."""
     return f".{content}.{part}"
 
 

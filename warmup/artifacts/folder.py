@@ -267,7 +267,8 @@ class FolderStore:
         return None
 
     def link(self, source: Path, blob: Blob) -> None:
-        """Give a file of this file system a second name among the blobs. Every reader verifies the blob."""
+        """Give a finished file of this file system a second name among the blobs. Every reader verifies the
+        blob."""
         path = self.path(blob_name(blob))
         with self._translated(path), new_file(path) as temporary:
             try:

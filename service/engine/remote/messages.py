@@ -67,7 +67,8 @@ class ArtifactsFound(NamedTuple):
 
 
 class ModelLoaded(NamedTuple):
-    """The model is warm, and waits for `Rehearsed`. ``rehearses``: a request is rehearsed before READY."""
+    """The model is warm, and waits for `Rehearsed`. ``rehearses``: a request with the model is rehearsed before
+    READY."""
 
     limits: Limits
     rehearses: bool
