@@ -17,6 +17,7 @@ from support.parity.device_cases import BUCKETS, FEW_BUCKETS, Captioner
 from support.servers.device_starts import Background, servable
 
 from snapcap.warmup.build.builder import Built
+from snapcap.warmup.machine.capacity import available_cpus
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
 from snapcap.warmup.runtime.model import Backend
 from snapcap.warmup.runtime.torch_model import DTYPES, LoadedModel
@@ -71,7 +72,7 @@ class Packages:
         self._pool = ThreadPoolExecutor(BUILDS_AT_ONCE)
         self._builds: dict[tuple[str, str], Future[Built]] = {}
         # Half of what a worker does is waiting for a disk or for the device.
-        workers = max(1, (os.cpu_count() or 1) // (2 if at_once else 1))
+        workers = max(1, available_cpus() // (2 if at_once else 1))
         self._builders = {
             (family, dtype): device_cases.build(
                 captioners[family],
