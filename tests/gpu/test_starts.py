@@ -73,6 +73,16 @@ def test_without_torch_every_kind_of_request_gets_the_tokens_that_it_gets_with_i
     assert ours["tokens"] == theirs["tokens"]
 
 
+def test_a_model_that_wakes_again_records_launches_that_never_ran_and_gives_the_same_tokens(
+    built: Path, device: torch.device
+) -> None:
+    first = choices(built, device.type)
+    again = choices(built, device.type, SNAPCAP_TESTS_TESTED=first["tested"])
+    assert (first["rehearses"], again["rehearses"]) == (True, False)
+    assert again["states"] == ["captured" if device.type == "cuda" else "warm"]
+    assert again["tokens"] == first["tokens"]
+
+
 def test_the_memory_of_a_graph_is_its_own_while_the_device_is_filled_and_freed(
     built: Path, device: torch.device
 ) -> None:

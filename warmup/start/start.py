@@ -201,7 +201,7 @@ def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = Fal
         artifacts = preparation.artifacts.result()
 
         runner = Runner(model, device, plan.table.largest.size)
-        warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict, loader.eager)
+        warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict, loader.eager, tested)
         status.expect(plan.buckets, plan.device, plan.dtype, plan.step_buckets)
         backend = loader.open_packages(warmer, model, artifacts)
         for size in plan.step_buckets:

@@ -31,7 +31,9 @@ class Warmer:
     """Assigns buckets to a backend, and runs each once with the callables that serve. Device thread only.
 
     ``table``: the buckets of encodes; a bucket that it lacks runs decode steps alone. ``eager``: the backend of
-    buckets whose compiled code fails; None: such a failure is an error."""
+    buckets whose compiled code fails; None: such a failure is an error. ``tested``: this server has started the
+    model with the same packages before. On a GPU, the launches of all buckets but the first are then recorded without
+    a run, because a run of many images would delay other models on the same GPU."""
 
     runner: Runner[Any]
     table: BucketTable
@@ -39,6 +41,7 @@ class Warmer:
     timeline: Timeline
     strict: bool = False
     eager: Backend | None = None
+    tested: bool = False
 
     def components(self, bucket: Bucket) -> tuple[ComponentName, ...]:
         """Returns the components that have a bucket."""
@@ -84,7 +87,7 @@ class Warmer:
         running.
 
         On a CPU, a bucket is only loaded if its run would take longer than `LONGEST_RUN_S`, extrapolated from the
-        bucket before it.
+        bucket before it. On a GPU, a tested model's buckets behind the first are only loaded.
 
         ``backend``: assign each bucket without a backend to this one just before the bucket runs, while other
             threads open the packages of later buckets. Before launches are recorded, all other buckets of encodes
@@ -94,7 +97,8 @@ class Warmer:
                 seconds_a_row = 0.0
                 for bucket in (each for each in buckets if component in self.components(each)):
                     self._assign_first(component, bucket, backend)
-                    if seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket):
+                    known = self._records_untried and bucket != buckets[0]
+                    if known or (seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket)):
                         self._note(component, bucket, "loaded")
                     else:
                         began = time.thread_time()  # does not count time in which other processes have the CPU
@@ -113,6 +117,11 @@ class Warmer:
         backend = self.status.bucket(component, bucket.size).backend
         return not self.runner.device.runs_ahead and backend in ("aot", "eager")
 
+    @property
+    def _records_untried(self) -> bool:
+        """Whether launches are recorded that have not run in this process."""
+        return self.tested and self.runner.device.runs_ahead
+
     def prepare(self, bucket: Bucket, backend: Backend) -> None:
         """Open the packages that ``warm_aside`` needs. Any thread may call it."""
         for component in self.components(bucket):
@@ -126,8 +135,9 @@ class Warmer:
             started = self.timeline.now()
             if not self.runner.is_bound(component, bucket):
                 self._bind(component, bucket, backend)
-            self.runner.run_aside(component, bucket)
-            self.runner.device.wait()
+            if not self._records_untried:
+                self.runner.run_aside(component, bucket)
+                self.runner.device.wait()
             self._note(component, bucket, "warm", self.timeline.now() - started, started)
         if self.runner.device.runs_ahead:
             self._capture(bucket)

@@ -2,7 +2,8 @@
 
     python -m support.programs.choices CACHE DEVICE BUCKETS [crowded]
 
-``crowded``: the device's memory is filled and freed between steps.
+``crowded``: the device's memory is filled and freed between steps. SNAPCAP_TESTS_TESTED: what another run printed as
+``tested``; the start is then that of a model that wakes again.
 """
 
 import json
@@ -50,6 +51,7 @@ def main() -> None:
         # Without prepared weights a start needs torch.
         ModelOptions("demo", Path(cache), prepared_weights="SNAPCAP_TESTS_WITH_TORCH" not in os.environ),
         ComputeOptions(device, buckets=tuple(map(int, sizes.split(","))), backend="aot", strict=True),
+        tested=os.environ.get("SNAPCAP_TESTS_TESTED", ""),
     )
     status = StartupStatus()
     started = load(options, Timeline.since_exec(), status)
@@ -67,6 +69,7 @@ def main() -> None:
     found["moved"] = moved(runner, table, images, crowd)
     states = sorted({bucket.state for bucket in status.buckets()})
     facts = {"states": states, "torch": torch_modules(), "mapped": mapped(), "refused": crowd.refused}
+    facts |= {"tested": status.state.tested, "rehearses": started.rehearses}
     print(json.dumps({"tokens": found, **facts}))
 
 

@@ -71,6 +71,27 @@ def test_jit_compiles_a_bucket_without_encodes_for_the_decoder_alone(demo_model:
     assert found == [(name, size, "warm", "jit") for name, size in (("encoder", 1), ("decoder", 1), ("decoder", 4))]
 
 
+def test_a_tested_models_larger_buckets_are_recorded_without_a_run_where_launches_are_recorded(
+    demo_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting, status = Counting("aot"), StartupStatus()
+    device = torch_device(torch.device("cpu"))
+    monkeypatch.setattr(type(device), "runs_ahead", True)
+    recorded: list[object] = []
+    monkeypatch.setattr(type(device), "record", lambda _, run: recorded.append(run), raising=False)
+    runner = Runner(demo_model, device)
+    status.expect((1, 4), "cpu", "float32", (8,))
+    made = Warmer(runner, BucketTable.of((1, 4)), status, Timeline(0.0), tested=True)
+    first, second, steps = BucketTable.of((1, 4, 8)).buckets
+    with torch.no_grad():
+        made.warm((first, second), counting)
+        assert {size for _, size in counting.calls} == {1}
+        made.warm_aside(steps, counting)
+    assert {size for _, size in counting.calls} == {1}
+    assert len(recorded) == 5
+    assert {bucket.state for bucket in status.buckets()} == {"captured"}
+
+
 @pytest.mark.parametrize("backend", ["aot", "jit", "eager"])
 def test_on_a_cpu_long_runs_are_left_to_requests_unless_they_compile(
     backend: str, demo_model: LoadedModel, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,9 @@ from snapcap.warmup.runtime.aoti.packages import AotiError, CaptureError
 from snapcap.warmup.runtime.devices import Captured, DeviceHealth, NoRoomError, PendingTokens, Pixels
 
 _SPARE_BYTES = 1 << 16  # for an at::cuda::CUDAGraph, which is below 1 KiB
-_THREAD_LOCAL = 1  # cudaStreamCaptureMode: threads that do other things must not break a capture
+# cudaStreamCaptureMode: threads that do other things do not break a capture, and a launch that has never run may load
+# its kernel.
+_RELAXED = 2
 _CAPTURING = 1  # cudaStreamCaptureStatusActive
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
 _NO_TIMING = 2  # cudaEventDisableTiming
@@ -246,7 +248,7 @@ class CudaRuntime:
         if self.free_bytes()[0] < _LEAST_BYTES:
             raise NoRoomError("too little is free to record a graph: out of memory")
         graph = CudaGraph(self._functions)
-        self._begin(graph.memory, self._pool, _THREAD_LOCAL)
+        self._begin(graph.memory, self._pool, _RELAXED)
         try:
             run()
         finally:
