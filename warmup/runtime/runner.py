@@ -261,8 +261,9 @@ class Runner(Generic[B]):
     def capture(self, component: Component, bucket: Bucket) -> None:
         """Record everything a bucket launches as one CUDA graph; from now on it is replayed.
 
-        One bucket must have run before, since the first call of all prepares libraries. Capturing the largest bucket
-        first lets the smaller ones live in its memory. Recording launches nothing, so rows may be running."""
+        One bucket must have run before, since the first call of all prepares libraries. Capturing the largest
+        bucket first lets the smaller ones live in its memory. Recording launches nothing, so rows may be running.
+        """
         if component == "encoder":
             plan = self._encode[bucket]
             sizes = sorted(plan.encodes, reverse=True)

@@ -32,8 +32,8 @@ class Warmer:
 
     ``table``: the buckets of encodes; a bucket that it lacks runs decode steps alone. ``eager``: the backend of
     buckets whose compiled code fails; None: such a failure is an error. ``tested``: this server has started the
-    model with the same packages before. On a GPU, the launches of all buckets but the first are then recorded without
-    a run, because a run of many images would delay other models on the same GPU."""
+    model with the same packages before. On a GPU, the launches of all buckets but the first are then recorded
+    without a run, because a run of many images would delay other models on the same GPU."""
 
     runner: Runner[Any]
     table: BucketTable
@@ -98,7 +98,9 @@ class Warmer:
                 for bucket in (each for each in buckets if component in self.components(each)):
                     self._assign_first(component, bucket, backend)
                     known = self._records_untried and bucket != buckets[0]
-                    if known or (seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket)):
+                    if known or (
+                        seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket)
+                    ):
                         self._note(component, bucket, "loaded")
                     else:
                         began = time.thread_time()  # does not count time in which other processes have the CPU

@@ -2,8 +2,8 @@
 
     python -m support.programs.choices CACHE DEVICE BUCKETS [crowded]
 
-``crowded``: the device's memory is filled and freed between steps. SNAPCAP_TESTS_TESTED: what another run printed as
-``tested``; the start is then that of a model that wakes again.
+``crowded``: the device's memory is filled and freed between steps. SNAPCAP_TESTS_TESTED: what another run printed
+as ``tested``; the start is then that of a model that wakes again.
 """
 
 import json

@@ -35,8 +35,8 @@ from snapcap.warmup.runtime.aoti.packages import AotiError, CaptureError
 from snapcap.warmup.runtime.devices import Captured, DeviceHealth, NoRoomError, PendingTokens, Pixels
 
 _SPARE_BYTES = 1 << 16  # for an at::cuda::CUDAGraph, which is below 1 KiB
-# cudaStreamCaptureMode: threads that do other things do not break a capture, and a launch that has never run may load
-# its kernel.
+# cudaStreamCaptureMode: threads that do other things do not break a capture, and a launch that has never run may
+# load its kernel.
 _RELAXED = 2
 _CAPTURING = 1  # cudaStreamCaptureStatusActive
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
