@@ -410,8 +410,8 @@ def _attend_cross_ahead(
     tl.store(out + at, (mixed / total).to(out.dtype.element_ty), mask=real)
 
 
-_PADDED_QUERIES, _PADDED_KEYS = 128, 64  # queries of a program, and keys that it reads at once
-_PADDED_WARPS, _PADDED_STAGES = 4, 3
+_QUERIES = 64  # queries of a program of `_attend_padded`
+_FEW_TOKENS, _NARROW = 256, 64  # tokens and features of a head up to which such a program reads more keys at once
 _MOST_WIDTH = 128
 
 
@@ -424,29 +424,30 @@ def fits_heads(width: int) -> bool:
 @triton_op("snapcap::attend_padded", mutates_args=())
 def attend_padded(
     qkv: Tensor,  # [B, T, 3 * H * d]
-    text: Tensor,  # [B, P] int64: the last P of the tokens, -1 behind the end of each text
+    text: Tensor | None,  # [B, P] int64: the last P of the tokens, -1 behind the end of each text
     heads: int,
 ) -> Tensor:  # [B, T, H * d]
     """Computes softmax(q K / √d) V over all tokens except padding, with a running softmax (Milakov and Gimelshein,
     2018)."""
     batch, length, outputs = qkv.shape
-    width, count = outputs // (3 * heads), text.shape[1]
+    width, count = outputs // (3 * heads), 0 if text is None else text.shape[1]
     out = torch.empty(batch, length, heads * width, dtype=qkv.dtype, device=qkv.device)
-    launch(_attend_padded)[(triton.cdiv(length, _PADDED_QUERIES), heads, batch)](
+    keys = 128 if length <= _FEW_TOKENS and width <= _NARROW else 64
+    launch(_attend_padded)[(triton.cdiv(length, _QUERIES), heads, batch)](
         qkv,
-        text,
+        pointer(text, qkv),
         out,
         LENGTH=length,
         TEXT=count,
-        TEXT_PADDED=triton.next_power_of_2(count),
+        TEXT_PADDED=triton.next_power_of_2(max(count, 1)),
         HEADS=heads,
         WIDTH=width,
-        QUERIES=_PADDED_QUERIES,
-        KEYS=_PADDED_KEYS,
+        QUERIES=_QUERIES,
+        KEYS=keys,
         # The hardware computes exp2 and not exp, so log2(e) is multiplied into the scale.
         SCALE=width**-0.5 * 1.4426950408889634,
-        num_warps=_PADDED_WARPS,
-        num_stages=_PADDED_STAGES,
+        num_warps=4,
+        num_stages=3 if keys * width <= 64 * 64 else 2,  # fits into the shared memory of small GPUs
     )
     return out
 
@@ -466,31 +467,64 @@ def _attend_padded(
     SCALE: tl.constexpr,
 ):
     head, image = tl.program_id(1), tl.program_id(2)
-    t = tl.arange(0, TEXT_PADDED)
-    said = tl.load(text + image * TEXT + t, mask=t < TEXT, other=-1) >= 0
-    seen = LENGTH - TEXT + tl.sum(said.to(tl.int32), 0)
-    row: tl.constexpr = 3 * HEADS * WIDTH
+    seen = LENGTH - TEXT
+    if TEXT > 0:
+        t = tl.arange(0, TEXT_PADDED)
+        said = tl.load(text + image * TEXT + t, mask=t < TEXT, other=-1) >= 0
+        seen += tl.sum(said.to(tl.int32), 0)
+    features: tl.constexpr = HEADS * WIDTH
     d = tl.arange(0, WIDTH)
     token = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    first = qkv + image.to(tl.int64) * (LENGTH * row) + head * WIDTH + d[None, :]
-    query = tl.load(first + token[:, None] * row, mask=(token < LENGTH)[:, None], other=0.0)
+    first = qkv + image.to(tl.int64) * (LENGTH * 3 * features) + head * WIDTH + d[None, :]
+    query = tl.load(first + token[:, None] * (3 * features), mask=(token < LENGTH)[:, None], other=0.0)
+    first += features
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, WIDTH], tl.float32)
-    for start in range(0, LENGTH, KEYS):
-        j = start + tl.arange(0, KEYS)
-        at = first + HEADS * WIDTH + j[:, None] * row
-        there = (j < LENGTH)[:, None]
-        key = tl.load(at, mask=there, other=0.0)
-        value = tl.load(at + HEADS * WIDTH, mask=there, other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * SCALE
-        score = tl.where((j < seen)[None, :], score, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 1))
-        shrink, p = tl.exp2(top - higher), tl.exp2(score - higher[:, None])
-        top, total = higher, total * shrink + tl.sum(p, 1)
-        mixed = tl.dot(p.to(value.dtype), value, mixed * shrink[:, None], input_precision="ieee")
-    to = out + (image.to(tl.int64) * LENGTH + token[:, None]) * (HEADS * WIDTH) + head * WIDTH + d[None, :]
+    whole: tl.constexpr = (LENGTH - TEXT) // KEYS * KEYS  # every query sees the keys in front of this one
+    for start in range(0, whole, KEYS):
+        top, total, mixed = _attend_keys(
+            query, first, start, LENGTH, features, KEYS, SCALE, False, top, total, mixed
+        )
+    for start in range(whole, LENGTH, KEYS):
+        top, total, mixed = _attend_keys(query, first, start, seen, features, KEYS, SCALE, True, top, total, mixed)
+    to = out + (image.to(tl.int64) * LENGTH + token[:, None]) * features + head * WIDTH + d[None, :]
     tl.store(to, (mixed / total[:, None]).to(out.dtype.element_ty), mask=(token < LENGTH)[:, None])
+
+
+@triton.jit
+def _attend_keys(
+    query,
+    first,
+    start,
+    seen,
+    FEATURES: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALE: tl.constexpr,
+    MASKED: tl.constexpr,
+    top,
+    total,
+    mixed,
+):
+    """Adds the keys from ``start`` on to the running softmax of the queries; if ``MASKED``, only those in front of
+    ``seen``. Keys begin at ``first``, and values begin ``FEATURES`` numbers behind them."""
+    j = start + tl.arange(0, KEYS)
+    at = first + j[:, None] * (3 * FEATURES)
+    if MASKED:
+        there = (j < seen)[:, None]
+        key = tl.load(at, mask=there, other=0.0)
+        value = tl.load(at + FEATURES, mask=there, other=0.0)
+    else:
+        key = tl.load(at)
+        value = tl.load(at + FEATURES)
+    score = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if MASKED:
+        score = tl.where((j < seen)[None, :], score, float("-inf"))
+    higher = tl.maximum(top, tl.max(score, 1) * SCALE)
+    shrink, p = tl.exp2(top - higher), tl.exp2(score * SCALE - higher[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    mixed = tl.dot(p.to(value.dtype), value, mixed * shrink[:, None], input_precision="ieee")
+    return higher, total, mixed
 
 
 @triton_op("snapcap::cross_kv", mutates_args={"key_cache", "value_cache"})

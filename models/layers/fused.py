@@ -297,6 +297,15 @@ def _bart_attention(qkv: Tensor, text: Tensor, num_heads: int) -> Tensor:
     return attended
 
 
+def _vit_attention(qkv: Tensor, num_heads: int) -> Tensor:
+    from snapcap.models.kernels.attention import attend_padded, fits_heads  # noqa: PLC0415  Triton
+
+    if not fits_heads(qkv.shape[-1] // (3 * num_heads)):
+        return vit.attend(qkv, num_heads)
+    attended: Tensor = attend_padded(qkv, None, num_heads)
+    return attended
+
+
 def activated(act: Activation) -> vit.Activated:
     return _gelu_of_linear if kernel_activation(act) in ("gelu", "gelu_tanh") else vit.activated
 
@@ -333,8 +342,9 @@ def compiled_function(function: RegionFunction, device: torch.device, dtype: tor
     keywords: Mapping[str, Any] = function.keywords if isinstance(function, partial) else {}
     act = keywords.get("act")
     if plain in _ACTIVATED and act is not None:
-        # Large products and attention stay with the vendor's libraries, which are faster at them than Triton.
-        return partial(plain, **keywords, activated=activated(act))
+        # Large products stay with the vendor's libraries, which are faster at them than Triton.
+        attention = {"attend": _vit_attention} if plain is vit.block else {}
+        return partial(plain, **keywords, activated=activated(act), **attention)
     if plain in _WRITING:
         return partial(plain, **keywords, write=_write_cross_kv)
     other = _FUSED.get(plain)

@@ -119,7 +119,7 @@ def block(
         query.transpose(1, 2), key.transpose(1, 2), qkv[:, :, 2].transpose(1, 2), attn_mask=seen[:, None, None]
     )
     weights = (out_weight, out_bias, norm2_weight, norm2_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-    return vit.after_attention(hidden, attended, *weights, eps, act)
+    return vit.after_attention(hidden, attended.transpose(1, 2).flatten(2), *weights, eps, act)
 
 
 def angles(

@@ -19,6 +19,8 @@ from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSo
 
 # Takes x, weight, bias and activation. Returns the activated linear layer.
 Activated = Callable[[Tensor, Tensor, Tensor, Activation], Tensor]
+# Takes queries, keys and values as one tensor [B, S, 3 * D], and the number of heads. Returns [B, S, D].
+Attend = Callable[[Tensor, int], Tensor]
 
 
 def embed(
@@ -76,6 +78,32 @@ def activated(
     return act(linear(x, weight, bias))
 
 
+def attend(
+    qkv: Tensor,  # [B, S, 3 * D]
+    num_heads: int,
+) -> Tensor:  # [B, S, D]
+    """Returns softmax(q K / √d) V, in which each token sees all tokens."""
+    return _joined(attend_all(*_split(qkv, num_heads)))
+
+
+def _attend_related(qkv: Tensor, num_heads: int, relative: Tensor) -> Tensor:
+    """Returns `attend` with a number [1, H, S, S] added to the score of each pair of tokens."""
+    return _joined(F.scaled_dot_product_attention(*_split(qkv, num_heads), attn_mask=relative))
+
+
+def _split(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns queries, keys and values, each [B, H, S, D / H]."""
+    batch, length, width = qkv.shape
+    parts = qkv.view(batch, length, 3, num_heads, width // (3 * num_heads)).permute(2, 0, 3, 1, 4)
+    query, key, value = parts.unbind(0)
+    return query, key, value
+
+
+def _joined(attended: Tensor) -> Tensor:
+    """Returns the heads [B, H, S, D / H] of each token side by side, [B, S, D]."""
+    return attended.transpose(1, 2).flatten(2)
+
+
 def block(
     hidden: Tensor,  # [B, S, D]
     /,
@@ -97,27 +125,23 @@ def block(
     eps: float,
     act: Activation,
     activated: Activated = activated,
+    attend: Attend = attend,
 ) -> Tensor:  # [B, S, D]
     """Computes one pre-norm transformer layer: attention over all tokens, then the MLP, each added to its input.
 
     BEiT's layer (Bao et al., 2021) also has a bias for each pair of positions, ``relative``. Its layer scale needs
     no code, because it is multiplied into the weights.
     """
-    batch, length, width = hidden.shape
-    normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
-    qkv = linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, D/H]
-    if relative is None:
-        attended = attend_all(query, key, value)
-    else:
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=relative)
+    normed = F.layer_norm(hidden, hidden.shape[-1:], norm1_weight, norm1_bias, eps)
+    qkv = linear(normed, qkv_weight, qkv_bias)
+    attended = attend(qkv, num_heads) if relative is None else _attend_related(qkv, num_heads, relative)
     weights = (out_weight, out_bias, norm2_weight, norm2_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
     return after_attention(hidden, attended, *weights, eps, act, activated)
 
 
 def after_attention(
     hidden: Tensor,  # [B, S, D], the layer's input
-    attended: Tensor,  # [B, H, S, D / H]
+    attended: Tensor,  # [B, S, D]
     out_weight: Tensor,
     out_bias: Tensor,
     norm_weight: Tensor,
@@ -131,7 +155,7 @@ def after_attention(
     activated: Activated = activated,
 ) -> Tensor:  # [B, S, D]
     """Computes the rest of a layer: the projection of the attended values, and the MLP."""
-    hidden = hidden + linear(attended.transpose(1, 2).reshape(hidden.shape), out_weight, out_bias)
+    hidden = hidden + linear(attended, out_weight, out_bias)
     normed = F.layer_norm(hidden, hidden.shape[-1:], norm_weight, norm_bias, eps)
     return hidden + linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
 

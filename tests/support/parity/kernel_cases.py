@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.layers import bart, bert, choice, cross_kv, davit, git, gpt2, llama
+from snapcap.models.layers import bart, bert, choice, cross_kv, davit, git, gpt2, llama, vit
 from snapcap.models.layers.choice import reorder
 from snapcap.models.layers.fused import compiled_function
 from snapcap.models.layers.linear import activation
@@ -35,6 +35,8 @@ DAVIT_CASES = (
 PIXELS_CASES = ((2, (21, 30), 48, 7, 4), (1, (16, 16), 32, 3, 2))
 # Batch, tokens, heads, width of a head: fewer tokens than a program holds, and more.
 BART_CASES = ((3, 21, 2, 16), (2, 150, 3, 32), (1, 33, 2, 24))
+# The same of ViT's blocks: blocks of keys with and without a rest, in both sizes, and a width without a kernel.
+VIT_CASES = ((2, 21, 2, 16), (1, 128, 1, 32), (1, 150, 3, 32), (2, 300, 2, 16), (1, 70, 1, 128), (1, 33, 2, 24))
 LARGE_TOKENS = 577  # tokens of a ViT-B/16 at 384 pixels: more than cross-attention holds at once
 # Rows and inputs of a product, and whether it is gated: small and large tiles, one and several of them, with and
 # without inputs that are divided among programs.
@@ -204,6 +206,14 @@ def bart_case(batch: int, tokens: int, heads: int, width: int) -> tuple[Any, lis
     return block, [torch.randn(batch, tokens, hidden), slots, texts, *weights(*shapes, (hidden,), *norm)]
 
 
+def vit_case(batch: int, tokens: int, heads: int, width: int) -> tuple[Any, list[Tensor]]:
+    hidden = heads * width
+    square, norm = ((hidden, hidden), (hidden,)), ((hidden,), (hidden,))
+    shapes = *norm, (3 * hidden, hidden), (3 * hidden,), *square, *norm, (INNER, hidden), (INNER,)
+    block = partial(vit.block, num_heads=heads, eps=EPS, act=activation("relu"))
+    return block, [torch.randn(batch, tokens, hidden), *weights(*shapes, (hidden, INNER), (hidden,))]
+
+
 def beams_case(rows: int, most: int, vocabulary: int, normalised: bool) -> float:
     """Groups of ``most`` rows but for the last one, each at a position of its own."""
     generator = torch.Generator().manual_seed(rows + vocabulary)
@@ -279,6 +289,8 @@ def main() -> None:
         found[f"pixels_{case}"] = difference(*pixels_case(*case))
     for case in BART_CASES:
         found[f"bart_{case}"] = difference(*bart_case(*case))
+    for case in VIT_CASES:
+        found[f"vit_{case}"] = difference(*vit_case(*case))
     for rows, most, vocabulary in ((1, 1, 50), (2, 2, 3000), (3, 8, 50), (4, 4, 9), (5, 5, 397)):
         for normalised in (False, True):
             found[f"beams_b{rows}_{normalised}"] = beams_case(rows, most, vocabulary, normalised)
