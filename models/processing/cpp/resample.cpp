@@ -62,8 +62,18 @@ class Buffer {
 // sums; `store`, which writes the rounded sums of four vectors as samples, in the order in which `transpose` makes
 // vectors of quads; `joined`, a vector of pieces of 16 bytes.
 typedef uint8_t Bytes __attribute__((vector_size(kBlock)));
-typedef uint8_t UnalignedBytes __attribute__((vector_size(kBlock), aligned(1), may_alias));
 typedef int32_t Sums __attribute__((vector_size(kBlock)));
+typedef int32_t Four __attribute__((vector_size(16)));
+typedef double Doubles __attribute__((vector_size(kBlock)));
+typedef int32_t Integers __attribute__((vector_size(kBlock / 2)));
+constexpr int kDoubles = kBlock / 8;  // in a vector
+
+template <class Vector>
+Vector loaded(const void* memory) {
+  Vector vector;
+  std::memcpy(&vector, memory, sizeof vector);
+  return vector;
+}
 
 inline Sums all_of(int32_t value) { return value - Sums{}; }
 
@@ -80,16 +90,13 @@ struct Quads {
   explicit Quads(Sums quads) : samples(quads) {}
 };
 
-// The instruction multiplies bytes, so a coefficient has three signed digits of 8 bits, the lowest one first.
+// The instruction multiplies bytes, so a coefficient has three signed digits of 8 bits. The lowest ones come first.
 struct Coefficients {
-  int8_t digits[3][4];
+  Four digits;  // of four samples each
 
-  explicit Coefficients(std::array<int32_t, 4> weights) {
-    for (auto& digit : digits)
-      for (int sample = 0; sample < 4; ++sample) {
-        digit[sample] = static_cast<int8_t>(weights[sample]);
-        weights[sample] = (weights[sample] - digit[sample]) >> 8;
-      }
+  explicit Coefficients(Four weights) {
+    const Four each = (weights + 0x808080) ^ 0x808080;  // a digit is a byte less 128, which carries
+    digits = (Four)_mm_shuffle_epi8((__m128i)each, _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   }
 };
 
@@ -127,7 +134,7 @@ struct Quads {
 struct Coefficients {
   int16_t high[2][2], low[2][2];
 
-  explicit Coefficients(const std::array<int32_t, 4>& weights) {
+  explicit Coefficients(Four weights) {
     for (int sample = 0; sample < 4; ++sample) {
       const int32_t half = (weights[sample] + (1 << (kLowBits - 1))) >> kLowBits;
       high[sample % 2][sample / 2] = static_cast<int16_t>(half);
@@ -170,9 +177,9 @@ struct Quads {
 };
 
 struct Coefficients {
-  std::array<int32_t, 4> weights;
+  Four weights;
 
-  explicit Coefficients(const std::array<int32_t, 4>& weights) : weights(weights) {}
+  explicit Coefficients(Four weights) : weights(weights) {}
 };
 
 struct Accumulator {
@@ -214,37 +221,46 @@ struct Table {
   int64_t outputs() const { return static_cast<int64_t>(taps.size()); }
 };
 
-double sinc(double x) {
-  if (x == 0.0) return 1.0;
-  const double angle = x * M_PI;
-  return std::sin(angle) / angle;
-}
-
-// Sines of angles that are a step apart, from the sine and cosine of one of them. A sine of the C library takes ten
-// times as long, and a table needs fifty thousand. The error is that of a few roundings.
-class Sines {
+// Lanczos' weights of samples that follow each other. A sine of the C library would take ten times as long as the rest,
+// and a table needs fifty thousand, so sines are made from the sine and the cosine of one sample's angle and those of
+// the angles between samples. The error is that of a few roundings.
+class Lanczos {
  public:
-  Sines(double step, int64_t most) : most_(most) {
-    for (int64_t number = -most; number <= most; ++number) {
-      const double angle = static_cast<double>(number) * step;
-      turns_.push_back({std::cos(angle), std::sin(angle)});
+  Lanczos(double step, int most) : most_(most), whole_(step * M_PI, most), third_(step * M_PI / 3, most) {}
+
+  // Makes weights of distances. Sample number `known` has this distance.
+  void weigh(std::vector<Doubles>& row, double distance, int known) const {
+    const double angle = distance * M_PI / 3, sine = std::sin(angle), cosine = std::cos(angle);
+    const double whole_sine = sine * (3 - 4 * sine * sine), whole_cosine = cosine * (4 * cosine * cosine - 3);
+    int turn = most_ - known;
+    for (Doubles& x : row) {
+      const Doubles angles = x * M_PI;
+      const Doubles whole = whole_.cosines(turn) * whole_sine + whole_.sines(turn) * whole_cosine;
+      const Doubles third = third_.cosines(turn) * sine + third_.sines(turn) * cosine;
+      const Doubles weights = whole * third / (angles * angles / 3);
+      x = x == 0.0 ? Doubles{} + 1.0 : (x >= -3.0) & (x < 3.0) ? weights : Doubles{};
+      turn += kDoubles;
     }
   }
 
-  void begin(double angle) { first_ = {std::cos(angle), std::sin(angle)}; }
-  double at(int64_t steps) const {  // of the angle that `begin` was given
-    const Turn& turn = turns_[steps + most_];
-    return first_.sine * turn.cosine + first_.cosine * turn.sine;
-  }
-
  private:
-  struct Turn {
-    double cosine, sine;
+  class Turns {  // of -`most` steps to `most`, and of some more that nobody needs
+   public:
+    Turns(double step, int most) {
+      for (int number = -most; number < most + kDoubles; ++number) {
+        sines_.push_back(std::sin(number * step));
+        cosines_.push_back(std::cos(number * step));
+      }
+    }
+    Doubles sines(int first) const { return loaded<Doubles>(&sines_[first]); }
+    Doubles cosines(int first) const { return loaded<Doubles>(&cosines_[first]); }
+
+   private:
+    std::vector<double> sines_, cosines_;
   };
 
-  int64_t most_;
-  std::vector<Turn> turns_;
-  Turn first_{};
+  int most_;
+  Turns whole_, third_;
 };
 
 enum Filter { kLanczos = 1, kBilinear = 2, kBicubic = 3, kBox = 4, kHamming = 5 };  // Pillow's numbers
@@ -265,8 +281,6 @@ double reach(Filter filter) {
 double weight(Filter filter, double x) {
   const double distance = std::fabs(x);
   switch (filter) {
-    case kLanczos:  // elsewhere its sines are made by `Sines`
-      return x == 0.0 ? 1.0 : 0.0;
     case kBilinear:
       return distance < 1.0 ? 1.0 - distance : 0.0;
     case kBicubic:  // Keys' kernel with a = -1/2
@@ -276,72 +290,71 @@ double weight(Filter filter, double x) {
       return x > -0.5 && x <= 0.5 ? 1.0 : 0.0;
     case kHamming:
       if (distance >= 1.0) return 0.0;
-      return distance == 0.0 ? 1.0 : sinc(distance) * (0.54f + 0.46f * std::cos(distance * M_PI));
+      if (distance == 0.0) return 1.0;
+      return std::sin(distance * M_PI) / (distance * M_PI) * (0.54f + 0.46f * std::cos(distance * M_PI));
+    default:  // Lanczos' are made by `Lanczos`
+      return 0.0;
   }
-  return 0.0;
 }
 
 // Adds the taps of one result, without coefficients of 0 at both ends. Down, a result begins where the one before does
 // if that has all its samples, so that both take the same quads.
-void add_taps(Table& table, int64_t first, const std::vector<int32_t>& weights) {
-  int64_t begin = 0, end = static_cast<int64_t>(weights.size());
-  while (begin < end && weights[begin] == 0) ++begin;
-  while (end > begin && weights[end - 1] == 0) --end;
-  int64_t place = first + begin;
+void add_taps(Table& table, int first, std::vector<int32_t>& weights) {
+  while (!weights.empty() && weights.back() == 0) weights.pop_back();
+  int begin = 0, count = static_cast<int>(weights.size());
+  while (begin < count && weights[begin] == 0) ++begin;
+  int place = first + begin;
   if (table.across) {
     place = place / 4 * 4;
   } else if (!table.taps.empty()) {
     const Taps& before = table.taps.back();
-    if (before.first <= place && first + end <= before.first + 4 * before.quads) place = before.first;
+    if (before.first <= place && first + count <= before.first + 4 * before.quads) place = before.first;
   }
-  const int64_t quads = begin == end ? 0 : (first + end - place + 3) / 4;
-  table.most = std::max(table.most, quads);
-  table.taps.push_back({static_cast<int32_t>(place), static_cast<int32_t>(quads),
-                        static_cast<int64_t>(table.coefficients.size())});
-  for (int64_t quad = place; quad < place + 4 * quads; quad += 4) {
-    std::array<int32_t, 4> four = {};
-    for (int64_t sample = std::max(quad, first + begin); sample < std::min(quad + 4, first + end); ++sample)
-      four[sample - quad] = weights[sample - first];
-    table.coefficients.emplace_back(four);
+  const int quads = count == 0 ? 0 : (first + count - place + 3) / 4;
+  table.most = std::max<int64_t>(table.most, quads);
+  table.taps.push_back({place, quads, static_cast<int64_t>(table.coefficients.size())});
+  if (place < first) weights.insert(weights.begin(), first - place, 0);
+  weights.resize(std::max(place - first, 0) + 4 * quads);
+  for (int quad = 0; quad < quads; ++quad) {
+    table.coefficients.emplace_back(loaded<Four>(&weights[std::max(place - first, 0) + 4 * quad]));
   }
 }
 
 // The table of a length, of which the part from `begin` to `end` becomes `outputs` samples.
-Table make_table(bool across, int64_t length, float begin, float end, int64_t outputs, Filter filter) {
+Table make_table(bool across, int length, float begin, float end, int64_t outputs, Filter filter) {
   const double scale = static_cast<double>(end - begin) / static_cast<double>(outputs);
   const double widening = std::max(scale, 1.0), support = reach(filter) * widening, narrowing = 1.0 / widening;
   Table table(across);
   table.taps.reserve(outputs);
   table.coefficients.reserve(outputs * (static_cast<int64_t>(support / 2) + 2));
-  std::vector<double> exact;
+  Doubles steps;
+  for (int step = 0; step < kDoubles; ++step) steps[step] = step;
+  std::vector<Doubles> row;
   std::vector<int32_t> weights;
-  const int64_t most = filter == kLanczos ? 2 * static_cast<int64_t>(std::ceil(support)) + 1 : 0;
-  Sines sines(M_PI * narrowing, most), thirds(M_PI * narrowing / 3, most);
+  const Lanczos lanczos(narrowing, filter == kLanczos ? 2 * static_cast<int>(std::ceil(support)) + 1 : 0);
   for (int64_t output = 0; output < outputs; ++output) {
     const double center = begin + (static_cast<double>(output) + 0.5) * scale;
-    const int64_t first = std::max<int64_t>(static_cast<int64_t>(center - support + 0.5), 0);
-    const int64_t last = std::min<int64_t>(static_cast<int64_t>(center + support + 0.5), length);
-    const auto distance = [&](int64_t sample) { return (static_cast<double>(sample) - center + 0.5) * narrowing; };
-    const int64_t nearest = std::clamp(static_cast<int64_t>(center), first, std::max(first, last - 1));
+    const int first = std::max(static_cast<int>(center - support + 0.5), 0);
+    const int last = std::min(static_cast<int>(center + support + 0.5), length), count = std::max(last - first, 0);
+    row.clear();
+    for (int sample = first; sample < last; sample += kDoubles)
+      row.push_back((steps + sample - center + 0.5) * narrowing);
     if (filter == kLanczos) {
-      sines.begin(distance(nearest) * M_PI);
-      thirds.begin(distance(nearest) * M_PI / 3);
+      const int nearest = std::clamp(static_cast<int>(center), first, std::max(first, last - 1));
+      lanczos.weigh(row, (nearest - center + 0.5) * narrowing, nearest - first);
+    } else {
+      for (Doubles& each : row)
+        for (int sample = 0; sample < kDoubles; ++sample) each[sample] = weight(filter, each[sample]);
     }
-    exact.clear();
     double total = 0.0;
-    for (int64_t sample = first; sample < last; ++sample) {
-      const double x = distance(sample), angle = x * M_PI;
-      if (filter == kLanczos && x != 0.0 && x >= -3.0 && x < 3.0)
-        exact.push_back(sines.at(sample - nearest) * thirds.at(sample - nearest) / (angle * angle / 3));
-      else
-        exact.push_back(weight(filter, x));
-      total += exact.back();
+    for (int sample = 0; sample < count; ++sample) total += row[sample / kDoubles][sample % kDoubles];
+    weights.resize(row.size() * kDoubles);
+    for (size_t number = 0; number < row.size(); ++number) {
+      const Doubles shares = row[number] / (total != 0.0 ? total : 1.0) * (1 << kPrecision);
+      const auto rounded = __builtin_convertvector(shares + (shares < 0.0 ? Doubles{} - 0.5 : Doubles{} + 0.5), Integers);
+      std::memcpy(&weights[number * kDoubles], &rounded, sizeof rounded);
     }
-    weights.clear();
-    for (const double each : exact) {
-      const double share = (total != 0.0 ? each / total : each) * (1 << kPrecision);
-      weights.push_back(static_cast<int32_t>(share < 0 ? share - 0.5 : share + 0.5));
-    }
+    weights.resize(count);
     add_taps(table, first, weights);
   }
   return table;
@@ -428,7 +441,7 @@ void pass_across(const Quads* quads, int64_t count, const Table& table, uint8_t*
 [[gnu::noinline]] void gather_lines(const uint8_t* source, int64_t step, int64_t count, Quads* quads) {
   for (; count > 0; --count, source += 4 * step, quads += 4) {
     std::array<Bytes, 4> lines;
-    for (int line = 0; line < 4; ++line) lines[line] = *reinterpret_cast<const UnalignedBytes*>(source + line * step);
+    for (int line = 0; line < 4; ++line) lines[line] = loaded<Bytes>(source + line * step);
     transpose(lines);
     for (int part = 0; part < 4; ++part) quads[part] = Quads((Sums)lines[part]);
   }
