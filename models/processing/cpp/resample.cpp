@@ -4,9 +4,9 @@
 // line to line. So does this file, one channel after the other and with vectors. Of two resizes in a row the second
 // takes lines as the first one makes them, so that the picture between, which may be large, is never there as a whole.
 //
-// Both passes make quads first, which are four samples that follow each other, along a line or from line to line, of as
-// many neighbours as fit into four vectors. Then one function weighs the quads. Every sum is exact, so the order of
-// additions does not matter.
+// Both passes first make quads, which are four samples that follow each other along a line or from line to line. Then
+// one function weighs quads of a block of neighbours, which are lines or columns, because processors multiply and add
+// four samples at once. Every sum is exact, so the order of additions does not matter.
 
 #include <algorithm>
 #include <array>
@@ -57,16 +57,9 @@ class Buffer {
   std::unique_ptr<void, Free> memory_;
 };
 
-// Each instruction set has its own kinds of these: `Quads`, a vector of samples in fours, made ready to be multiplied;
-// `Coefficients` of the four samples of a quad; `Accumulator`, which sums quads weighed by coefficients, and rounds the
-// sums; `store`, which writes the rounded sums of four vectors as samples, in the order in which `transpose` makes
-// vectors of quads; `joined`, a vector of pieces of 16 bytes.
 typedef uint8_t Bytes __attribute__((vector_size(kBlock)));
 typedef int32_t Sums __attribute__((vector_size(kBlock)));
 typedef int32_t Four __attribute__((vector_size(16)));
-typedef double Doubles __attribute__((vector_size(kBlock)));
-typedef int32_t Integers __attribute__((vector_size(kBlock / 2)));
-constexpr int kDoubles = kBlock / 8;  // in a vector
 
 template <class Vector>
 Vector loaded(const void* memory) {
@@ -77,12 +70,12 @@ Vector loaded(const void* memory) {
 
 inline Sums all_of(int32_t value) { return value - Sums{}; }
 
-inline Sums all_of(const void* four_bytes) {
-  int32_t value;
-  std::memcpy(&value, four_bytes, 4);
-  return all_of(value);
-}
-
+// Each instruction set has its own
+//   Quads         a vector of quads, ready to be multiplied
+//   Coefficients  of the four samples of a quad
+//   Accumulator   sums of quads times coefficients, with a half to round them
+//   store         writes four vectors of rounded sums as samples, in the order of the vectors that `transpose` makes
+//   joined        a vector of pieces of 16 bytes
 #if defined(SNAPCAP_AVX512)
 struct Quads {
   Sums samples;
@@ -92,10 +85,10 @@ struct Quads {
 
 // The instruction multiplies bytes, so a coefficient has three signed digits of 8 bits. The lowest ones come first.
 struct Coefficients {
-  Four digits;  // of four samples each
+  Four digits;  // each time those of four samples
 
   explicit Coefficients(Four weights) {
-    const Four each = (weights + 0x808080) ^ 0x808080;  // a digit is a byte less 128, which carries
+    const Four each = (weights + 0x808080) ^ 0x808080;  // adding 128 to each digit makes unsigned bytes of them
     digits = (Four)_mm_shuffle_epi8((__m128i)each, _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   }
 };
@@ -130,9 +123,10 @@ struct Quads {
   explicit Quads(Sums quads) : even(quads & 0x00ff00ff), odd((Sums)_mm256_srli_epi16((__m256i)quads, 8)) {}
 };
 
-// The instruction multiplies numbers of 16 bits, so a coefficient has two halves, for even and odd samples apart.
+// The instruction multiplies pairs of numbers of 16 bits, so a coefficient has two halves.
 struct Coefficients {
-  int16_t high[2][2], low[2][2];
+  static constexpr int kLowBits = 12;
+  int16_t high[2][2], low[2][2];  // of the even samples, and of the odd ones
 
   explicit Coefficients(Four weights) {
     for (int sample = 0; sample < 4; ++sample) {
@@ -141,7 +135,6 @@ struct Coefficients {
       low[sample % 2][sample / 2] = static_cast<int16_t>(weights[sample] - half * (1 << kLowBits));
     }
   }
-  static constexpr int kLowBits = 12;
 };
 
 struct Accumulator {
@@ -149,8 +142,8 @@ struct Accumulator {
 
   void add(const Quads& quads, const Coefficients& by) {
     const auto products = [&](const int16_t (&half)[2][2]) {
-      return (Sums)_mm256_madd_epi16((__m256i)quads.even, (__m256i)all_of(half[0])) +
-             (Sums)_mm256_madd_epi16((__m256i)quads.odd, (__m256i)all_of(half[1]));
+      return (Sums)_mm256_madd_epi16((__m256i)quads.even, (__m256i)all_of(loaded<int32_t>(half[0]))) +
+             (Sums)_mm256_madd_epi16((__m256i)quads.odd, (__m256i)all_of(loaded<int32_t>(half[1])));
     };
     high += products(by.high);
     low += products(by.low);
@@ -193,14 +186,12 @@ struct Accumulator {
 
 inline void store(uint8_t* samples, const Sums (&rounded)[4]) {
   for (const Sums& each : rounded)
-    for (int lane = 0; lane < kLanes; ++lane) *samples++ = static_cast<uint8_t>(std::clamp<int32_t>(each[lane], 0, 255));
+    for (int lane = 0; lane < kLanes; ++lane) *samples++ = static_cast<uint8_t>(std::clamp(each[lane], 0, 255));
 }
 
 template <class Place>
 Sums joined(Place place) {
-  Sums piece;
-  std::memcpy(&piece, place(0), sizeof piece);
-  return piece;
+  return loaded<Sums>(place(0));
 }
 #endif
 
@@ -220,6 +211,9 @@ struct Table {
   explicit Table(bool across) : across(across) {}
   int64_t outputs() const { return static_cast<int64_t>(taps.size()); }
 };
+
+typedef double Doubles __attribute__((vector_size(kBlock)));
+constexpr int kDoubles = kBlock / 8;
 
 // Lanczos' weights of samples that follow each other. A sine of the C library would take ten times as long as the rest,
 // and a table needs fifty thousand, so sines are made from the sine and the cosine of one sample's angle and those of
@@ -298,26 +292,25 @@ double weight(Filter filter, double x) {
 }
 
 // Adds the taps of one result, without coefficients of 0 at both ends. Down, a result begins where the one before does
-// if that has all its samples, so that both take the same quads.
+// if the quads of that one have all its samples, so that both take the same quads.
 void add_taps(Table& table, int first, std::vector<int32_t>& weights) {
   while (!weights.empty() && weights.back() == 0) weights.pop_back();
-  int begin = 0, count = static_cast<int>(weights.size());
-  while (begin < count && weights[begin] == 0) ++begin;
-  int place = first + begin;
+  int begin = first;
+  const int end = first + static_cast<int>(weights.size());
+  while (begin < end && weights[begin - first] == 0) ++begin;
   if (table.across) {
-    place = place / 4 * 4;
+    begin = begin / 4 * 4;
   } else if (!table.taps.empty()) {
     const Taps& before = table.taps.back();
-    if (before.first <= place && first + count <= before.first + 4 * before.quads) place = before.first;
+    if (before.first <= begin && end <= before.first + 4 * before.quads) begin = before.first;
   }
-  const int quads = count == 0 ? 0 : (first + count - place + 3) / 4;
+  const int quads = weights.empty() ? 0 : (end - begin + 3) / 4, zeros = std::max(first - begin, 0);
   table.most = std::max<int64_t>(table.most, quads);
-  table.taps.push_back({place, quads, static_cast<int64_t>(table.coefficients.size())});
-  if (place < first) weights.insert(weights.begin(), first - place, 0);
-  weights.resize(std::max(place - first, 0) + 4 * quads);
-  for (int quad = 0; quad < quads; ++quad) {
-    table.coefficients.emplace_back(loaded<Four>(&weights[std::max(place - first, 0) + 4 * quad]));
-  }
+  table.taps.push_back({begin, quads, static_cast<int64_t>(table.coefficients.size())});
+  weights.insert(weights.begin(), zeros, 0);
+  weights.resize(begin - first + zeros + 4 * quads);
+  const int32_t* of_quads = weights.data() + weights.size() - 4 * quads;
+  for (int quad = 0; quad < quads; ++quad) table.coefficients.emplace_back(loaded<Four>(of_quads + 4 * quad));
 }
 
 // The table of a length, of which the part from `begin` to `end` becomes `outputs` samples.
@@ -351,7 +344,9 @@ Table make_table(bool across, int length, float begin, float end, int64_t output
     weights.resize(row.size() * kDoubles);
     for (size_t number = 0; number < row.size(); ++number) {
       const Doubles shares = row[number] / (total != 0.0 ? total : 1.0) * (1 << kPrecision);
-      const auto rounded = __builtin_convertvector(shares + (shares < 0.0 ? Doubles{} - 0.5 : Doubles{} + 0.5), Integers);
+      typedef int32_t Integers __attribute__((vector_size(kBlock / 2)));
+      const Doubles halves = shares < 0.0 ? Doubles{} - 0.5 : Doubles{} + 0.5;
+      const Integers rounded = __builtin_convertvector(shares + halves, Integers);
       std::memcpy(&weights[number * kDoubles], &rounded, sizeof rounded);
     }
     weights.resize(count);
@@ -396,23 +391,14 @@ void transpose(std::array<Vector, kCount>& rows) {
   store(results, {sums[0].rounded(), sums[1].rounded(), sums[2].rounded(), sums[3].rounded()});
 }
 
-// Quads of samples that follow each other: of `width` samples of `count` lines, [width / 4][4].
-void gather(const uint8_t* source, int64_t step, int64_t count, int64_t width, Quads* quads) {
-  alignas(64) uint8_t ends[kBlock][16] = {};
-  for (int64_t begin = 0; begin < width; begin += 16, quads += 16) {
-    const uint8_t* from = source + begin;
-    if (width - begin < 16) {  // nothing is read beyond the last sample
-      for (int64_t line = 0; line < count; ++line) std::memcpy(ends[line], from + line * step, width - begin);
-      from = ends[0];
-      step = 16;
-    }
-    for (int part = 0; part < 4; ++part) {
-      std::array<Sums, 4> rows;
-      for (int row = 0; row < 4; ++row)
-        rows[row] = joined([&](int piece) { return from + std::min<int64_t>(16 * piece + 4 * part + row, count - 1) * step; });
-      transpose(rows);
-      for (int quad = 0; quad < 4; ++quad) quads[4 * quad + part] = Quads(rows[quad]);
-    }
+// Quads of 16 samples that follow each other, of each of `count` lines: [4][4].
+[[gnu::always_inline]] inline void gather(const uint8_t* source, int64_t step, int64_t count, Quads* quads) {
+  for (int part = 0; part < 4; ++part) {
+    std::array<Sums, 4> rows;
+    for (int row = 0; row < 4; ++row)
+      rows[row] = joined([&](int64_t of) { return source + std::min(16 * of + 4 * part + row, count - 1) * step; });
+    transpose(rows);
+    for (int quad = 0; quad < 4; ++quad) quads[4 * quad + part] = Quads(rows[quad]);
   }
 }
 
@@ -431,13 +417,14 @@ void pass_across(const Quads* quads, int64_t count, const Table& table, uint8_t*
   const int64_t outputs = table.outputs();
   for (int64_t x = 0; x < outputs; ++x) {
     const Taps& taps = table.taps[x];
-    weigh(quads + taps.first, &table.coefficients[taps.coefficients], taps.quads,
+    weigh(quads + taps.first, table.coefficients.data() + taps.coefficients, taps.quads,
           reinterpret_cast<uint8_t*>(&block[x % 16]));
     if (x % 16 == 15 || x + 1 == outputs) scatter(block, target + x / 16 * 16, step, count);
   }
 }
 
-// Quads of samples from line to line: `count` in each of `kBlock` columns, [count][4].
+// Quads of samples from line to line: `count` in each of `kBlock` columns, [count][4]. The function is not inlined, so
+// that `pass_down` has enough registers.
 [[gnu::noinline]] void gather_lines(const uint8_t* source, int64_t step, int64_t count, Quads* quads) {
   for (; count > 0; --count, source += 4 * step, quads += 4) {
     std::array<Bytes, 4> lines;
@@ -451,8 +438,8 @@ void pass_across(const Quads* quads, int64_t count, const Table& table, uint8_t*
 void pass_down(const uint8_t* source, int64_t source_step, const Table& table, int64_t begin, int64_t end,
                uint8_t* target, int64_t target_step, Quads* quads) {
   int64_t first = -1, made = 0;
-  const Coefficients* coefficients = &table.coefficients[table.taps[begin].coefficients];
-  for (const Taps *taps = &table.taps[begin], *last = taps + (end - begin); taps != last; ++taps, target += target_step) {
+  const Coefficients* coefficients = table.coefficients.data() + table.taps[begin].coefficients;
+  for (const Taps* taps = &table.taps[begin]; begin < end; ++begin, ++taps, target += target_step) {
     if (taps->first != first) made = 0;
     first = taps->first;
     if (made < taps->quads) {
@@ -464,8 +451,8 @@ void pass_down(const uint8_t* source, int64_t source_step, const Table& table, i
   }
 }
 
-// Lines of one channel, whose memory reaches beyond each line, and three lines beyond the last one. An odd number of
-// cache lines is from line to line: with a power of 2, the same column of all lines would be in few places of a cache.
+// Lines of one channel, whose memory reaches beyond each line, and three lines beyond the last one. Lines are an odd
+// number of cache lines apart. A power of 2 would put a column of all lines into few places of a cache.
 struct Lines {
   int64_t step;
   Buffer buffer;
@@ -502,7 +489,7 @@ struct Resize {
 class Scratch {
  public:
   Quads* quads(int64_t samples) {
-    const int64_t bytes = (samples / 16 + 1) * 16 * static_cast<int64_t>(sizeof(Quads));
+    const int64_t bytes = (samples / kBlock + 1) * kBlock * static_cast<int64_t>(sizeof(Quads));
     if (bytes_ < bytes) {
       buffer_.reset();
       buffer_ = std::make_unique<Buffer>(bytes);
@@ -521,11 +508,16 @@ struct Resizer {
   Scratch along_lines, along_columns;
 
   // Lines of `width` samples to as many lines of the table's length.
-  void across(const uint8_t* source, int64_t step, int64_t lines, int64_t width, const Table& table, const Lines& target) {
+  void across(const uint8_t* source, int64_t step, int64_t lines, int64_t width, const Table& table,
+              const Lines& target) {
     Quads* quads = along_lines.quads(width);
     for (int64_t line = 0; line < lines; line += kBlock) {
       const int64_t count = std::min<int64_t>(kBlock, lines - line);
-      gather(source + line * step, step, count, width, quads);
+      int64_t x = 0;
+      for (; x + 16 <= width; x += 16) gather(source + line * step + x, step, count, quads + x);
+      uint8_t ends[kBlock][16] = {};  // nothing is read beyond the last sample
+      for (int64_t of = 0; of < count; ++of) std::memcpy(ends[of], source + (line + of) * step + x, width - x);
+      gather(ends[0], 16, count, quads + x);
       pass_across(quads, count, table, target.line(line), target.step);
     }
   }
@@ -562,12 +554,12 @@ struct Resizer {
     Lines wide(width, first.from.height), narrow(second.to.width, height), result(second.to.width, second.to.height);
     across(channel, first.from.width, first.from.height, first.from.width, first.across, wide);
     Quads *quads = along_lines.quads(width), *lines = along_columns.quads(4 * first.down.most);
-    alignas(kAlignment) uint8_t block[kBlock * kBlock];
+    alignas(kAlignment) uint8_t block[kBlock * kBlock] = {};
     for (int64_t begin = 0; begin < height; begin += kBlock) {
       const int64_t end = std::min<int64_t>(begin + kBlock, height);
       for (int64_t x = 0; x < width; x += kBlock) {
         pass_down(wide.line(0) + x, wide.step, first.down, begin, end, block, kBlock, lines);
-        gather(block, kBlock, end - begin, std::min<int64_t>(kBlock, width - x), quads + x);
+        for (int column = 0; column < kBlock; column += 16) gather(block + column, kBlock, kBlock, quads + x + column);
       }
       pass_across(quads, end - begin, second.across, narrow.line(begin), narrow.step);
     }
