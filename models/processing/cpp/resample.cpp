@@ -1,12 +1,12 @@
 // Resizes RGB pictures with the same result as Pillow, bit by bit, on one thread.
 //
 // Pillow weighs the samples of each line with coefficients of 22 bits, rounds to 8 bits, and then does the same from
-// line to line. So does this file, one channel after the other and with vectors. Of two resizes in a row the second
+// line to line. So does this file, one channel after the other and with vectors. The second of two resizes in a row
 // takes lines as the first one makes them, so that the picture between, which may be large, is never there as a whole.
 //
-// Both passes first make quads, which are four samples that follow each other along a line or from line to line. Then
-// one function weighs quads of a block of neighbours, which are lines or columns, because processors multiply and add
-// four samples at once. Every sum is exact, so the order of additions does not matter.
+// Processors multiply and add four samples at once. So both passes make quads first: four samples that follow each other
+// along a line, of a block of lines, or from line to line, of a block of columns. One function then weighs the quads.
+// Every sum is exact, so the order of additions does not matter.
 
 #include <algorithm>
 #include <array>
@@ -78,17 +78,17 @@ inline Sums all_of(int32_t value) { return value - Sums{}; }
 //   joined        a vector of pieces of 16 bytes
 #if defined(SNAPCAP_AVX512)
 struct Quads {
-  Sums samples;
+  Sums samples;  // bytes
 
   explicit Quads(Sums quads) : samples(quads) {}
 };
 
-// The instruction multiplies bytes, so a coefficient has three signed digits of 8 bits. The lowest ones come first.
+// The instruction multiplies bytes, so a coefficient, which is less than 2, is three signed digits of 8 bits.
 struct Coefficients {
-  Four digits;  // each time those of four samples
+  Four digits;  // the lowest digits of four samples, the middle ones, the highest ones, and nothing
 
   explicit Coefficients(Four weights) {
-    const Four each = (weights + 0x808080) ^ 0x808080;  // adding 128 to each digit makes unsigned bytes of them
+    const Four each = (weights + 0x808080) ^ 0x808080;  // digits plus 128 are the bytes of the sum
     digits = (Four)_mm_shuffle_epi8((__m128i)each, _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   }
 };
@@ -201,10 +201,11 @@ struct Taps {
   int64_t coefficients;
 };
 
-// How a length becomes another. Across, quads begin at every fourth sample.
+// How a length becomes another. Along lines, a quad begins at every fourth sample. From line to line, a result has quads
+// from its first sample on, or those of the result before.
 struct Table {
   bool across;
-  int64_t most = 0;  // quads of a result
+  int64_t most = 0;  // the quads of the result that has most
   std::vector<Taps> taps;
   std::vector<Coefficients> coefficients;
 
@@ -215,14 +216,14 @@ struct Table {
 typedef double Doubles __attribute__((vector_size(kBlock)));
 constexpr int kDoubles = kBlock / 8;
 
-// Lanczos' weights of samples that follow each other. A sine of the C library would take ten times as long as the rest,
-// and a table needs fifty thousand, so sines are made from the sine and the cosine of one sample's angle and those of
-// the angles between samples. The error is that of a few roundings.
+// Lanczos' weights of samples that follow each other. A table needs fifty thousand sines, and the C library takes ten
+// times as long for one. So sines are made from the sine and cosine of one sample's angle, and from those of the angles
+// between samples. The error is that of a few roundings.
 class Lanczos {
  public:
   Lanczos(double step, int most) : most_(most), whole_(step * M_PI, most), third_(step * M_PI / 3, most) {}
 
-  // Makes weights of distances. Sample number `known` has this distance.
+  // Makes weights of distances. Sample number `known` of the row has this distance.
   void weigh(std::vector<Doubles>& row, double distance, int known) const {
     const double angle = distance * M_PI / 3, sine = std::sin(angle), cosine = std::cos(angle);
     const double whole_sine = sine * (3 - 4 * sine * sine), whole_cosine = cosine * (4 * cosine * cosine - 3);
@@ -238,7 +239,7 @@ class Lanczos {
   }
 
  private:
-  class Turns {  // of -`most` steps to `most`, and of some more that nobody needs
+  class Turns {  // by -`most` to `most` steps, and some more to fill a vector
    public:
     Turns(double step, int most) {
       for (int number = -most; number < most + kDoubles; ++number) {
@@ -291,8 +292,7 @@ double weight(Filter filter, double x) {
   }
 }
 
-// Adds the taps of one result, without coefficients of 0 at both ends. Down, a result begins where the one before does
-// if the quads of that one have all its samples, so that both take the same quads.
+// Adds the taps of one result, without coefficients of 0 at both ends.
 void add_taps(Table& table, int first, std::vector<int32_t>& weights) {
   while (!weights.empty() && weights.back() == 0) weights.pop_back();
   int begin = first;
@@ -301,7 +301,7 @@ void add_taps(Table& table, int first, std::vector<int32_t>& weights) {
   if (table.across) {
     begin = begin / 4 * 4;
   } else if (!table.taps.empty()) {
-    const Taps& before = table.taps.back();
+    const Taps& before = table.taps.back();  // its quads are taken if they have all samples
     if (before.first <= begin && end <= before.first + 4 * before.quads) begin = before.first;
   }
   const int quads = weights.empty() ? 0 : (end - begin + 3) / 4, zeros = std::max(first - begin, 0);
@@ -382,7 +382,7 @@ void transpose(std::array<Vector, kCount>& rows) {
   }
 }
 
-// A block of results: of `kBlock` neighbours, from [count][4] vectors of their quads.
+// A result of each of `kBlock` neighbours, from [count][4] vectors of their quads.
 [[gnu::always_inline]] inline void weigh(const Quads* quads, const Coefficients* coefficients, int64_t count,
                                          uint8_t* results) {
   Accumulator sums[4];
@@ -411,7 +411,7 @@ void scatter(std::array<Bytes, 16> rows, uint8_t* target, int64_t step, int64_t 
         std::memcpy(target + (16 * piece + row) * step, reinterpret_cast<const uint8_t*>(&rows[row]) + 16 * piece, 16);
 }
 
-// The quads of a strip of `count` lines to lines of the table's length, in whole blocks of 16 samples.
+// A strip of `count` lines, as quads, to lines of the table's length, in whole blocks of 16 samples.
 void pass_across(const Quads* quads, int64_t count, const Table& table, uint8_t* target, int64_t step) {
   std::array<Bytes, 16> block;
   const int64_t outputs = table.outputs();
