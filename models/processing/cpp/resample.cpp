@@ -80,6 +80,7 @@ inline Sums all_of(int32_t value) { return value - Sums{}; }
 struct Quads {
   Sums samples;  // bytes
 
+  Quads() = default;
   explicit Quads(Sums quads) : samples(quads) {}
 };
 
@@ -120,6 +121,7 @@ Sums joined(Place place) {
 struct Quads {
   Sums even, odd;  // numbers of 16 bits
 
+  Quads() = default;
   explicit Quads(Sums quads) : even(quads & 0x00ff00ff), odd((Sums)_mm256_srli_epi16((__m256i)quads, 8)) {}
 };
 
@@ -166,6 +168,7 @@ Sums joined(Place place) {
 struct Quads {
   Sums samples[4];
 
+  Quads() = default;
   explicit Quads(Sums quads) : samples{quads & 255, quads >> 8 & 255, quads >> 16 & 255, quads >> 24 & 255} {}
 };
 
@@ -221,41 +224,37 @@ constexpr int kDoubles = kBlock / 8;
 // between samples. The error is that of a few roundings.
 class Lanczos {
  public:
-  Lanczos(double step, int most) : most_(most), whole_(step * M_PI, most), third_(step * M_PI / 3, most) {}
+  Lanczos(double step, int most) : most_(most) {
+    for (int number = -most; number < most + kDoubles; ++number) {  // the last ones fill a vector
+      const double angle = number * step * M_PI;
+      sines_.push_back(std::sin(angle));
+      cosines_.push_back(std::cos(angle));
+      third_sines_.push_back(std::sin(angle / 3));
+      third_cosines_.push_back(std::cos(angle / 3));
+    }
+  }
 
   // Makes weights of distances. Sample number `known` of the row has this distance.
   void weigh(std::vector<Doubles>& row, double distance, int known) const {
-    const double angle = distance * M_PI / 3, sine = std::sin(angle), cosine = std::cos(angle);
-    const double whole_sine = sine * (3 - 4 * sine * sine), whole_cosine = cosine * (4 * cosine * cosine - 3);
+    const double angle = distance * M_PI / 3, third_sine = std::sin(angle), third_cosine = std::cos(angle);
+    const double sine = third_sine * (3 - 4 * third_sine * third_sine);
+    const double cosine = third_cosine * (4 * third_cosine * third_cosine - 3);
     int turn = most_ - known;
     for (Doubles& x : row) {
-      const Doubles angles = x * M_PI;
-      const Doubles whole = whole_.cosines(turn) * whole_sine + whole_.sines(turn) * whole_cosine;
-      const Doubles third = third_.cosines(turn) * sine + third_.sines(turn) * cosine;
-      const Doubles weights = whole * third / (angles * angles / 3);
+      const auto turned = [&](double sine, double cosine, const auto& sines, const auto& cosines) {
+        return loaded<Doubles>(&cosines[turn]) * sine + loaded<Doubles>(&sines[turn]) * cosine;
+      };
+      const Doubles weights = turned(sine, cosine, sines_, cosines_) *
+                              turned(third_sine, third_cosine, third_sines_, third_cosines_) /
+                              (x * M_PI * (x * M_PI) / 3);
       x = x == 0.0 ? Doubles{} + 1.0 : (x >= -3.0) & (x < 3.0) ? weights : Doubles{};
       turn += kDoubles;
     }
   }
 
  private:
-  class Turns {  // by -`most` to `most` steps, and some more to fill a vector
-   public:
-    Turns(double step, int most) {
-      for (int number = -most; number < most + kDoubles; ++number) {
-        sines_.push_back(std::sin(number * step));
-        cosines_.push_back(std::cos(number * step));
-      }
-    }
-    Doubles sines(int first) const { return loaded<Doubles>(&sines_[first]); }
-    Doubles cosines(int first) const { return loaded<Doubles>(&cosines_[first]); }
-
-   private:
-    std::vector<double> sines_, cosines_;
-  };
-
   int most_;
-  Turns whole_, third_;
+  std::vector<double> sines_, cosines_, third_sines_, third_cosines_;
 };
 
 enum Filter { kLanczos = 1, kBilinear = 2, kBicubic = 3, kBox = 4, kHamming = 5 };  // Pillow's numbers
@@ -485,32 +484,19 @@ struct Resize {
         down_first(begins_down(from, to, may_begin_down)) {}
 };
 
-// Memory of quads, which grows as needed.
-class Scratch {
- public:
-  Quads* quads(int64_t samples) {
-    const int64_t bytes = (samples / kBlock + 1) * kBlock * static_cast<int64_t>(sizeof(Quads));
-    if (bytes_ < bytes) {
-      buffer_.reset();
-      buffer_ = std::make_unique<Buffer>(bytes);
-      bytes_ = bytes;
-    }
-    return reinterpret_cast<Quads*>(buffer_->data());
-  }
-
- private:
-  std::unique_ptr<Buffer> buffer_;
-  int64_t bytes_ = 0;
-};
-
 struct Resizer {
   const std::vector<Resize> resizes;  // one or two
-  Scratch along_lines, along_columns;
+  std::vector<Quads> of_lines, of_columns;
+
+  static Quads* grown(std::vector<Quads>& quads, int64_t samples) {
+    quads.resize(std::max<size_t>(quads.size(), (samples / kBlock + 1) * kBlock));
+    return quads.data();
+  }
 
   // Lines of `width` samples to as many lines of the table's length.
   void across(const uint8_t* source, int64_t step, int64_t lines, int64_t width, const Table& table,
               const Lines& target) {
-    Quads* quads = along_lines.quads(width);
+    Quads* quads = grown(of_lines, width);
     for (int64_t line = 0; line < lines; line += kBlock) {
       const int64_t count = std::min<int64_t>(kBlock, lines - line);
       int64_t x = 0;
@@ -524,7 +510,7 @@ struct Resizer {
 
   // Lines of `width` samples to all lines of the table.
   void down(const Lines& source, int64_t width, const Table& table, const Lines& target) {
-    Quads* quads = along_columns.quads(4 * table.most);
+    Quads* quads = grown(of_columns, 4 * table.most);
     for (int64_t begin = 0; begin < table.outputs(); begin += kBlock) {
       const int64_t end = std::min<int64_t>(begin + kBlock, table.outputs());
       for (int64_t x = 0; x < width; x += kBlock)
@@ -553,7 +539,7 @@ struct Resizer {
     const int64_t width = first.to.width, height = first.to.height;
     Lines wide(width, first.from.height), narrow(second.to.width, height), result(second.to.width, second.to.height);
     across(channel, first.from.width, first.from.height, first.from.width, first.across, wide);
-    Quads *quads = along_lines.quads(width), *lines = along_columns.quads(4 * first.down.most);
+    Quads *quads = grown(of_lines, width), *lines = grown(of_columns, 4 * first.down.most);
     alignas(kAlignment) uint8_t block[kBlock * kBlock] = {};
     for (int64_t begin = 0; begin < height; begin += kBlock) {
       const int64_t end = std::min<int64_t>(begin + kBlock, height);
