@@ -291,25 +291,22 @@ double weight(Filter filter, double x) {
   }
 }
 
-// Adds the taps of one result, without coefficients of 0 at both ends.
-void add_taps(Table& table, int first, std::vector<int32_t>& weights) {
-  while (!weights.empty() && weights.back() == 0) weights.pop_back();
-  int begin = first;
-  const int end = first + static_cast<int>(weights.size());
-  while (begin < end && weights[begin - first] == 0) ++begin;
+// Adds the taps of one result, without coefficients of 0 at both ends. Beyond both ends `weights` has zeros.
+void add_taps(Table& table, int first, int count, const int32_t* weights) {
+  int begin = 0;
+  while (count > 0 && weights[count - 1] == 0) --count;
+  while (begin < count && weights[begin] == 0) ++begin;
   if (table.across) {
-    begin = begin / 4 * 4;
+    begin -= (first + begin) % 4;
   } else if (!table.taps.empty()) {
     const Taps& before = table.taps.back();  // its quads are taken if they have all samples
-    if (before.first <= begin && end <= before.first + 4 * before.quads) begin = before.first;
+    const int earlier = before.first - first;
+    if (earlier <= begin && count <= earlier + 4 * before.quads) begin = earlier;
   }
-  const int quads = weights.empty() ? 0 : (end - begin + 3) / 4, zeros = std::max(first - begin, 0);
+  const int quads = count == 0 ? 0 : (count - begin + 3) / 4;
   table.most = std::max<int64_t>(table.most, quads);
-  table.taps.push_back({begin, quads, static_cast<int64_t>(table.coefficients.size())});
-  weights.insert(weights.begin(), zeros, 0);
-  weights.resize(begin - first + zeros + 4 * quads);
-  const int32_t* of_quads = weights.data() + weights.size() - 4 * quads;
-  for (int quad = 0; quad < quads; ++quad) table.coefficients.emplace_back(loaded<Four>(of_quads + 4 * quad));
+  table.taps.push_back({first + begin, quads, static_cast<int64_t>(table.coefficients.size())});
+  for (int quad = 0; quad < quads; ++quad) table.coefficients.emplace_back(loaded<Four>(weights + begin + 4 * quad));
 }
 
 // The table of a length, of which the part from `begin` to `end` becomes `outputs` samples.
@@ -322,8 +319,10 @@ Table make_table(bool across, int length, float begin, float end, int64_t output
   Doubles steps;
   for (int step = 0; step < kDoubles; ++step) steps[step] = step;
   std::vector<Doubles> row;
-  std::vector<int32_t> weights;
-  const Lanczos lanczos(narrowing, filter == kLanczos ? 2 * static_cast<int>(std::ceil(support)) + 1 : 0);
+  const int longest = 2 * static_cast<int>(std::ceil(support)) + 1;
+  std::vector<int32_t> memory(3 * (longest + 8));
+  int32_t* weights = &memory[longest + 8];
+  const Lanczos lanczos(narrowing, filter == kLanczos ? longest : 0);
   for (int64_t output = 0; output < outputs; ++output) {
     const double center = begin + (static_cast<double>(output) + 0.5) * scale;
     const int first = std::max(static_cast<int>(center - support + 0.5), 0);
@@ -340,16 +339,15 @@ Table make_table(bool across, int length, float begin, float end, int64_t output
     }
     double total = 0.0;
     for (int sample = 0; sample < count; ++sample) total += row[sample / kDoubles][sample % kDoubles];
-    weights.resize(row.size() * kDoubles);
     for (size_t number = 0; number < row.size(); ++number) {
       const Doubles shares = row[number] / (total != 0.0 ? total : 1.0) * (1 << kPrecision);
       typedef int32_t Integers __attribute__((vector_size(kBlock / 2)));
       const Doubles halves = shares < 0.0 ? Doubles{} - 0.5 : Doubles{} + 0.5;
       const Integers rounded = __builtin_convertvector(shares + halves, Integers);
-      std::memcpy(&weights[number * kDoubles], &rounded, sizeof rounded);
+      std::memcpy(weights + number * kDoubles, &rounded, sizeof rounded);
     }
-    weights.resize(count);
-    add_taps(table, first, weights);
+    std::fill_n(weights + count, 4, 0);
+    add_taps(table, first, count, weights);
   }
   return table;
 }
