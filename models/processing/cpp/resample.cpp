@@ -1,11 +1,12 @@
 // Resizes RGB pictures with the same result as Pillow, bit by bit, on one thread.
 //
 // Pillow weighs the samples of each line with coefficients of 22 bits, rounds to 8 bits, and then does the same from
-// line to line. So does this file, one channel after the other and with vectors. Of two resizes in a row the second
+// line to line. So does this file, one channel after the other and with vectors. The second of two resizes in a row
 // takes lines as the first one makes them, so that the picture between, which may be large, is never there as a whole.
 //
-// A coefficient is held in two halves of 16 bits, and samples in pairs, because processors multiply and add pairs of 16
-// bits fastest. Every sum is exact, so the order of additions does not matter.
+// Processors multiply and add four samples at once. So both passes make quads first: four samples that follow each other
+// along a line, of a block of lines, or from line to line, of a block of columns. One function then weighs the quads.
+// Every sum is exact, so the order of additions does not matter.
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -24,11 +26,9 @@
 
 namespace {
 
-constexpr int kPrecision = 22;               // bits of a coefficient behind the point
+constexpr int kPrecision = 22;  // bits of a coefficient behind the point
 constexpr int32_t kHalf = 1 << (kPrecision - 1);
-constexpr int kLowBits = 12;                 // of a coefficient, in its low half
 constexpr int64_t kAlignment = 64;
-constexpr int kStrip = 16;                   // lines that are made at a time
 
 #if defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #define SNAPCAP_AVX512
@@ -38,6 +38,7 @@ constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
 #endif
+constexpr int kBlock = 4 * kLanes;  // neighbours that are weighed at a time, and bytes of a vector
 
 int64_t rounded_up(int64_t count) { return (count + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -56,56 +57,204 @@ class Buffer {
   std::unique_ptr<void, Free> memory_;
 };
 
-// Two coefficients of neighbours, each as a number of 16 bits: the first one in the lower bits.
-struct Coefficient {
-  int32_t high, low;
+typedef uint8_t Bytes __attribute__((vector_size(kBlock)));
+typedef int32_t Sums __attribute__((vector_size(kBlock)));
+typedef int32_t Four __attribute__((vector_size(16)));
+
+template <class Vector>
+Vector loaded(const void* memory) {
+  Vector vector;
+  std::memcpy(&vector, memory, sizeof vector);
+  return vector;
+}
+
+inline Sums all_of(int32_t value) { return value - Sums{}; }
+
+// Each instruction set has its own
+//   Quads         a vector of quads, ready to be multiplied
+//   Coefficients  of the four samples of a quad
+//   Accumulator   sums of quads times coefficients, with a half to round them
+//   store         writes four vectors of rounded sums as samples, in the order of the vectors that `transpose` makes
+//   joined        a vector of pieces of 16 bytes
+#if defined(SNAPCAP_AVX512)
+struct Quads {
+  Sums samples;  // bytes
+
+  Quads() = default;
+  explicit Quads(Sums quads) : samples(quads) {}
 };
 
-// The samples that one result is made of: pairs from an even place, and the place of their coefficients.
+// The instruction multiplies bytes, so a coefficient, which is less than 2, is three signed digits of 8 bits.
+struct Coefficients {
+  Four digits;  // the lowest digits of four samples, the middle ones, the highest ones, and nothing
+
+  explicit Coefficients(Four weights) {
+    const Four each = (weights + 0x808080) ^ 0x808080;  // digits plus 128 are the bytes of the sum
+    digits = (Four)_mm_shuffle_epi8((__m128i)each, _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  }
+};
+
+struct Accumulator {
+  Sums sums[3] = {all_of(kHalf)};
+
+  void add(const Quads& quads, const Coefficients& by) {
+    for (int digit = 0; digit < 3; ++digit)
+      sums[digit] = (Sums)_mm512_dpbusd_epi32((__m512i)sums[digit], (__m512i)quads.samples,
+                                              (__m512i)all_of(by.digits[digit]));
+  }
+  Sums rounded() const { return ((((sums[2] << 8) + sums[1]) << 8) + sums[0]) >> kPrecision; }
+};
+
+inline void store(uint8_t* samples, const Sums (&rounded)[4]) {
+  const __m512i first = _mm512_packs_epi32((__m512i)rounded[0], (__m512i)rounded[1]);
+  const __m512i second = _mm512_packs_epi32((__m512i)rounded[2], (__m512i)rounded[3]);
+  _mm512_storeu_si512(samples, _mm512_packus_epi16(first, second));
+}
+
+template <class Place>
+Sums joined(Place place) {
+  const auto piece = [&](int number) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(place(number))); };
+  const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(piece(0)), piece(1), 1);
+  return (Sums)_mm512_inserti32x4(_mm512_inserti32x4(two, piece(2), 2), piece(3), 3);
+}
+#elif defined(__AVX2__)
+struct Quads {
+  Sums even, odd;  // numbers of 16 bits
+
+  Quads() = default;
+  explicit Quads(Sums quads) : even(quads & 0x00ff00ff), odd((Sums)_mm256_srli_epi16((__m256i)quads, 8)) {}
+};
+
+// The instruction multiplies pairs of numbers of 16 bits, so a coefficient has two halves.
+struct Coefficients {
+  static constexpr int kLowBits = 12;
+  int16_t high[2][2], low[2][2];  // of the even samples, and of the odd ones
+
+  explicit Coefficients(Four weights) {
+    for (int sample = 0; sample < 4; ++sample) {
+      const int32_t half = (weights[sample] + (1 << (kLowBits - 1))) >> kLowBits;
+      high[sample % 2][sample / 2] = static_cast<int16_t>(half);
+      low[sample % 2][sample / 2] = static_cast<int16_t>(weights[sample] - half * (1 << kLowBits));
+    }
+  }
+};
+
+struct Accumulator {
+  Sums high = {}, low = all_of(kHalf);
+
+  void add(const Quads& quads, const Coefficients& by) {
+    const auto products = [&](const int16_t (&half)[2][2]) {
+      return (Sums)_mm256_madd_epi16((__m256i)quads.even, (__m256i)all_of(loaded<int32_t>(half[0]))) +
+             (Sums)_mm256_madd_epi16((__m256i)quads.odd, (__m256i)all_of(loaded<int32_t>(half[1])));
+    };
+    high += products(by.high);
+    low += products(by.low);
+  }
+  Sums rounded() const { return ((high << Coefficients::kLowBits) + low) >> kPrecision; }
+};
+
+inline void store(uint8_t* samples, const Sums (&rounded)[4]) {
+  const __m256i first = _mm256_packs_epi32((__m256i)rounded[0], (__m256i)rounded[1]);
+  const __m256i second = _mm256_packs_epi32((__m256i)rounded[2], (__m256i)rounded[3]);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(samples), _mm256_packus_epi16(first, second));
+}
+
+template <class Place>
+Sums joined(Place place) {
+  return (Sums)_mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(place(1)),
+                                   reinterpret_cast<const __m128i*>(place(0)));
+}
+#else
+struct Quads {
+  Sums samples[4];
+
+  Quads() = default;
+  explicit Quads(Sums quads) : samples{quads & 255, quads >> 8 & 255, quads >> 16 & 255, quads >> 24 & 255} {}
+};
+
+struct Coefficients {
+  Four weights;
+
+  explicit Coefficients(Four weights) : weights(weights) {}
+};
+
+struct Accumulator {
+  Sums sums = all_of(kHalf);
+
+  void add(const Quads& quads, const Coefficients& by) {
+    for (int sample = 0; sample < 4; ++sample) sums += quads.samples[sample] * by.weights[sample];
+  }
+  Sums rounded() const { return sums >> kPrecision; }
+};
+
+inline void store(uint8_t* samples, const Sums (&rounded)[4]) {
+  for (const Sums& each : rounded)
+    for (int lane = 0; lane < kLanes; ++lane) *samples++ = static_cast<uint8_t>(std::clamp(each[lane], 0, 255));
+}
+
+template <class Place>
+Sums joined(Place place) {
+  return loaded<Sums>(place(0));
+}
+#endif
+
+// The samples that one result is made of: quads from a place, and the place of their coefficients.
 struct Taps {
-  int32_t first, pairs;
+  int32_t first, quads;
   int64_t coefficients;
 };
 
-// How a length becomes another.
+// How a length becomes another. Along lines, a quad begins at every fourth sample. From line to line, a result has quads
+// from its first sample on, or those of the result before.
 struct Table {
+  bool across;
+  int64_t most = 0;  // the quads of the result that has most
   std::vector<Taps> taps;
-  std::vector<Coefficient> coefficients;
+  std::vector<Coefficients> coefficients;
 
+  explicit Table(bool across) : across(across) {}
   int64_t outputs() const { return static_cast<int64_t>(taps.size()); }
 };
 
-double sinc(double x) {
-  if (x == 0.0) return 1.0;
-  const double angle = x * M_PI;
-  return std::sin(angle) / angle;
-}
+typedef double Doubles __attribute__((vector_size(kBlock)));
+constexpr int kDoubles = kBlock / 8;
 
-// Sines of angles that are a step apart, from the sine and cosine of one of them. A sine of the C library takes ten
-// times as long, and a table needs fifty thousand. The error is that of a few roundings.
-class Sines {
+// Lanczos' weights of samples that follow each other. A table needs fifty thousand sines, and the C library takes ten
+// times as long for one. So sines are made from the sine and cosine of one sample's angle, and from those of the angles
+// between samples. The error is that of a few roundings.
+class Lanczos {
  public:
-  Sines(double step, int64_t most) : most_(most) {
-    for (int64_t number = -most; number <= most; ++number) {
-      const double angle = static_cast<double>(number) * step;
-      turns_.push_back({std::cos(angle), std::sin(angle)});
+  Lanczos(double step, int most) : most_(most) {
+    for (int number = -most; number < most + kDoubles; ++number) {  // the last ones fill a vector
+      const double angle = number * step * M_PI;
+      sines_.push_back(std::sin(angle));
+      cosines_.push_back(std::cos(angle));
+      third_sines_.push_back(std::sin(angle / 3));
+      third_cosines_.push_back(std::cos(angle / 3));
     }
   }
 
-  void begin(double angle) { first_ = {std::cos(angle), std::sin(angle)}; }
-  double at(int64_t steps) const {  // of the angle that `begin` was given
-    const Turn& turn = turns_[steps + most_];
-    return first_.sine * turn.cosine + first_.cosine * turn.sine;
+  // Makes weights of distances. Sample number `known` of the row has this distance.
+  void weigh(std::vector<Doubles>& row, double distance, int known) const {
+    const double angle = distance * M_PI / 3, third_sine = std::sin(angle), third_cosine = std::cos(angle);
+    const double sine = third_sine * (3 - 4 * third_sine * third_sine);
+    const double cosine = third_cosine * (4 * third_cosine * third_cosine - 3);
+    int turn = most_ - known;
+    for (Doubles& x : row) {
+      const auto turned = [&](double sine, double cosine, const auto& sines, const auto& cosines) {
+        return loaded<Doubles>(&cosines[turn]) * sine + loaded<Doubles>(&sines[turn]) * cosine;
+      };
+      const Doubles weights = turned(sine, cosine, sines_, cosines_) *
+                              turned(third_sine, third_cosine, third_sines_, third_cosines_) /
+                              (x * M_PI * (x * M_PI) / 3);
+      x = x == 0.0 ? Doubles{} + 1.0 : (x >= -3.0) & (x < 3.0) ? weights : Doubles{};
+      turn += kDoubles;
+    }
   }
 
  private:
-  struct Turn {
-    double cosine, sine;
-  };
-
-  int64_t most_;
-  std::vector<Turn> turns_;
-  Turn first_{};
+  int most_;
+  std::vector<double> sines_, cosines_, third_sines_, third_cosines_;
 };
 
 enum Filter { kLanczos = 1, kBilinear = 2, kBicubic = 3, kBox = 4, kHamming = 5 };  // Pillow's numbers
@@ -126,8 +275,6 @@ double reach(Filter filter) {
 double weight(Filter filter, double x) {
   const double distance = std::fabs(x);
   switch (filter) {
-    case kLanczos:  // elsewhere its sines are made by `Sines`
-      return x == 0.0 ? 1.0 : 0.0;
     case kBilinear:
       return distance < 1.0 ? 1.0 - distance : 0.0;
     case kBicubic:  // Keys' kernel with a = -1/2
@@ -137,322 +284,177 @@ double weight(Filter filter, double x) {
       return x > -0.5 && x <= 0.5 ? 1.0 : 0.0;
     case kHamming:
       if (distance >= 1.0) return 0.0;
-      return distance == 0.0 ? 1.0 : sinc(distance) * (0.54f + 0.46f * std::cos(distance * M_PI));
+      if (distance == 0.0) return 1.0;
+      return std::sin(distance * M_PI) / (distance * M_PI) * (0.54f + 0.46f * std::cos(distance * M_PI));
+    default:  // Lanczos' are made by `Lanczos`
+      return 0.0;
   }
-  return 0.0;
 }
 
-int32_t pair_of(int32_t first, int32_t second) {
-  return static_cast<int32_t>(static_cast<uint32_t>(second) << 16 | (static_cast<uint32_t>(first) & 0xffff));
-}
-
-// Adds the taps of one result, without coefficients of 0 at both ends.
-void add_taps(Table& table, int64_t first, const std::vector<int32_t>& weights) {
-  int64_t begin = 0, end = static_cast<int64_t>(weights.size());
-  while (begin < end && weights[begin] == 0) ++begin;
-  while (end > begin && weights[end - 1] == 0) --end;
-  const int64_t place = (first + begin) / 2 * 2, pairs = begin == end ? 0 : (first + end - place + 1) / 2;
-  table.taps.push_back({static_cast<int32_t>(place), static_cast<int32_t>(pairs),
-                        static_cast<int64_t>(table.coefficients.size())});
-  const auto at = [&](int64_t sample) {
-    return sample < first + begin || sample >= first + end ? 0 : weights[sample - first];
-  };
-  for (int64_t sample = place; sample < place + 2 * pairs; sample += 2) {
-    int32_t high[2], low[2];
-    for (int of = 0; of < 2; ++of) {
-      high[of] = (at(sample + of) + (1 << (kLowBits - 1))) >> kLowBits;
-      low[of] = at(sample + of) - high[of] * (1 << kLowBits);
-    }
-    table.coefficients.push_back({pair_of(high[0], high[1]), pair_of(low[0], low[1])});
+// Adds the taps of one result, without coefficients of 0 at both ends. Beyond both ends `weights` has zeros.
+void add_taps(Table& table, int first, int count, const int32_t* weights) {
+  int begin = 0;
+  while (count > 0 && weights[count - 1] == 0) --count;
+  while (begin < count && weights[begin] == 0) ++begin;
+  if (table.across) {
+    begin -= (first + begin) % 4;
+  } else if (!table.taps.empty()) {
+    const Taps& before = table.taps.back();  // its quads are taken if they have all samples
+    const int earlier = before.first - first;
+    if (earlier <= begin && count <= earlier + 4 * before.quads) begin = earlier;
   }
+  const int quads = count == 0 ? 0 : (count - begin + 3) / 4;
+  table.most = std::max<int64_t>(table.most, quads);
+  table.taps.push_back({first + begin, quads, static_cast<int64_t>(table.coefficients.size())});
+  for (int quad = 0; quad < quads; ++quad) table.coefficients.emplace_back(loaded<Four>(weights + begin + 4 * quad));
 }
 
 // The table of a length, of which the part from `begin` to `end` becomes `outputs` samples.
-Table make_table(int64_t length, float begin, float end, int64_t outputs, Filter filter) {
+Table make_table(bool across, int length, float begin, float end, int64_t outputs, Filter filter) {
   const double scale = static_cast<double>(end - begin) / static_cast<double>(outputs);
   const double widening = std::max(scale, 1.0), support = reach(filter) * widening, narrowing = 1.0 / widening;
-  Table table;
+  Table table(across);
   table.taps.reserve(outputs);
-  table.coefficients.reserve(outputs * (static_cast<int64_t>(std::ceil(support)) + 1));
-  std::vector<double> exact;
-  std::vector<int32_t> weights;
-  const int64_t most = filter == kLanczos ? 2 * static_cast<int64_t>(std::ceil(support)) + 1 : 0;
-  Sines sines(M_PI * narrowing, most), thirds(M_PI * narrowing / 3, most);
+  table.coefficients.reserve(outputs * (static_cast<int64_t>(support / 2) + 2));
+  Doubles steps;
+  for (int step = 0; step < kDoubles; ++step) steps[step] = step;
+  std::vector<Doubles> row;
+  const int longest = 2 * static_cast<int>(std::ceil(support)) + 1;
+  std::vector<int32_t> memory(3 * (longest + 8));
+  int32_t* weights = &memory[longest + 8];
+  const Lanczos lanczos(narrowing, filter == kLanczos ? longest : 0);
   for (int64_t output = 0; output < outputs; ++output) {
     const double center = begin + (static_cast<double>(output) + 0.5) * scale;
-    const int64_t first = std::max<int64_t>(static_cast<int64_t>(center - support + 0.5), 0);
-    const int64_t last = std::min<int64_t>(static_cast<int64_t>(center + support + 0.5), length);
-    const auto distance = [&](int64_t sample) { return (static_cast<double>(sample) - center + 0.5) * narrowing; };
-    const int64_t nearest = std::clamp(static_cast<int64_t>(center), first, std::max(first, last - 1));
+    const int first = std::max(static_cast<int>(center - support + 0.5), 0);
+    const int last = std::min(static_cast<int>(center + support + 0.5), length), count = std::max(last - first, 0);
+    row.clear();
+    for (int sample = first; sample < last; sample += kDoubles)
+      row.push_back((steps + sample - center + 0.5) * narrowing);
     if (filter == kLanczos) {
-      sines.begin(distance(nearest) * M_PI);
-      thirds.begin(distance(nearest) * M_PI / 3);
+      const int nearest = std::clamp(static_cast<int>(center), first, std::max(first, last - 1));
+      lanczos.weigh(row, (nearest - center + 0.5) * narrowing, nearest - first);
+    } else {
+      for (Doubles& each : row)
+        for (int sample = 0; sample < kDoubles; ++sample) each[sample] = weight(filter, each[sample]);
     }
-    exact.clear();
     double total = 0.0;
-    for (int64_t sample = first; sample < last; ++sample) {
-      const double x = distance(sample), angle = x * M_PI;
-      if (filter == kLanczos && x != 0.0 && x >= -3.0 && x < 3.0)
-        exact.push_back(sines.at(sample - nearest) * thirds.at(sample - nearest) / (angle * angle / 3));
-      else
-        exact.push_back(weight(filter, x));
-      total += exact.back();
+    for (int sample = 0; sample < count; ++sample) total += row[sample / kDoubles][sample % kDoubles];
+    for (size_t number = 0; number < row.size(); ++number) {
+      const Doubles shares = row[number] / (total != 0.0 ? total : 1.0) * (1 << kPrecision);
+      typedef int32_t Integers __attribute__((vector_size(kBlock / 2)));
+      const Doubles halves = shares < 0.0 ? Doubles{} - 0.5 : Doubles{} + 0.5;
+      const Integers rounded = __builtin_convertvector(shares + halves, Integers);
+      std::memcpy(weights + number * kDoubles, &rounded, sizeof rounded);
     }
-    weights.clear();
-    for (const double each : exact) {
-      const double share = (total != 0.0 ? each / total : each) * (1 << kPrecision);
-      weights.push_back(static_cast<int32_t>(share < 0 ? share - 0.5 : share + 0.5));
-    }
-    add_taps(table, first, weights);
+    std::fill_n(weights + count, 4, 0);
+    add_taps(table, first, count, weights);
   }
   return table;
 }
 
-// Memory of the passes, which grows as needed.
-class Scratch {
- public:
-  uint8_t* pairs(int64_t width) { return grown(pairs_, (width / 16 + 1) * 256); }
-  void* weights(int64_t bytes) { return grown(weights_, bytes); }
-
- private:
-  struct Held {
-    std::unique_ptr<Buffer> buffer;
-    int64_t bytes = 0;
-  };
-
-  static uint8_t* grown(Held& held, int64_t bytes) {
-    if (held.bytes < bytes) {
-      held.buffer.reset();
-      held.buffer = std::make_unique<Buffer>(bytes);
-      held.bytes = bytes;
-    }
-    return held.buffer->data();
-  }
-
-  Held pairs_, weights_;
-};
-
-typedef uint8_t Sixteen __attribute__((vector_size(16)));
-typedef uint16_t Eight __attribute__((vector_size(16)));
-
+// The first or the second halves of two vectors, element by element in turn, in each 16 bytes apart.
+template <bool kSecond, class Vector, size_t... kPlaces>
+Vector zipped(Vector a, Vector b, std::index_sequence<kPlaces...>) {
+  constexpr size_t kPart = 16 / sizeof(a[0]);
 #if defined(__clang__)
 #define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else  // g++ has the other name since version 12
-#define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype(a){__VA_ARGS__})
+#define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Vector{__VA_ARGS__})
 #endif
-
-template <class Vector>
-Vector first_halves(Vector a, Vector b) {
-  if constexpr (sizeof(a[0]) == 1)
-    return SNAPCAP_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  else
-    return SNAPCAP_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  return SNAPCAP_SHUFFLE(a, b, (kPlaces % 2 * sizeof...(kPlaces) + kPlaces / kPart * kPart + kPlaces % kPart / 2 +
+                                (kSecond ? kPart / 2 : 0))...);
 }
 
-template <class Vector>
-Vector second_halves(Vector a, Vector b) {
-  if constexpr (sizeof(a[0]) == 1)
-    return SNAPCAP_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-  else
-    return SNAPCAP_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-}
-
-// Turns rows into columns, as many as a vector has elements.
+// Turns rows into columns, in each 16 bytes apart. Of four rows of bytes it makes quads.
 template <class Vector, size_t kCount>
 void transpose(std::array<Vector, kCount>& rows) {
+  constexpr auto kPlaces = std::make_index_sequence<sizeof(Vector) / sizeof(rows[0][0])>();
   for (size_t step = 1; step < kCount; step *= 2) {
     std::array<Vector, kCount> next;
     for (size_t row = 0; row < kCount / 2; ++row) {
-      next[2 * row] = first_halves(rows[row], rows[row + kCount / 2]);
-      next[2 * row + 1] = second_halves(rows[row], rows[row + kCount / 2]);
+      next[2 * row] = zipped<false>(rows[row], rows[row + kCount / 2], kPlaces);
+      next[2 * row + 1] = zipped<true>(rows[row], rows[row + kCount / 2], kPlaces);
     }
     rows = next;
   }
 }
 
-// The pairs of 16 samples of 16 lines: [8 pairs][16 lines][2]. Only `count` lines and `width` samples are there.
-void gather_pairs(const uint8_t* source, int64_t step, int count, int64_t width, uint8_t* pairs) {
-  for (int half = 0; half < 2; ++half) {
-    std::array<Eight, 8> lines;
-    for (int line = 0; line < 8; ++line) {
-      const uint8_t* from = source + std::min(half * 8 + line, count - 1) * step;
-      uint8_t part[16] = {};
-      if (width < 16) from = static_cast<const uint8_t*>(std::memcpy(part, from, width));
-      std::memcpy(&lines[line], from, 16);
-    }
-    transpose(lines);
-    for (int pair = 0; pair < 8; ++pair) std::memcpy(pairs + pair * 32 + half * 16, &lines[pair], 16);
+// A result of each of `kBlock` neighbours, from [count][4] vectors of their quads.
+[[gnu::always_inline]] inline void weigh(const Quads* quads, const Coefficients* coefficients, int64_t count,
+                                         uint8_t* results) {
+  Accumulator sums[4];
+  for (int64_t quad = 0; quad < count; ++quad)
+    for (int part = 0; part < 4; ++part) sums[part].add(quads[4 * quad + part], coefficients[quad]);
+  store(results, {sums[0].rounded(), sums[1].rounded(), sums[2].rounded(), sums[3].rounded()});
+}
+
+// Quads of 16 samples that follow each other, of each of `count` lines: [4][4].
+[[gnu::always_inline]] inline void gather(const uint8_t* source, int64_t step, int64_t count, Quads* quads) {
+  for (int part = 0; part < 4; ++part) {
+    std::array<Sums, 4> rows;
+    for (int row = 0; row < 4; ++row)
+      rows[row] = joined([&](int64_t of) { return source + std::min(16 * of + 4 * part + row, count - 1) * step; });
+    transpose(rows);
+    for (int quad = 0; quad < 4; ++quad) quads[4 * quad + part] = Quads(rows[quad]);
   }
 }
 
-// Puts [16 samples][16 lines] at their places in `count` lines.
-void scatter_block(const uint8_t (*block)[16], uint8_t* target, int64_t step, int count) {
-  std::array<Sixteen, 16> rows;
-  std::memcpy(rows.data(), block, sizeof rows);
+// Puts [16 samples][kBlock lines] at their places in `count` lines.
+void scatter(std::array<Bytes, 16> rows, uint8_t* target, int64_t step, int64_t count) {
   transpose(rows);
-  for (int line = 0; line < count; ++line) std::memcpy(target + line * step, &rows[line], 16);
+  for (int piece = 0; piece < kBlock / 16; ++piece)
+    for (int row = 0; row < 16; ++row)
+      if (16 * piece + row < count)
+        std::memcpy(target + (16 * piece + row) * step, reinterpret_cast<const uint8_t*>(&rows[row]) + 16 * piece, 16);
 }
 
-typedef int32_t Sums __attribute__((vector_size(4 * kLanes)));
-
-inline Sums all_of(int32_t value) { return value - Sums{}; }
-
-// sums + the first of each pair · the first coefficient + the second · the second. Each number has 16 bits.
-inline Sums multiply_add(Sums sums, Sums pairs, Sums coefficients) {
-#if defined(SNAPCAP_AVX512)
-  return (Sums)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)pairs, (__m512i)coefficients);
-#elif defined(__AVX2__)
-  return sums + (Sums)_mm256_madd_epi16((__m256i)pairs, (__m256i)coefficients);
-#else
-  return sums + (pairs & 0xffff) * (coefficients << 16 >> 16) + (pairs >> 16) * (coefficients >> 16);
-#endif
-}
-
-// Samples of one line with those of the next.
-inline Sums paired(const uint8_t* line, const uint8_t* next) {
-#if defined(SNAPCAP_AVX512)
-  const __m512i first = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line)));
-  const __m512i second = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(next)));
-  return (Sums)_mm512_or_si512(first, _mm512_slli_epi32(second, 16));
-#elif defined(__AVX2__)
-  const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(line));
-  const __m128i second = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(next));
-  return (Sums)_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(first, second));
-#else
-  Sums both = {};
-  for (int lane = 0; lane < kLanes; ++lane) both[lane] = line[lane] | next[lane] << 16;
-  return both;
-#endif
-}
-
-// Samples that lie as pairs of bytes.
-inline Sums widened_pairs(const uint8_t* pairs) {
-#if defined(SNAPCAP_AVX512)
-  return (Sums)_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs)));
-#elif defined(__AVX2__)
-  return (Sums)_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(pairs)));
-#else
-  Sums both = {};
-  for (int lane = 0; lane < kLanes; ++lane) both[lane] = pairs[2 * lane] | pairs[2 * lane + 1] << 16;
-  return both;
-#endif
-}
-
-// Rounds sums of both halves to samples.
-inline void store_samples(uint8_t* samples, Sums high, Sums low) {
-  const Sums rounded = ((high << kLowBits) + low) >> kPrecision;
-#if defined(SNAPCAP_AVX512)
-  const __m512i positive = _mm512_max_epi32((__m512i)rounded, _mm512_setzero_si512());
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(samples), _mm512_cvtusepi32_epi8(positive));
-#elif defined(__AVX2__)
-  const __m256i sums = (__m256i)rounded;
-  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(samples), _mm_packus_epi16(shorts, shorts));
-#else
-  for (int lane = 0; lane < kLanes; ++lane)
-    samples[lane] = static_cast<uint8_t>(std::clamp<int32_t>(rounded[lane], 0, 255));
-#endif
-}
-
-// `count` lines, at most 16, to as many of the table's length. Reads `width` samples of each line, and writes whole
-// blocks of 16.
-void pass_across(const uint8_t* source, int64_t source_step, int count, int64_t width, const Table& table, uint8_t* target,
-                 int64_t target_step, Scratch& scratch) {
-  uint8_t* pairs = scratch.pairs(width);
-  for (int64_t begin = 0; begin < width; begin += 16)
-    gather_pairs(source + begin, source_step, count, std::min<int64_t>(16, width - begin), pairs + begin * 16);
-  constexpr int kVectors = 16 / kLanes;
-  alignas(64) uint8_t block[16][16];
+// A strip of `count` lines, as quads, to lines of the table's length, in whole blocks of 16 samples.
+void pass_across(const Quads* quads, int64_t count, const Table& table, uint8_t* target, int64_t step) {
+  std::array<Bytes, 16> block;
   const int64_t outputs = table.outputs();
   for (int64_t x = 0; x < outputs; ++x) {
     const Taps& taps = table.taps[x];
-    const Coefficient* coefficients = &table.coefficients[taps.coefficients];
-    const uint8_t* from = pairs + taps.first * 16;
-    Sums high[kVectors] = {}, low[kVectors];
-    for (Sums& each : low) each = all_of(kHalf);
-    for (int pair = 0; pair < taps.pairs; ++pair, from += 32) {
-      const Sums by_high = all_of(coefficients[pair].high), by_low = all_of(coefficients[pair].low);
-      for (int vector = 0; vector < kVectors; ++vector) {
-        const Sums samples = widened_pairs(from + vector * 2 * kLanes);
-        high[vector] = multiply_add(high[vector], samples, by_high);
-        low[vector] = multiply_add(low[vector], samples, by_low);
-      }
-    }
-    for (int vector = 0; vector < kVectors; ++vector)
-      store_samples(block[x % 16] + vector * kLanes, high[vector], low[vector]);
-    if (x % 16 == 15 || x + 1 == outputs) scatter_block(block, target + x / 16 * 16, target_step, count);
+    weigh(quads + taps.first, table.coefficients.data() + taps.coefficients, taps.quads,
+          reinterpret_cast<uint8_t*>(&block[x % 16]));
+    if (x % 16 == 15 || x + 1 == outputs) scatter(block, target + x / 16 * 16, step, count);
   }
 }
 
-// Lines `begin` to `begin` + `kRows` of the table, but only `count` of them, from lines of `width` samples, of which
-// those from `first` to the end of `pairs` pairs are weighed.
-template <int kRows>
-void down_rows(const uint8_t* source, int64_t source_step, int64_t width, const Table& table, int64_t begin, int count,
-               int64_t first, int64_t pairs, uint8_t* target, int64_t target_step, Scratch& scratch) {
-  Sums* weights = static_cast<Sums*>(scratch.weights(pairs * kRows * 2 * sizeof(Sums)));
-  std::fill(weights, weights + pairs * kRows * 2, Sums{});
-  for (int row = 0; row < count; ++row) {
-    const Taps& taps = table.taps[begin + row];
-    for (int pair = 0; pair < taps.pairs; ++pair) {
-      const Coefficient& coefficient = table.coefficients[taps.coefficients + pair];
-      Sums* weight = weights + (((taps.first - first) / 2 + pair) * kRows + row) * 2;
-      weight[0] = all_of(coefficient.high);
-      weight[1] = all_of(coefficient.low);
-    }
-  }
-  source += first * source_step;
-  for (int64_t x = 0; x < width; x += kLanes) {
-    Sums high[kRows] = {}, low[kRows];
-    for (Sums& each : low) each = all_of(kHalf);
-    const uint8_t* from = source + x;
-    const Sums* weight = weights;
-    for (int64_t pair = 0; pair < pairs; ++pair, from += 2 * source_step, weight += 2 * kRows) {
-      const Sums samples = paired(from, from + source_step);
-      for (int row = 0; row < kRows; ++row) {
-        high[row] = multiply_add(high[row], samples, weight[2 * row]);
-        low[row] = multiply_add(low[row], samples, weight[2 * row + 1]);
-      }
-    }
-    for (int row = 0; row < kRows; ++row)
-      if (row < count) store_samples(target + row * target_step + x, high[row], low[row]);
+// Quads of samples from line to line: `count` in each of `kBlock` columns, [count][4]. The function is not inlined, so
+// that `pass_down` has enough registers.
+[[gnu::noinline]] void gather_lines(const uint8_t* source, int64_t step, int64_t count, Quads* quads) {
+  for (; count > 0; --count, source += 4 * step, quads += 4) {
+    std::array<Bytes, 4> lines;
+    for (int line = 0; line < 4; ++line) lines[line] = loaded<Bytes>(source + line * step);
+    transpose(lines);
+    for (int part = 0; part < 4; ++part) quads[part] = Quads((Sums)lines[part]);
   }
 }
 
-// Lines `begin` to `end` of the table. Reads and writes whole blocks of 16 samples.
-void pass_down(const uint8_t* source, int64_t source_step, int64_t width, const Table& table, int64_t begin, int64_t end,
-               uint8_t* target, int64_t target_step, Scratch& scratch) {
-  constexpr int kRows = 4;
-  while (begin < end) {
-    const int count = static_cast<int>(std::min<int64_t>(kRows, end - begin));
-    int64_t first = table.taps[begin].first, last = first, alone = 0;
-    for (int row = 0; row < count; ++row) {
-      const Taps& taps = table.taps[begin + row];
-      first = std::min<int64_t>(first, taps.first);
-      last = std::max<int64_t>(last, taps.first + 2 * taps.pairs);
-      alone += taps.pairs;
+// Lines `begin` to `end` of the table, in `kBlock` columns.
+void pass_down(const uint8_t* source, int64_t source_step, const Table& table, int64_t begin, int64_t end,
+               uint8_t* target, int64_t target_step, Quads* quads) {
+  int64_t first = -1, made = 0;
+  const Coefficients* coefficients = table.coefficients.data() + table.taps[begin].coefficients;
+  for (const Taps* taps = &table.taps[begin]; begin < end; ++begin, ++taps, target += target_step) {
+    if (taps->first != first) made = 0;
+    first = taps->first;
+    if (made < taps->quads) {
+      gather_lines(source + (first + 4 * made) * source_step, source_step, taps->quads - made, quads + 4 * made);
+      made = taps->quads;
     }
-    // Pairs that lines have in common are made once. Far apart, lines have few in common.
-    if ((last - first) / 2 * 5 <= alone * 2) {
-      down_rows<kRows>(source, source_step, width, table, begin, count, first, (last - first) / 2, target,
-                       target_step, scratch);
-    } else {
-      for (int row = 0; row < count; ++row) {
-        const Taps& taps = table.taps[begin + row];
-        down_rows<1>(source, source_step, width, table, begin + row, 1, taps.first, taps.pairs,
-                     target + row * target_step, target_step, scratch);
-      }
-    }
-    begin += count;
-    target += count * target_step;
+    weigh(quads, coefficients, taps->quads, target);
+    coefficients += taps->quads;
   }
 }
 
-// Lines of one channel, whose memory reaches beyond each line and beyond the last one.
+// Lines of one channel, whose memory reaches beyond each line, and three lines beyond the last one. Lines are an odd
+// number of cache lines apart. A power of 2 would put a column of all lines into few places of a cache.
 struct Lines {
   int64_t step;
   Buffer buffer;
 
-  Lines(int64_t width, int64_t count) : step(rounded_up(width)), buffer(step * (count + 2)) {}
+  Lines(int64_t width, int64_t count) : step(rounded_up(width) | kAlignment), buffer(step * (count + 3)) {}
   uint8_t* line(int64_t number) const { return buffer.data() + number * step; }
 };
 
@@ -475,26 +477,43 @@ struct Resize {
   Resize(Size from, const float* box, Size to, Filter filter, bool may_begin_down)
       : from(from),
         to(to),
-        across(make_table(from.width, box[0], box[2], to.width, filter)),
-        down(make_table(from.height, box[1], box[3], to.height, filter)),
+        across(make_table(true, from.width, box[0], box[2], to.width, filter)),
+        down(make_table(false, from.height, box[1], box[3], to.height, filter)),
         down_first(begins_down(from, to, may_begin_down)) {}
 };
 
 struct Resizer {
   const std::vector<Resize> resizes;  // one or two
-  Scratch scratch;
+  std::vector<Quads> of_lines, of_columns;
 
-  // Lines of `width` samples to lines from number `at` on.
-  void across(const uint8_t* source, int64_t step, int64_t count, int64_t width, const Table& table,
-              const Lines& target, int64_t at = 0) {
-    for (int64_t line = 0; line < count; line += kStrip)
-      pass_across(source + line * step, step, static_cast<int>(std::min<int64_t>(kStrip, count - line)), width, table,
-                  target.line(at + line), target.step, scratch);
+  static Quads* grown(std::vector<Quads>& quads, int64_t samples) {
+    quads.resize(std::max<size_t>(quads.size(), (samples / kBlock + 1) * kBlock));
+    return quads.data();
   }
 
-  // Lines of `width` samples to the table's lines from `begin` to `end`.
-  void down(const Lines& source, int64_t width, const Table& table, int64_t begin, int64_t end, const Lines& target) {
-    pass_down(source.buffer.data(), source.step, width, table, begin, end, target.buffer.data(), target.step, scratch);
+  // Lines of `width` samples to as many lines of the table's length.
+  void across(const uint8_t* source, int64_t step, int64_t lines, int64_t width, const Table& table,
+              const Lines& target) {
+    Quads* quads = grown(of_lines, width);
+    for (int64_t line = 0; line < lines; line += kBlock) {
+      const int64_t count = std::min<int64_t>(kBlock, lines - line);
+      int64_t x = 0;
+      for (; x + 16 <= width; x += 16) gather(source + line * step + x, step, count, quads + x);
+      uint8_t ends[kBlock][16] = {};  // nothing is read beyond the last sample
+      for (int64_t of = 0; of < count; ++of) std::memcpy(ends[of], source + (line + of) * step + x, width - x);
+      gather(ends[0], 16, count, quads + x);
+      pass_across(quads, count, table, target.line(line), target.step);
+    }
+  }
+
+  // Lines of `width` samples to all lines of the table.
+  void down(const Lines& source, int64_t width, const Table& table, const Lines& target) {
+    Quads* quads = grown(of_columns, 4 * table.most);
+    for (int64_t begin = 0; begin < table.outputs(); begin += kBlock) {
+      const int64_t end = std::min<int64_t>(begin + kBlock, table.outputs());
+      for (int64_t x = 0; x < width; x += kBlock)
+        pass_down(source.line(0) + x, source.step, table, begin, end, target.line(begin) + x, target.step, quads);
+    }
   }
 
   Lines resized(const uint8_t* source, int64_t step, const Resize& resize) {
@@ -503,27 +522,32 @@ struct Resizer {
     if (resize.down_first) {
       Lines whole(from.width, from.height), lower(from.width, to.height);
       for (int64_t line = 0; line < from.height; ++line) std::memcpy(whole.line(line), source + line * step, from.width);
-      down(whole, from.width, resize.down, 0, to.height, lower);
+      down(whole, from.width, resize.down, lower);
       across(lower.buffer.data(), lower.step, to.height, from.width, resize.across, result);
     } else {
       Lines narrower(to.width, from.height);
       across(source, step, from.height, from.width, resize.across, narrower);
-      down(narrower, to.width, resize.down, 0, to.height, result);
+      down(narrower, to.width, resize.down, result);
     }
     return result;
   }
 
   // Both resizes of one channel, without the picture between.
   Lines resized_twice(const uint8_t* channel, const Resize& first, const Resize& second) {
-    Lines wide(first.to.width, first.from.height), strip(first.to.width, kStrip);
-    Lines narrow(second.to.width, second.from.height), result(second.to.width, second.to.height);
+    const int64_t width = first.to.width, height = first.to.height;
+    Lines wide(width, first.from.height), narrow(second.to.width, height), result(second.to.width, second.to.height);
     across(channel, first.from.width, first.from.height, first.from.width, first.across, wide);
-    for (int64_t begin = 0; begin < first.to.height; begin += kStrip) {
-      const int64_t end = std::min<int64_t>(begin + kStrip, first.to.height);
-      down(wide, first.to.width, first.down, begin, end, strip);
-      across(strip.buffer.data(), strip.step, end - begin, first.to.width, second.across, narrow, begin);
+    Quads *quads = grown(of_lines, width), *lines = grown(of_columns, 4 * first.down.most);
+    alignas(kAlignment) uint8_t block[kBlock * kBlock] = {};
+    for (int64_t begin = 0; begin < height; begin += kBlock) {
+      const int64_t end = std::min<int64_t>(begin + kBlock, height);
+      for (int64_t x = 0; x < width; x += kBlock) {
+        pass_down(wide.line(0) + x, wide.step, first.down, begin, end, block, kBlock, lines);
+        for (int column = 0; column < kBlock; column += 16) gather(block + column, kBlock, kBlock, quads + x + column);
+      }
+      pass_across(quads, end - begin, second.across, narrow.line(begin), narrow.step);
     }
-    down(narrow, second.to.width, second.down, 0, second.to.height, result);
+    down(narrow, second.to.width, second.down, result);
     return result;
   }
 
@@ -572,7 +596,7 @@ SNAPCAP_C int32_t snapcap_resize(const uint8_t* const* channels, int32_t width, 
       resizes.emplace_back(to, whole, last, by, may_begin_down != 0);
     }
     const Size result = resizes.back().to;
-    Resizer resizer{std::move(resizes), {}};
+    Resizer resizer{std::move(resizes), {}, {}};
     std::vector<Lines> results;
     for (int channel = 0; channel < 3; ++channel) results.push_back(resizer.run(channels[channel]));
     join(results, result.width, result.height, rgb);

@@ -10,6 +10,7 @@ from snapcap.models.processing.resample import SOURCES, Pixels, Resampler, resiz
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.warmup.artifacts.manifest import IMAGE_LIBRARY
 from snapcap.warmup.build.library_worker import compile_library, compiler_options
+from snapcap.warmup.machine.capacity import CPUINFO
 from snapcap.warmup.machine.installation import require_compiler
 
 SAMPLES = Path(__file__).parents[3] / "models" / "demo" / "samples"
@@ -22,14 +23,21 @@ def compiled(folder: Path, source: Path, options: list[str]) -> Path:
     return made
 
 
-@pytest.fixture(scope="session", params=["this processor", "any processor"])
+@pytest.fixture(scope="session", params=["avx512_vnni", "avx2", "any processor"])
 def resampler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resampler:
+    """Gives the library with each of the instruction sets for which it has code of its own."""
     folder = tmp_path_factory.mktemp("library")
-    if request.param == "this processor":
+    options = compiler_options(SOURCES)
+    if request.param == "any processor":
+        options.remove("-march=native")
+    elif request.param not in CPUINFO.read_text().split():
+        pytest.skip(f"this processor lacks {request.param}")
+    elif request.param == "avx2":
+        options.append("-mno-avx512f")
+    if request.param == "avx512_vnni":
         compile_library(folder, IMAGE_LIBRARY)
         library = folder / IMAGE_LIBRARY
     else:
-        options = [option for option in compiler_options(SOURCES) if option != "-march=native"]
         library = compiled(folder, SOURCES / "resample.cpp", options)
     opened = Resampler.open(str(library))
     assert opened is not None
@@ -89,6 +97,8 @@ def test_a_part_of_a_picture_comes_out_as_pillow_makes_it(resampler: Resampler, 
         ((1, 1), [(2048, 2048), (512, 512)], 1),
         ((2000, 10), [(224, 224)], 2),
         ((10, 2000), [(2, 400), (64, 64)], 3),
+        ((200, 3), [(31, 2048), (512, 512)], 1),
+        ((40, 4000), [(40, 7)], 1),  # thousands of samples make one
         ((224, 224), [(224, 224)], 2),  # nothing to do
         ((224, 224), [(224, 224), (224, 100)], 2),
     ],
