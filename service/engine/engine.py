@@ -298,10 +298,11 @@ class Engine:
             rows, done = self._rejoin(runner)
             encoded = self._encode_admitted(runner, rows, done) if rows else []
         others, lanes = len(scheduler.running), runner.device.lanes
-        admitted = scheduler.admit()
+        beside = lanes is not None and runner.encodes_beside
+        admitted = scheduler.admit(beside)
         if lanes is not None:
             lanes.serve(alone=scheduler.is_lone)
-        if admitted and others and lanes is not None and runner.encodes_beside:
+        if admitted and others and lanes is not None and beside:
             first = scheduler.running.index(admitted[0])
             contents = [self._row(row) for row in admitted]
             encode = lanes.beside(partial(self._encode_images, runner, admitted, contents, first))
@@ -396,7 +397,7 @@ class Engine:
         for encoded in step.encoded:
             seconds = encoded.timer.seconds()
             self._observer.encoded(encoded.bucket, len(encoded.rows), seconds)
-            self._scheduler.gathering.encoded(len(encoded.rows), seconds)
+            self._scheduler.gathering.encoded(encoded.bucket, seconds)
             for row in encoded.rows:
                 row.encode_s = seconds
         self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())

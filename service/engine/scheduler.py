@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from heapq import merge
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 
 from snapcap.models.dataclass import dataclass
@@ -140,6 +140,10 @@ class Line:
             count += 1
         return count
 
+    def first(self, count: int) -> list[Waiting]:
+        """Returns the first ``count`` requests, which stay in the queue."""
+        return list(islice(self._next, count))
+
     def take(self, count: int) -> list[Waiting]:
         """Removes the first ``count`` requests from the queue and returns them."""
         return [self._next.popleft() for _ in range(count)]
@@ -151,33 +155,78 @@ class Line:
 
 
 class Gathering:
-    """Decides for how many images an idle device waits before it encodes the first, and how long.
+    """Decides how many images are encoded together, and how long the first ones wait for more.
 
-    Clients whose captions ended together often send their next images together too, and the first of these images
-    would be encoded alone. So if several captions ended within half the time of an image's encode, the first image
-    waits for as many, and at most as long again. Only the device thread calls it."""
+    It knows the least time that an encode of each bucket took; other work may have held up the other encodes. Only
+    the device thread calls it.
+
+    **While nothing runs.** Clients whose captions ended together often send their next images together too, and the
+    first of these images would be encoded alone. So if several captions ended within half the time of an image's
+    encode, the first image waits for as many, and at most as long again.
+
+    **While rows run**, all of them wait for each encode. An image takes less time in a large batch than in a small
+    one, and holds the rows up for less time. So images wait until the sum of their waits is as long as the time
+    that a full batch would save all rows. Nobody knows whether more images come in time; this rule loses at most
+    twice as much as the best choice would (the ski rental problem)."""
 
     def __init__(self, most: int) -> None:
         """``most`` is the greatest number of captions that can end together."""
         self._ended: deque[float] = deque(maxlen=most)  # when the last captions ended
-        self._image_s = math.inf  # least seconds of an encode for each of its images
+        self._least: dict[int, float] = {}  # seconds of an encode, by the size of its bucket
+        self._parts: dict[int, int] = {}  # how many of so many images are encoded first
 
-    def encoded(self, images: int, seconds: float) -> None:
-        """Notes the time of an encode. The least time counts, because other work may hold an encode up."""
-        self._image_s = min(self._image_s, seconds / images)
+    def encoded(self, size: int, seconds: float) -> None:
+        """Notes the time of an encode in the bucket of ``size`` images."""
+        if seconds < self._least.get(size, math.inf):
+            self._least[size] = seconds
+            self._parts.clear()
 
     def ended(self, captions: int, moment: float) -> None:
         """Notes that captions ended."""
         self._ended += [moment] * captions
 
     def begin(self) -> tuple[int, float]:
-        """Returns the number of images to wait for, and the moment when the wait ends. Forgets the captions that
-        have ended, so that their clients are waited for once."""
+        """Returns the number of images to wait for while nothing runs, and the moment when the wait ends. Forgets
+        the captions that have ended, so that their clients are waited for once."""
         patience = min(_GATHERED_PART * self._image_s, _LONGEST_GATHER_S)
         last = self._ended[-1] if self._ended else -math.inf
         images = sum(last - moment <= patience for moment in self._ended)
         self._ended.clear()
         return images, last + patience
+
+    def first_part(self, images: int, table: BucketTable) -> int:
+        """Returns how many of so many images to encode first, so that the encodes of all take the least time. Where
+        the bucket that holds all was never used, padding decides, as `BucketTable.admit` says."""
+        images = min(images, table.largest.size)
+        if table.fit(images).size not in self._least:
+            return table.admit(images)
+        if images not in self._parts:
+            self._parts[images] = max(self._split(images, table))
+        return self._parts[images]
+
+    def _split(self, images: int, table: BucketTable) -> list[int]:
+        """Returns the numbers of images of the encodes that take the least time together."""
+        splits: list[tuple[float, list[int]]] = [(0.0, [])]  # for each number of images
+        for count in range(1, images + 1):
+            ways = []
+            for size, seconds in self._least.items():
+                others, parts = splits[max(count - size, 0)]
+                ways.append((seconds + others, [min(size, count), *parts]))
+            splits.append(min(ways, key=lambda way: (way[0], len(way[1]))))
+        return splits[images][1]
+
+    def waits(self, images: Sequence[Waiting], table: BucketTable, rows: int, now: float) -> bool:
+        """Returns whether the images to be encoded first wait for more, while so many rows run."""
+        seconds = self._least.get(table.fit(len(images)).size, 0.0)
+        saved = rows * (seconds - len(images) * self._image_s)
+        if saved <= 0 or now - images[0].submitted >= MOST_ENCODES_WAITED * min(self._least.values()):
+            return False
+        return sum(now - each.submitted for each in images) < saved
+
+    @property
+    def _image_s(self) -> float:
+        """The least seconds of an encode for each image of its bucket; infinite before the first encode."""
+        return min((seconds / size for size, seconds in self._least.items()), default=math.inf)
 
 
 Clock = Callable[[], float]
@@ -186,6 +235,8 @@ _logger = logging.getLogger("snapcap.engine")
 # Greatest number of steps that a free slot stays empty while other slots are about to become free: see
 # `Scheduler.admit`.
 MOST_STEPS_HELD = 8
+# Longest wait of an image for others while rows run, in encodes of the bucket that takes the least time.
+MOST_ENCODES_WAITED = 6
 # Part of an image's encode for which the device stays idle while the clients of a batch may send their next images:
 # see `Gathering`.
 _GATHERED_PART = 0.5
@@ -309,7 +360,7 @@ class Scheduler:
             self._look_at = min((each.deadline for each in requests if each.deadline > now), default=math.inf)
         return self._compact([row for row in running if self._is_lost(row.request, now)])
 
-    def admit(self) -> list[RunningRequest]:
+    def admit(self, beside: bool = False) -> list[RunningRequest]:
         """Gives waiting requests the next free slots, first come first served, and returns these requests.
 
         A request that needs more slots than are free waits for them, and the requests behind it wait as well:
@@ -317,15 +368,27 @@ class Scheduler:
         request gets one of the next slots, in order; the further slots of beam searches follow behind all of these.
 
         If more requests wait than there are slots, a free slot may stay empty for a few steps: an image costs less
-        to encode in a batch than alone. At most as many requests are admitted as one encode holds."""
+        to encode in a batch than alone. At most as many requests are admitted as one encode holds.
+
+        ``beside``: the images are encoded beside the steps of running rows, which do not wait for them. Otherwise
+        images may wait for more, as `Gathering` says."""
+        now = self._clock()
         with self._changed:
             free = self.step_table.largest.size - len(self.running)
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
-            entries = self._waiting.take(self.encode_table.admit(fitting) if fitting else 0)
-        now = self._clock()
+            entries = self._waiting.take(self._first_part(fitting, beside, now) if fitting else 0)
         admitted = [row for entry in entries if (row := self._admitted(entry, now)) is not None]
         self._place(admitted)
         return admitted
+
+    def _first_part(self, fitting: int, beside: bool, now: float) -> int:
+        """Returns how many of ``fitting`` requests to admit now."""
+        table, gathering = self.encode_table, self.gathering
+        if beside:
+            return table.admit(fitting)
+        count = gathering.first_part(fitting, table)
+        waits = self.running and gathering.waits(self._waiting.first(count), table, len(self.running), now)
+        return 0 if waits else count
 
     def set_aside(self, admitted: list[RunningRequest]) -> None:
         """Takes the requests that were just admitted out of the running rows until `put_back`. Nobody may be

@@ -1,10 +1,13 @@
-"""When a free slot is left empty for a while: only under load, and not for long."""
+"""When images wait although slots are free: for a full bucket, and for others; only under load and not long."""
 
+import random
+import statistics
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.fakes.scheduling import advance
+from support.fakes.scheduling import Clock, advance
 
 from snapcap.service.engine import scheduler as scheduling
 from snapcap.service.engine.request import CaptionRequest, Limits
@@ -88,7 +91,8 @@ def test_one_bucket_holds_nobody_back() -> None:
 
 def batch_ended(scheduler: Scheduler, images: int, image_s: float) -> None:
     """Serves ``images`` captions that end together, after which nothing runs."""
-    scheduler.gathering.encoded(images, images * image_s)
+    size = scheduler.encode_table.fit(images).size
+    scheduler.gathering.encoded(size, size * image_s)
     submit(scheduler, images)
     scheduler.wait()  # for the wake-up that the requests gave
     while scheduler.depth:
@@ -157,3 +161,97 @@ def test_no_image_waits_for_others_after_a_lone_caption_or_at_the_end(
     with ThreadPoolExecutor(1) as pool:
         pool.submit(scheduler.wait).result(30)
     assert step(scheduler, ending=1) == 1
+
+
+# Milliseconds of an encode and of a step by bucket: ViT-B/16 + GPT-2 and SmolVLM-256M on an H200.
+VIT = {1: 0.494, 4: 0.655, 16: 1.551, 64: 5.674}, {1: 0.23, 4: 0.39, 16: 0.41, 64: 0.6, 256: 1.17}
+SMOLVLM = {1: 2.03, 4: 3.37, 16: 9.3, 64: 34.5}, {1: 0.39, 4: 0.63, 16: 0.63, 64: 0.77, 256: 1.31}
+
+
+def measured(times: Mapping[int, float], clock: Clock | None = None) -> Scheduler:
+    table = BucketTable.of((1, 4, 16, 64, 256))
+    made = Scheduler(table, LIMITS, clock or Clock(), steps_alone={256})
+    for size, milliseconds in times.items():
+        made.gathering.encoded(size, milliseconds / 1000)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("times", "images", "part"),
+    [
+        *((VIT[0], images, part) for images, part in ((1, 1), (2, 2), (4, 4), (5, 4), (9, 9), (20, 16), (300, 64))),
+        # Two images take less time in the bucket of four than alone; with a slow bucket of four they do not.
+        *(({1: 2.2, 4: 5.8}, images, part) for images, part in ((2, 1), (3, 3), (4, 4))),
+        # Nothing is known of the bucket of 16: a third of padding is most.
+        *(({1: 2.2, 4: 5.8}, images, part) for images, part in ((9, 4), (11, 11))),
+    ],
+)
+def test_images_are_encoded_in_the_parts_that_take_the_least_time(
+    times: Mapping[int, float], images: int, part: int
+) -> None:
+    made = measured(times)
+    submit(made, images)
+    assert len(made.admit()) == part
+
+
+def test_while_rows_run_an_image_waits_for_others_as_long_as_these_would_save_the_rows() -> None:
+    clock = Clock()
+    made = measured(VIT[0], clock)
+    submit(made, 64)
+    assert step(made, ending=0) == 64
+    submit(made, 1)
+    assert made.admit() == [], "64 rows would wait 0.4 ms longer for it than for one of 64 images"
+    clock.now += 6 * 0.000494
+    assert len(made.admit()) == 1, "no image waits longer than six encodes"
+    submit(made, 15)
+    clock.now += 0.0001
+    assert made.admit() == []
+    submit(made, 1)
+    clock.now += 0.0006
+    assert len(made.admit()) == 16, "together they have waited as long as the rows would"
+
+
+def test_images_do_not_wait_for_others_beside_steps_nor_without_rows() -> None:
+    made = measured(VIT[0])
+    for _ in range(3):
+        submit(made, 1)
+        assert len(made.admit(beside=True)) == 1
+    made = measured(VIT[0])
+    submit(made, 1)
+    assert len(made.admit()) == 1
+
+
+def median_latency(times: tuple[Mapping[int, float], Mapping[int, float]], rate: float, known: bool) -> float:
+    """Returns the median milliseconds of captions of 20 tokens, which are asked for at random moments, so many a
+    second. ``known``: the times of encodes are measured as they are in a server."""
+    encodes, steps = times
+    clock, random_moments = Clock(), random.Random(3)
+    made = measured({}, clock)
+    began, latencies, due = clock.now, list[float](), clock.now
+    while len(latencies) < 3000:
+        while due <= clock.now:
+            submit(made, 1)
+            due += random_moments.expovariate(rate)
+        admitted = made.admit()
+        if admitted:
+            size = made.encode_table.fit(len(admitted)).size
+            clock.now += encodes[size] / 1000
+            if known:
+                made.gathering.encoded(size, encodes[size] / 1000)
+        if not made.running:
+            clock.now = max(clock.now, due)
+            continue
+        rows = made.launched()
+        clock.now += steps[made.step_table.fit(len(rows)).size] / 1000
+        ended = [row.steps == 20 for row in rows]
+        latencies += [clock.now - row.submitted for row, end in zip(rows, ended, strict=True) if end]
+        advance(made, rows, [EOS if end else WORD for end in ended], "aot")
+    assert clock.now > began
+    return statistics.median(latencies) * 1000
+
+
+@pytest.mark.parametrize(("times", "rate"), [(VIT, 2200), (SMOLVLM, 600)], ids=["vit", "smolvlm"])
+def test_under_middling_load_captions_come_sooner_with_measured_encodes(
+    times: tuple[Mapping[int, float], Mapping[int, float]], rate: float
+) -> None:
+    assert median_latency(times, rate, known=True) < 0.75 * median_latency(times, rate, known=False)
