@@ -117,8 +117,14 @@ class Plan:
 
     @property
     def activations(self) -> str:
-        """The dtype of activations and caches."""
+        """The dtype of activations, and of the keys and values of text."""
         return "float32" if self.dtype == "int8" else self.dtype
+
+    @property
+    def image_kv(self) -> str:
+        """The dtype of the keys and values of images, which decode steps only read. With weights of int8, reading
+        them takes most of a step of many rows."""
+        return "bfloat16" if self.dtype == "int8" else self.dtype
 
     @property
     def table(self) -> BucketTable:
@@ -282,7 +288,7 @@ def planned_buffers(config: ModelConfig, plan: Plan) -> PlannedBuffers:
     from snapcap.models.regions.state import BeamState, DecodeState  # noqa: PLC0415  imports numpy
 
     memory = ShapeMemory("cuda" if plan.device_type == "cuda" else "cpu")
-    state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
+    state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations, plan.image_kv)
     BeamState.allocate(plan.slots, plan.cache_length, memory)
     memory.zeros("uint8", (plan.table.largest.size, *config.vision.image_size, 3))
     return PlannedBuffers(state, memory.allocated)

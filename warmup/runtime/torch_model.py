@@ -247,7 +247,7 @@ def load_model(
     found = None if prepared is None else _prepared(prepared, regions, device)
     weights = found or load_weights(folder, config, transform.normalisation, device, dtype)
     memory = torch_memory(device)
-    state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
+    state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations, plan.image_kv)
     return LoadedModel(config, regions, weights, state, found is not None)
 
 

@@ -150,7 +150,7 @@ class NativeLoader:
             regions = build_regions(config)
             check_weights(mapped, regions)
             weights = memory.weights(mapped)
-            state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
+            state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations, plan.image_kv)
             return checkpoint, Model(config, regions, weights, state, prepared=True)
 
     def open_packages(
