@@ -69,7 +69,10 @@ def test_a_family_computes_what_it_does_with_the_rounded_weights_in_fp32(family:
     captioner = FAMILIES[family](tmp_path)
     plan = plan_of(CPU, "int8", (1, 2))
     model, plain = open_model(captioner, plan), open_model(captioner, replace(plan, dtype="float32"))
-    assert model.dtype == torch.float32
+    state = model.state
+    assert {each.dtype for each in (state.key, state.value)} == {model.dtype} == {torch.float32}
+    assert {each.dtype for each in (state.cross_key, state.cross_value)} == {torch.bfloat16}
+    assert plain.state.cross_key.dtype == torch.float32
     sets: dict[str, tuple[tuple[Tensor, ...], ...]] = {}
     for name, layers in plain.weights.sets.items():
         ours = model.weights.sets[name]
@@ -84,7 +87,7 @@ def test_a_family_computes_what_it_does_with_the_rounded_weights_in_fp32(family:
         )
     images = captioner.images(2)
     answers = []
-    for each in (model, replace(plain, weights=Weights(sets))):
+    for each in (model, replace(plain, weights=Weights(sets), state=state.zeroed())):
         runner = open_runner(each, plan, EagerBackend())
         runner.encode(Bucket(2), images, 0)
         answers.append(steps_with_logits(runner, Bucket(2), [SlotRequest()] * 2, 8))
