@@ -44,10 +44,10 @@ class DecodeState(Generic[B]):
     L is the cache length, T the number of tokens of the image and of text encoded with it, H the heads of keys and
     values, P the greatest number of tokens of a text.
 
-    The cross caches hold the K/V of cross-attention, or of a prefix in front of the caption's own tokens. Their
-    last slot is scratch: padding rows of an encoder bucket write there, never into a request's slot. If an encode
-    reads the beginning of a prompt, it also writes K/V of the row's own tokens. Then `key` and `value` have such a
-    scratch slot too.
+    The cross caches hold the K/V of cross-attention, or of a prefix in front of the caption's own tokens. They may
+    have another dtype than a row's own K/V. Their last slot is scratch: padding rows of an encoder bucket write
+    there, never into a request's slot. If an encode reads the beginning of a prompt, it also writes K/V of the
+    row's own tokens. Then `key` and `value` have such a scratch slot too.
     """
 
     memory: Memory[B]
