@@ -121,6 +121,12 @@ def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def int8_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a folder for bucket 4, with weights of int8."""
+    return _built(tmp_path_factory, "int8", "--buckets", "4", "--dtype", "int8")
+
+
+@pytest.fixture(scope="session")
 def stepped_cache(tmp_path_factory: pytest.TempPathFactory, built_cache: Path) -> Path:
     """Such a folder for a further bucket of 8, of decode steps alone. Regions that do not know the number of slots
     are those of ``built_cache``."""

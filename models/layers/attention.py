@@ -42,12 +42,16 @@ def attend(
     scale: float,
     hidden: Tensor | None = None,  # [b, 1, 1, L], true where a key must be ignored
 ) -> Tensor:  # [b, H * d]
-    """Returns softmax(q K * scale) V for one query a row, with the softmax in fp32."""
-    scores = torch.matmul(query.unsqueeze(2), key).float() * scale
+    """Returns softmax(q K * scale) V for one query a row, with the softmax in fp32.
+
+    Keys and values of another dtype than the query are converted. Compiled for a CPU, they are converted while they
+    are read, because the compiler makes one loop of a product of a single row.
+    """
+    scores = torch.matmul(query.unsqueeze(2), key.to(query.dtype)).float() * scale
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
-    weights = scores.softmax(dim=-1).to(value.dtype)
-    return torch.matmul(weights, value).flatten(1)
+    weights = scores.softmax(dim=-1).to(query.dtype)
+    return torch.matmul(weights, value.to(query.dtype)).flatten(1)
 
 
 def attend_cached(
@@ -77,17 +81,18 @@ def attend_prefixed(
     scale: float,
     hidden: Tensor | None = None,  # [b, 1, 1, T], true where the prefix must be ignored
 ) -> Tensor:  # [b, n * H * d]
-    """Computes `attend_cached`, but each token also attends to a prefix, with one softmax over both."""
+    """Computes `attend_cached`, but each token also attends to a prefix, with one softmax over both. A prefix of
+    another dtype is converted as in `attend`."""
     future = _cache(key, value, positions, key_cache, value_cache)
     prefix = prefix_key.shape[3]
     query = query.view(query.shape[0], key.shape[1], -1, query.shape[2])  # [b, H, n, d]
     own = (torch.matmul(query, key_cache).float() * scale).masked_fill(future, float("-inf"))
-    before = torch.matmul(query, prefix_key).float() * scale
+    before = torch.matmul(query, prefix_key.to(query.dtype)).float() * scale
     if hidden is not None:
         before = before.masked_fill(hidden, float("-inf"))
     scores = torch.cat((before, own), dim=-1)
-    weights = scores.softmax(dim=-1).to(value.dtype)
-    seen = torch.matmul(weights[..., :prefix], prefix_value)
+    weights = scores.softmax(dim=-1).to(query.dtype)
+    seen = torch.matmul(weights[..., :prefix], prefix_value.to(query.dtype))
     return (seen + torch.matmul(weights[..., prefix:], value_cache)).flatten(1)
 
 

@@ -35,7 +35,7 @@ def write_cross_kv(
     for first in range(0, layers, at_once):
         count = min(at_once, layers - first)
         begin = bias.shape[0] - (layers - first) * each
-        kv = linear(states, weight, bias, slice(begin, begin + count * each))
+        kv = linear(states, weight, bias, slice(begin, begin + count * each)).to(key_cache.dtype)
         key, value = kv.view(-1, length, count, 2, heads, head_dim).unbind(3)  # each [B, T, layers, H, d]
         if count == layers:
             key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)

@@ -73,8 +73,7 @@ def prefix_block(
     batch, length, width = hidden.shape
     qkv = linear(hidden, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, d]
-    key_cache[:, slots] = key.mT
-    value_cache[:, slots] = value
+    key_cache[:, slots], value_cache[:, slots] = key.mT.to(key_cache.dtype), value.to(value_cache.dtype)
     attended = attend_all(query, key, value)
     attended = attended.transpose(1, 2).reshape(batch, length, width)
     hidden = hidden + linear(attended, out_weight, out_bias)

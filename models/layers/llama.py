@@ -215,7 +215,8 @@ def keep(
     """
     rows = slots.unsqueeze(1)
     if image == image_value.shape[3]:
-        image_key[:, slots], image_value[:, slots] = key[:, :, :image].mT, value[:, :, :image]
+        image_key[:, slots] = key[:, :, :image].mT.to(image_key.dtype)
+        image_value[:, slots] = value[:, :, :image].to(image_value.dtype)
     else:
         _write(key[:, :, :image], value[:, :, :image], rows, image_key, image_value)
     last = image + own_value.shape[3]
@@ -224,7 +225,7 @@ def keep(
 
 def _write(key: Tensor, value: Tensor, rows: Tensor, keys: Tensor, values: Tensor) -> None:
     """Writes keys and values [B, H, tokens, d] into the first places of the caches' rows."""
-    kept_key, kept_value = (each.transpose(1, 2).unsqueeze(2) for each in (key, value))
+    kept_key, kept_value = (each.transpose(1, 2).unsqueeze(2).to(keys.dtype) for each in (key, value))
     places = torch.arange(key.shape[2], device=rows.device)
     keys[:, rows, :, :, places], values[:, rows, :, places] = kept_key, kept_value
 

@@ -44,10 +44,10 @@ class DecodeState(Generic[B]):
     L is the cache length, T the number of tokens of the image and of text encoded with it, H the heads of keys and
     values, P the greatest number of tokens of a text.
 
-    The cross caches hold the K/V of cross-attention, or of a prefix in front of the caption's own tokens. Their
-    last slot is scratch: padding rows of an encoder bucket write there, never into a request's slot. If an encode
-    reads the beginning of a prompt, it also writes K/V of the row's own tokens. Then `key` and `value` have such a
-    scratch slot too.
+    The cross caches hold the K/V of cross-attention, or of a prefix in front of the caption's own tokens. They may
+    have another dtype than a row's own K/V. Their last slot is scratch: padding rows of an encoder bucket write
+    there, never into a request's slot. If an encode reads the beginning of a prompt, it also writes K/V of the
+    row's own tokens. Then `key` and `value` have such a scratch slot too.
     """
 
     memory: Memory[B]
@@ -77,7 +77,13 @@ class DecodeState(Generic[B]):
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, slots: int, cache_length: int, memory: Memory[B], dtype: str
+        cls,
+        config: ModelConfig,
+        slots: int,
+        cache_length: int,
+        memory: Memory[B],
+        dtype: str,
+        cross_dtype: str | None = None,
     ) -> "DecodeState[B]":
         """Returns zeroed buffers. A NaN in uninitialised memory would survive the product after a masked softmax.
 
@@ -85,11 +91,13 @@ class DecodeState(Generic[B]):
             slots: number of slots, without scratch.
             cache_length: L, in tokens.
             dtype: of the caches, by its name in torch.
+            cross_dtype: of the cross caches; None: ``dtype``.
         """
         vision, decoder, tokens = config.vision, config.decoder, config.prefix_length
         layers, heads, head_dim = decoder.num_layers, decoder.kv_heads, decoder.head_dim
+        cross_dtype = cross_dtype or dtype
 
-        def keys(*shape: int) -> B:
+        def keys(dtype: str, *shape: int) -> B:
             # On CUDA a key is contiguous, because kernels read it whole and the encoder writes it whole.
             *outer, width, length = shape
             *steps, row, column = row_major((*outer, length, width))
@@ -100,10 +108,10 @@ class DecodeState(Generic[B]):
             memory=memory,
             slots=slots,
             cache_length=cache_length,
-            key=keys(layers, slots + decoder.reads_prompt, heads, head_dim, cache_length),
+            key=keys(dtype, layers, slots + decoder.reads_prompt, heads, head_dim, cache_length),
             value=memory.zeros(dtype, (layers, slots + decoder.reads_prompt, heads, cache_length, head_dim)),
-            cross_key=keys(layers, slots + 1, heads, head_dim, tokens),
-            cross_value=memory.zeros(dtype, (layers, slots + 1, heads, tokens, head_dim)),
+            cross_key=keys(cross_dtype, layers, slots + 1, heads, head_dim, tokens),
+            cross_value=memory.zeros(cross_dtype, (layers, slots + 1, heads, tokens, head_dim)),
             tokens=memory.zeros("int64", (slots,)),
             positions=memory.zeros("int64", (slots,)),
             forced=memory.zeros("int64", (slots, cache_length)),
@@ -126,7 +134,7 @@ class DecodeState(Generic[B]):
 
     @property
     def dtype(self) -> str:
-        """Returns the dtype of the caches, in which regions compute."""
+        """Returns the dtype of the rows' own caches, in which regions compute."""
         return self.memory.spec(self.key)[0]
 
     def layers(self, rows: int) -> list[LayerCache[B]]:

@@ -17,7 +17,6 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.layers.weights import takes
 from snapcap.models.memory.torch_memory import TorchDeviceMemory, TorchHostMemory, torch_memory
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.regions.state import DecodeState
 from snapcap.models.regions.table import Regions, Weights, build_regions
 from snapcap.models.weights.load import load_weights, prepared_weights
 from snapcap.models.weights.prepared import MappedWeights
@@ -246,8 +245,7 @@ def load_model(
     regions = build_regions(config)
     found = None if prepared is None else _prepared(prepared, regions, device)
     weights = found or load_weights(folder, config, transform.normalisation, device, dtype)
-    memory = torch_memory(device)
-    state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
+    state = plan.decode_state(config, torch_memory(device))
     return LoadedModel(config, regions, weights, state, found is not None)
 
 

@@ -139,8 +139,7 @@ class NativeLoader:
         self, checkpoint: Checkpoint, mapped: "MappedWeights | None"
     ) -> "tuple[Checkpoint, Model[NativeTensor]]":
         """Raises ValueError if the weights have other regions or layers than the configuration implies."""
-        from snapcap.models.regions.state import DecodeState  # noqa: PLC0415  no other start needs it
-        from snapcap.models.regions.table import build_regions  # noqa: PLC0415  likewise
+        from snapcap.models.regions.table import build_regions  # noqa: PLC0415  no other start needs it
         from snapcap.warmup.runtime.model import Model, check_weights  # noqa: PLC0415  likewise
 
         if mapped is None:
@@ -150,7 +149,7 @@ class NativeLoader:
             regions = build_regions(config)
             check_weights(mapped, regions)
             weights = memory.weights(mapped)
-            state = DecodeState.allocate(config, plan.slots, plan.cache_length, memory, plan.activations)
+            state = plan.decode_state(config, memory)
             return checkpoint, Model(config, regions, weights, state, prepared=True)
 
     def open_packages(

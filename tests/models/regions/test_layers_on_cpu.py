@@ -6,13 +6,23 @@ import torch.nn.functional as F
 from support.parity.compiled import run_compiled
 from torch import Tensor
 
-from snapcap.models.layers.attention import attend_all
+from snapcap.models.layers.attention import attend, attend_all, attend_prefixed
 from snapcap.models.layers.linear import activation
 
 
 class Attention(torch.nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attend_all(query, key, value)
+
+
+class Crossed(torch.nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend(query, key, value, 0.3)
+
+
+class Prefixed(torch.nn.Module):
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return attend_prefixed(*inputs, 0.3)  # type: ignore[arg-type]
 
 
 class Activated(torch.nn.Module):
@@ -58,6 +68,30 @@ def test_it_is_torchs_attention_in_fp32_and_where_nothing_is_compiled() -> None:
     )
     for each in (given, heads((2, 3, 20, 16), torch.bfloat16)):
         assert torch.equal(attend_all(*each), F.scaled_dot_product_attention(*each))
+
+
+def image_kv() -> tuple[Tensor, Tensor]:
+    """Keys [b, H, d, T] and values [b, H, T, d] in bfloat16."""
+    return torch.randn(3, 2, 16, 21).bfloat16(), torch.randn(3, 2, 21, 16).bfloat16()
+
+
+def test_cross_attention_in_fp32_reads_an_image_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    query, (key, value) = torch.randn(3, 2, 16), image_kv()
+    expected = attend(query, key.float(), value.float(), 0.3)
+    assert expected.dtype == torch.float32
+    for run in (Crossed(), torch.export.export(Crossed(), (query, key, value)).module()):
+        torch.testing.assert_close(run(query, key, value), expected)
+
+
+def test_attention_to_a_prefix_in_fp32_reads_an_image_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    own = torch.randn(3, 2, 16), torch.randn(3, 2, 16), torch.randn(3, 2, 16), torch.tensor([0, 4, 5])
+    caches, image = (torch.randn(3, 2, 16, 6), torch.randn(3, 2, 6, 16)), image_kv()
+    expected = attend_prefixed(*own, *(each.clone() for each in caches), *(part.float() for part in image), 0.3)
+    assert expected.dtype == torch.float32
+    for run in (Prefixed(), torch.export.export(Prefixed(), (*own, *caches, *image)).module()):
+        torch.testing.assert_close(run(*own, *(each.clone() for each in caches), *image), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

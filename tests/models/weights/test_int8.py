@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,11 @@ FAMILIES: Mapping[str, Callable[[Path], Captioner]] = {
     "florence2": device_cases.florence2,
     "llava": device_cases.llava,
     "qwen3-vl": device_cases.qwen3_vl,
+    # As many heads of keys as of queries.
+    "smolvlm, all heads": partial(device_cases.smolvlm, kv_heads=6),
+    "qwen3-vl, all heads": partial(device_cases.qwen3_vl, kv_heads=6),
 }
+SHARING = ("smolvlm", "llava", "qwen3-vl")  # heads of queries share keys: those of images stay in fp32
 # Regions that only look up embeddings, cut an image into patches, or add features have no weight in int8.
 WITHOUT = (
     "encoder_before",
@@ -69,7 +74,11 @@ def test_a_family_computes_what_it_does_with_the_rounded_weights_in_fp32(family:
     captioner = FAMILIES[family](tmp_path)
     plan = plan_of(CPU, "int8", (1, 2))
     model, plain = open_model(captioner, plan), open_model(captioner, replace(plan, dtype="float32"))
-    assert model.dtype == torch.float32
+    state = model.state
+    assert {each.dtype for each in (state.key, state.value)} == {model.dtype} == {torch.float32}
+    image = torch.float32 if family in SHARING else torch.bfloat16
+    assert {each.dtype for each in (state.cross_key, state.cross_value)} == {image}
+    assert plain.state.cross_key.dtype == torch.float32
     sets: dict[str, tuple[tuple[Tensor, ...], ...]] = {}
     for name, layers in plain.weights.sets.items():
         ours = model.weights.sets[name]
@@ -84,7 +93,7 @@ def test_a_family_computes_what_it_does_with_the_rounded_weights_in_fp32(family:
         )
     images = captioner.images(2)
     answers = []
-    for each in (model, replace(plain, weights=Weights(sets))):
+    for each in (model, replace(plain, weights=Weights(sets), state=state.zeroed())):
         runner = open_runner(each, plan, EagerBackend())
         runner.encode(Bucket(2), images, 0)
         answers.append(steps_with_logits(runner, Bucket(2), [SlotRequest()] * 2, 8))

@@ -159,10 +159,10 @@ def git(folder: Path) -> Captioner:
     return _written(folder, random_captioners.git(_VISION, text), generated_by_git)
 
 
-def smolvlm(folder: Path) -> Captioner:
+def smolvlm(folder: Path, kv_heads: int = 2) -> Captioner:
     """Three heads of queries share one of keys and values; 261 tokens before a row's own."""
-    text = {"hidden_size": _WIDTH, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 192}
-    text |= {"max_position_embeddings": 400, "num_hidden_layers": 2}
+    text = {"hidden_size": _WIDTH, "num_attention_heads": 6, "num_key_value_heads": kv_heads}
+    text |= {"intermediate_size": 192, "max_position_embeddings": 400, "num_hidden_layers": 2}
     write_chat_files(folder)
     vision = _VISION | {"image_size": 256}
     return _written(folder, random_captioners.smolvlm(vision, text, scale_factor=1), generated_by_chat)
@@ -181,9 +181,9 @@ def llava(folder: Path) -> Captioner:
     return _written(folder, model, generated_by_chat)
 
 
-def qwen3_vl(folder: Path) -> Captioner:
+def qwen3_vl(folder: Path, kv_heads: int = 2) -> Captioner:
     """At most 118 tokens of a picture, so that pictures are padded to 64 or to 118."""
-    text = {"hidden_size": _WIDTH, "intermediate_size": 192}
+    text = {"hidden_size": _WIDTH, "intermediate_size": 192, "num_key_value_heads": kv_heads}
     vision = {"hidden_size": _WIDTH, "num_heads": _HEADS, "intermediate_size": 192, "out_hidden_size": _WIDTH}
     model = qwen3_vl_files.qwen3_vl(vision, text)
     qwen3_vl_files.written(model, folder, most=70 * 1024)

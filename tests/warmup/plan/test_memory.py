@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.memory.memory import spec_bytes
+from snapcap.models.regions.state import CACHES
 from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.compile_worker import empty, open_workbench
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, checkpoint_bytes, fitted, plan_that_fits
-from snapcap.warmup.plan.plan import Bucket, Plan
+from snapcap.warmup.plan.plan import Bucket, Plan, planned_buffers
 from snapcap.warmup.runtime.torch_model import LoadedModel
 
 GIB = 1 << 30
@@ -75,6 +76,24 @@ def test_no_region_takes_more_than_is_planned_for_it(name: str, tmp_path: Path) 
         held = sum(map(spec_bytes, specs))
         planned = memory.package(region, 16, weights)
         assert 2 * held + live.peak <= planned, (region.name, held, live.peak, planned)
+
+
+@pytest.mark.parametrize(("name", "halved"), [("vit-b16-gpt2", True), ("git-base", True), ("smolvlm-256m", False)])
+def test_keys_and_values_of_images_take_half_the_memory_with_weights_in_int8_unless_heads_share_them(
+    name: str, halved: bool, tmp_path: Path
+) -> None:
+    config = ModelConfig.from_folder(write_described(name, tmp_path / name))
+    of = {
+        dtype: planned_buffers(config, replace(ON_GPU, device="cpu", dtype=dtype)) for dtype in ("float32", "int8")
+    }
+    for cache in CACHES:
+        kinds = {dtype: getattr(buffers.state, cache)[0] for dtype, buffers in of.items()}
+        assert kinds == {
+            "float32": "float32",
+            "int8": "bfloat16" if halved and cache.startswith("cross") else "float32",
+        }
+    image = spec_bytes(of["int8"].state.cross_key) + spec_bytes(of["int8"].state.cross_value)
+    assert of["float32"].size - of["int8"].size == halved * image
 
 
 def test_a_worker_describes_what_a_start_allocates(demo_model: LoadedModel, tmp_path: Path) -> None:
