@@ -8,7 +8,6 @@ Decoded images that wait for the model go through it as one batch, of up to eigh
 the model, 16 clients of the demo model got most captions/s on two CPUs (`benchmarks/NOTES.md`).
 """
 
-import asyncio
 import io
 import json
 import os
@@ -25,7 +24,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from snapcap.benchmarks.harness.arguments import count, make_parser
-from snapcap.benchmarks.peers.transformers_server import Batcher
+from snapcap.benchmarks.peers.transformers_server import create_app
 
 _BATCH = 8
 ENCODER, DECODER, TOKENIZER = "encoder.onnx", "decoder.onnx", "tokenizer.json"
@@ -115,9 +114,11 @@ class Captioner:
                 break
         return rows
 
-    def text(self, tokens: list[int]) -> str:
-        caption: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return caption.strip()
+    def captions(self, batch: Sequence[Pixels]) -> list[dict[str, Any]]:
+        """Returns the captions of images, with their numbers of tokens."""
+        rows = self.generate(np.stack(batch))
+        texts = self._tokenizer.decode_batch(rows, skip_special_tokens=True)
+        return [{"caption": text.strip(), "tokens": len(row)} for text, row in zip(texts, rows, strict=True)]
 
 
 def _open(model: Path, threads: int) -> Any:
@@ -130,28 +131,6 @@ def _open(model: Path, threads: int) -> Any:
 
 def _value(array: NDArray[Any]) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def create_app(captioner: Captioner) -> Any:
-    """Returns the application over an open captioner."""
-    from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse
-
-    def run(batch: Sequence[Pixels]) -> list[list[int]]:
-        return captioner.generate(np.stack(batch))
-
-    app = FastAPI()
-    batcher = Batcher(run, _BATCH)
-    decoders = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-
-    @app.post("/caption")
-    async def caption(request: Request) -> JSONResponse:
-        image = await request.body()
-        pixels = await asyncio.get_running_loop().run_in_executor(decoders, captioner.pixels, image)
-        tokens = await asyncio.wrap_future(batcher.submit(pixels))
-        return JSONResponse({"caption": captioner.text(tokens), "tokens": len(tokens)})
-
-    return app
 
 
 def main() -> None:
@@ -167,7 +146,8 @@ def main() -> None:
         import fastapi  # noqa: F401
         import uvicorn
 
-        app = create_app(opening.result())
+        captioner = opening.result()
+        app = create_app(captioner.pixels, captioner.captions, _BATCH)
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", ws="none", lifespan="off")
 
 

@@ -69,8 +69,8 @@ def test_samples_get_their_captions_alone_and_together(
 ) -> None:
     captioner = open_captioner(PEER.model(workload, sets))
     images = [captioner.pixels(image.read_bytes()) for image in samples]
-    alone = [captioner.text(captioner.generate(pixels[None])[0]) for pixels in images]
-    together = [captioner.text(tokens) for tokens in captioner.generate(np.stack(images))]
+    alone = [reply["caption"] for pixels in images for reply in captioner.captions([pixels])]
+    together = [reply["caption"] for reply in captioner.captions(images)]
     assert alone == together == list(samples.values())
 
 
@@ -83,10 +83,8 @@ def test_in_int8_samples_get_their_captions(workload: Workload, sets: Path, samp
     peer.prepare(workload, sets)
     folder = peer.model(workload, sets)
     captioner = open_captioner(folder)
-    captions = [
-        captioner.text(captioner.generate(captioner.pixels(image.read_bytes())[None])[0]) for image in samples
-    ]
-    assert captions == list(samples.values())
+    replies = captioner.captions([captioner.pixels(image.read_bytes()) for image in samples])
+    assert [reply["caption"] for reply in replies] == list(samples.values())
     for name in ("encoder.onnx", "decoder.onnx"):
         nodes: Any = onnx.load(folder / name, load_external_data=False).graph.node
         assert {node.op_type for node in nodes if re.search("MatMul|Gemm", node.op_type)} <= INTEGER
@@ -164,9 +162,8 @@ from pathlib import Path
 from snapcap.benchmarks.peers import onnx_server as server
 import uvicorn
 captioner = server.Captioner(Path(sys.argv[1]), threads=1)
-app = server.create_app(captioner)
-pixels = captioner.pixels(Path(sys.argv[2]).read_bytes())
-print(captioner.text(captioner.generate(pixels[None])[0]))
+app = server.create_app(captioner.pixels, captioner.captions, 8)
+print(captioner.captions([captioner.pixels(Path(sys.argv[2]).read_bytes())])[0]["caption"])
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 

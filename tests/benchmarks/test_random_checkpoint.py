@@ -141,7 +141,7 @@ def test_transformers_and_snapcap_caption_alike(name: str, tiny: Path, samples: 
 
     images = list(samples)[:2]
     captioner = Captioner(str(tiny), "cpu")
-    expected = captioner.generate(captioner.pixels([image.read_bytes() for image in images]))
+    expected = captioner.captions([captioner.decode(image.read_bytes()) for image in images])
     assert [reply["tokens"] for reply in expected] == [NEW_TOKENS] * 2
     # In a process of its own: the command ends its process without ado.
     done = snapcap("caption", "--model", str(tiny), "--backend", "eager", *map(str, images))
@@ -156,14 +156,14 @@ def test_captions_of_random_weights_are_not_one_token_repeated(name: str, tiny: 
     captioner = Captioner(str(tiny), "cpu")
     torch.manual_seed(0)
     side = SIDES.get(name, 32)
-    images: Any = torch.randn(2, 3, side, side)
+    images = {"pixel_values": torch.randn(2, 3, side, side)}
     if name == "qwen3-vl-2b":
         images = {
             "pixel_values": torch.randn(2 * 16, 3 * 2 * 16 * 16),
             "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
         }
-    if name == "smolvlm-256m":
-        images = images.unsqueeze(1)  # a tile of each
+    if name == "smolvlm-256m":  # with a tile of each
+        images = {"pixel_values": images["pixel_values"].unsqueeze(1)}
     first, second = (reply["caption"] for reply in captioner.generate(images))
     assert first != second
     assert min(len(set(first)), len(set(second))) > 6, "several words or letters"
