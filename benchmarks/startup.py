@@ -72,7 +72,7 @@ class Bench:
 
         Raises:
             UnavailableError: the case cannot be run here.
-            RuntimeError: it failed, or served something else than the case says.
+            RuntimeError: it failed, compiled after READY, or served something else than the case says.
         """
         with scratch() as folder:
             extra, contenders = fresh_caches(folder), self.contenders
@@ -101,6 +101,8 @@ class Bench:
                 server.check()  # raises with the server's exit, if it has ended
                 raise RuntimeError(f"{error}: {server.last_line()}") from error
             start.values |= server.compiles()
+            if start.values.get("compiles_serving"):
+                raise RuntimeError(f"it compiled {start.values['compiles_serving']:.0f} graphs after READY")
             # The workers of a peer are parts of it. The compilers of a build are no parts of this server.
             parts = own_parts(server.pid) if is_snapcap else descendants(server.pid)
             peaks = [peak_host_bytes(pid) for pid in (server.pid, *parts)]
@@ -172,15 +174,6 @@ def run(options: argparse.Namespace, device: str) -> int:
         # Brings files into the page cache: the first import of a package reads the disk.
         contenders.rounds([name for name in options.cases if name in (FLOOR, *PEERS)], 1, bench.start)
         starts = contenders.rounds(options.cases, options.runs, bench.start)
-    judge(starts, contenders.problems)
     samples = {name: Samples.of(start.values for start in found) for name, found in starts.items()}
     _totals(report, samples)
     return report.end(options, device, contenders.problems, TITLES, samples)
-
-
-def judge(starts: Mapping[str, Sequence[Start]], problems: dict[str, str]) -> None:
-    """Records a failure of each case that compiled after READY, however fast it was."""
-    for name, found in starts.items():
-        graphs = sum(start.values.get("compiles_serving", 0.0) for start in found)
-        if graphs:
-            problems[name] = f"failed: it compiled {graphs:.0f} graphs after READY"

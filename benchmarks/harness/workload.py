@@ -14,14 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapcap.benchmarks.harness.random_checkpoint import NEW_TOKENS, RANDOM_MODELS
 from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, add_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
 SAMPLES = DEMO / "samples"
 SNAPCAP = (sys.executable, "-m", "snapcap")
-MODELS = ("demo", *RANDOM_MODELS)
+# All but the first are in `random_checkpoint.py`, which imports transformers.
+MODELS = (
+    *("demo", "vit-b16-gpt2", "blip-base", "git-base", "florence2-base"),
+    *("smolvlm-256m", "llava-llama3-8b", "qwen3-vl-2b"),
+)
+NEW_TOKENS = 20  # of each caption of random weights
 JPEG_SIZE = (500, 375)
 FIRST_IMAGE = "pair-1.jpg"
 JPEG_QUALITY = 90

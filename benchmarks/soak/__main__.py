@@ -36,15 +36,8 @@ from snapcap.benchmarks.harness.processes import descendants, is_gone
 from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import S3Artifacts, request_bytes, s3_artifacts
 from snapcap.benchmarks.harness.workload import SNAPCAP, samples, scratch
-from snapcap.benchmarks.soak.clients import (
-    BadClients,
-    GoodClients,
-    captions_rightly,
-    leave,
-    requests,
-    status_of,
-)
-from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica
+from snapcap.benchmarks.soak.clients import BadClients, GoodClients, captions_rightly, leave, requests
+from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, ask
 
 NAMES = ("one", "two")
 # Time limits are short enough for a campaign to wait for. There are two decode processes, to be stopped and
@@ -231,9 +224,9 @@ async def left(_: World, replica: Replica) -> AsyncIterator[Healed]:
 @asynccontextmanager
 async def flooded(world: World, replica: Replica) -> AsyncIterator[Healed]:
     """Sends many times more good requests than the queue holds."""
-    asking = asyncio.gather(*(status_of(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
+    asking = asyncio.gather(*(ask(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
     yield asking.done
-    world.bad.answered.update(await asking)
+    world.bad.answered.update(reply.status for reply in await asking)
 
 
 CLIENT_FAULTS = (

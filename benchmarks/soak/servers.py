@@ -30,18 +30,17 @@ PIECE = 1 << 16
 
 
 async def ask(port: int, request: bytes, within: float) -> Reply:
-    """Sends a whole request on a connection of its own and returns its reply.
-
-    Raises:
-        OSError: the connection was refused, or lost before the reply was whole.
-        TimeoutError: there was no whole reply ``within`` seconds.
-    """
-    async with asyncio.timeout(within):
-        connection = await AsyncConnection.open(port)
-        try:
-            return await connection.ask(request)
-        finally:
-            connection.close()
+    """Sends a whole request on a connection of its own and returns its reply. Without a whole reply ``within``
+    seconds, the status is 0 and the body has the reason."""
+    try:
+        async with asyncio.timeout(within):
+            connection = await AsyncConnection.open(port)
+            try:
+                return await connection.ask(request)
+            finally:
+                connection.close()
+    except (OSError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
+        return Reply(0, f"{type(error).__name__}: {error}".encode(), {})
 
 
 class Replica:
@@ -118,9 +117,7 @@ class Replica:
 
     async def answers(self, path: str, within: float) -> bool:
         """Returns whether a GET of a path is answered with 200."""
-        with contextlib.suppress(OSError, TimeoutError):
-            return (await ask(self.port, request_bytes(path), within)).status == 200
-        return False
+        return (await ask(self.port, request_bytes(path), within)).status == 200
 
     async def _supervise(self) -> None:
         while not self._over:

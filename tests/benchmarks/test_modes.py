@@ -21,9 +21,7 @@ FOREVER = float("inf")
 
 
 def samples(**values: float) -> Samples:
-    found = Samples()
-    found.add(values)
-    return found
+    return Samples.of([values])
 
 
 def test_the_eager_case_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -86,10 +84,10 @@ def shown(results: dict[str, Samples], tokens: dict[str, list[int]], buckets: tu
 
 
 def test_ratios_are_to_eager_and_other_tokens_are_named() -> None:
-    eager = samples(until_first_step=2, until_all_buckets=2, peak_host_mib=200)
-    eager.add({"encoder_1": 10, "encoder_2": 20, "decoder_1": 4, "decoder_2": 6})
-    full = samples(until_first_step=30, until_all_buckets=50, peak_host_mib=300)
-    full.add({"encoder_1": 4, "encoder_2": 8, "decoder_1": 2, "decoder_2": 3})
+    steps = {"encoder_1": 10, "encoder_2": 20, "decoder_1": 4, "decoder_2": 6}
+    eager = samples(until_first_step=2, until_all_buckets=2, peak_host_mib=200, **steps)
+    steps = {"encoder_1": 4, "encoder_2": 8, "decoder_1": 2, "decoder_2": 3}
+    full = samples(until_first_step=30, until_all_buckets=50, peak_host_mib=300, **steps)
     lines = shown({"eager": eager, "full": full}, {"eager": [1, 2], "full": [1, 3]}, (1, 2))
     assert ["full", "model", "30.0", "15.00", "×", "50.0", "25.00", "×", "300"] in lines
     times = ["4.000", "0.40", "×", "8.000", "0.40", "×", "2.000", "0.50", "×", "3.000", "0.50", "×"]

@@ -12,7 +12,8 @@ import pytest
 import torch
 from support.servers.server_process import snapcap
 
-from snapcap.benchmarks.harness.random_checkpoint import NEW_TOKENS, RANDOM_MODELS, RandomModel, write_checkpoint
+from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
+from snapcap.benchmarks.harness.workload import MODELS, NEW_TOKENS
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
 
@@ -102,6 +103,10 @@ def test_the_real_shapes_have_the_parameters_they_are_quoted_with(name: str, mil
     # transformers' ViT has a pooler, which no captioner uses.
     count = sum(tensor.numel() for key, tensor in tensors if ".pooler." not in key)
     assert round(count / 1e6) == millions
+
+
+def test_the_options_name_every_model() -> None:
+    assert list(MODELS[1:]) == list(RANDOM_MODELS)
 
 
 def test_transformers_finds_every_weight_and_only_those(tiny: Path) -> None:
