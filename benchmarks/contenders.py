@@ -28,7 +28,7 @@ from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count, se
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
-from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, serving
+from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, ask, serving
 from snapcap.benchmarks.harness.workload import (
     ROOT,
     UNPREPARED,
@@ -265,7 +265,7 @@ class Contenders(Turns):
         connection = server.connect()
         is_snapcap = server.api is SNAPCAP_API
         if is_snapcap:
-            connection.request("/livez")
+            ask(connection, "/livez")
             start.values["live"] = server.seconds()
         server.wait_ready(connection)
         ready = start.values["ready"] = server.seconds()
@@ -273,10 +273,10 @@ class Contenders(Turns):
         total = start.values["total"] = server.seconds()
         self.workload.check(reply.json())
         if is_snapcap:
-            start.startup = connection.request("/startup").json()
+            start.startup = ask(connection, "/startup").json()
             # Buckets that are made ready after READY take time of the device meanwhile.
             end = time.monotonic() + MAKING_READY_S
-            while time.monotonic() < end and b'"pending"' in connection.request("/startup").body:
+            while time.monotonic() < end and b'"pending"' in ask(connection, "/startup").body:
                 time.sleep(0.05)
         lone: list[float] = []
         while len(lone) < 3 or (len(lone) < STEADY_CAPTIONS and sum(lone) < STEADY_LIMIT_S):

@@ -6,7 +6,6 @@ An S3 server on loopback is one of them, which has signed artifacts.
 import asyncio
 import base64
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -17,14 +16,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import IO, Any, NamedTuple, TextIO
 
-from snapcap.benchmarks.harness.marks import Marks, read_result
+from snapcap.benchmarks.harness.marks import RESULT, Marks
 from snapcap.benchmarks.harness.workload import ROOT, build_store, environment, free_port, run_snapcap
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
 
 BINARY = "application/octet-stream"
 START_LIMIT_S = 600.0
@@ -41,24 +38,12 @@ class Reply(NamedTuple):
         return json.loads(self.body)
 
 
-class Connection:
-    """A keep-alive connection to a port of this machine. Raises `OSError` if it is refused or lost."""
-
-    def __init__(self, port: int, timeout: float = 120.0) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-        self._http.connect()
-
-    def request(self, path: str, body: bytes | None = None, content_type: str = BINARY) -> Reply:
-        """Sends a GET, or a POST if there is a body, and waits for the reply."""
-        if body is None:
-            self._http.request("GET", path)
-        else:
-            self._http.request("POST", path, body, {"Content-Type": content_type})
-        reply = self._http.getresponse()
-        return Reply(reply.status, reply.read(), {})
-
-    def close(self) -> None:
-        self._http.close()
+def ask(connection: HTTPConnection, path: str, body: bytes | None = None, content_type: str = BINARY) -> Reply:
+    """Sends a GET, or a POST if there is a body, and waits for the reply. Raises `OSError` if the connection is
+    lost."""
+    connection.request("GET" if body is None else "POST", path, body, {"Content-Type": content_type})
+    reply = connection.getresponse()
+    return Reply(reply.status, reply.read(), {})
 
 
 class AsyncConnection:
@@ -203,12 +188,15 @@ def run_measured(
     """Runs a program that ends by itself. Returns its marks, in seconds since its spawn, and its results.
 
     Raises:
-        RuntimeError: it failed, or took longer than ``limit`` seconds.
+        RuntimeError: it failed, printed no result, or took longer than ``limit`` seconds.
     """
     process = Process(command, extra)
     try:
         process.wait(limit)
-        marks, found = read_result(process.log().splitlines())
+        lines = [line for line in process.log().splitlines() if line.startswith(RESULT)]
+        if not lines:
+            raise RuntimeError("the program printed no result")
+        marks, found = json.loads(lines[0].removeprefix(RESULT))
         return [(name, moment - process.spawned) for name, moment in marks], found
     finally:
         process.stop()
@@ -224,23 +212,26 @@ class Server(Process):
         self.api = api
         super().__init__([*command, "--port", str(self.port)], extra)
 
-    def connect(self) -> Connection:
-        """Returns a connection as soon as the port is bound."""
+    def connect(self) -> HTTPConnection:
+        """Returns a keep-alive connection as soon as the port is bound."""
         while True:
+            connection = HTTPConnection("127.0.0.1", self.port, timeout=START_LIMIT_S)
             try:
-                return Connection(self.port, START_LIMIT_S)
+                connection.connect()
             except ConnectionRefusedError:
                 self.check()
                 time.sleep(0.002)
+            else:
+                return connection
 
-    def wait_ready(self, connection: Connection) -> None:
+    def wait_ready(self, connection: HTTPConnection) -> None:
         """Waits until readiness answers 200. A server without such a path is ready once its port is bound."""
-        while self.api.ready is not None and connection.request(self.api.ready).status != 200:
+        while self.api.ready is not None and ask(connection, self.api.ready).status != 200:
             self.check()
             time.sleep(0.005)
 
-    def caption(self, connection: Connection, image: bytes) -> Reply:
-        reply = connection.request(self.api.caption, *self.api.body(image))
+    def caption(self, connection: HTTPConnection, image: bytes) -> Reply:
+        reply = ask(connection, self.api.caption, *self.api.body(image))
         if reply.status != 200:
             raise RuntimeError(f"status {reply.status}: {reply.body.decode()}\n{self.log()}")
         return reply
@@ -250,7 +241,7 @@ class Server(Process):
         if self.api is not SNAPCAP_API:
             return {}
         connection = self.connect()
-        metrics = connection.request("/metrics").body.decode()
+        metrics = ask(connection, "/metrics").body.decode()
         connection.close()
         found = re.search(r'^snapcap_compile_events_total{when="serving"} (\S+)$', metrics, re.MULTILINE)
         return {"compiles_serving": float(found[1]) if found else 0.0}
@@ -288,16 +279,6 @@ class S3Artifacts:
     environment: dict[str, str]
 
 
-def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
-    """Uploads the files of a folder to S3, and returns their source for `--model`."""
-    from snapcap.warmup.checkpoints.local import checkpoint_names
-
-    names = [path.name for path in checkpoint.iterdir()]
-    for name in checkpoint_names(names, lambda index: (checkpoint / index).read_bytes()):
-        s3.upload_file(str(checkpoint / name), _BUCKET, f"model/{name}")
-    return f"s3://{_BUCKET}/model"
-
-
 @contextlib.contextmanager
 def s3_artifacts(
     cache: Path, folder: Path, options: tuple[str, ...] = (), checkpoint: Path | None = None
@@ -328,7 +309,9 @@ def s3_artifacts(
         trusted: tuple[str, ...] = ("--trusted-key", f"{key}.pub")
         signing: tuple[str, ...] = ("--sign-key", str(key))
         if checkpoint is not None:
-            trusted += ("--model", _uploaded(s3, checkpoint))
+            for path in (*checkpoint.glob("*.json"), *checkpoint.glob("*.safetensors")):
+                s3.upload_file(str(path), _BUCKET, f"model/{path.name}")
+            trusted += ("--model", f"s3://{_BUCKET}/model")
             signing += ("--weights",)
         build_store(cache, *options, *store, *signing, *trusted, extra=_CREDENTIALS)
         yield S3Artifacts(moto.port, (*store, *trusted), _CREDENTIALS)

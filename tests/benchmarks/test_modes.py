@@ -2,6 +2,7 @@
 
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,12 +12,12 @@ from support.checkpoints.qwen3_vl_files import VISION_END, generated, picture, p
 
 from snapcap.benchmarks import modes
 from snapcap.benchmarks.contenders import Turns
-from snapcap.benchmarks.harness.compiled_case import Mode, Way
+from snapcap.benchmarks.harness.compiled_case import How, Job, Mode, Way
 from snapcap.benchmarks.harness.report import Report, Samples
 from snapcap.benchmarks.harness.workload import DEMO, SAMPLES
-from snapcap.benchmarks.modes import CASES, Setup, measure, measure_all, with_needed
+from snapcap.benchmarks.modes import CASES, measure, measure_all, with_needed
 
-SETUP = Setup(DEMO, SAMPLES / "pair-1.png", "cpu", (1, 2))
+JOB = Job(DEMO, SAMPLES / "pair-1.png", "cpu", (1, 2), How("eager"))
 FOREVER = float("inf")
 
 
@@ -25,11 +26,11 @@ def samples(**values: float) -> Samples:
 
 
 def test_the_eager_case_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
-    found = measure("eager", SETUP, tmp_path)
+    found = measure("eager", JOB, tmp_path)
     assert len(found["tokens"]) == 20
     assert 0 < found["until_interpreter"] < found["until_import_torch"] < found["until_first_step"]
     assert found["until_first_step"] < found["until_all_buckets"]
-    steady = [found[f"{component}_{size}"] for component in ("encoder", "decoder") for size in SETUP.buckets]
+    steady = [found[f"{component}_{size}"] for component in ("encoder", "decoder") for size in JOB.buckets]
     assert all(value > 0 for value in steady)
     assert found["initial_encoder"] > 0
     assert found["peak_host_mib"] > 100
@@ -42,19 +43,19 @@ def test_a_picture_of_any_shape_is_encoded_for_the_fewest_tokens_that_hold_it(tm
     model.generation_config.eos_token_id = None
     folder, image = written(model, tmp_path / "model"), picture(4, 3)
     image.save(tmp_path / "image.png")
-    found = measure("eager", Setup(folder, tmp_path / "image.png", "cpu", (2,)), tmp_path)
+    found = measure("eager", replace(JOB, model=folder, image=tmp_path / "image.png", buckets=(2,)), tmp_path)
     assert found["tokens"] == generated(model, image, prefix(), [VISION_END], 20)[0]
 
 
 def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one(name: str, _setup: Setup, _kept: Path) -> dict[str, object]:
+    def one(name: str, _job: Job, _kept: Path) -> dict[str, object]:
         if name == "full":
             raise RuntimeError("no compiler")
         return {"until_first_step": 1.0, "tokens": [1]}
 
     monkeypatch.setattr(modes, "measure", one)
     turns = Turns(end=FOREVER)
-    found = measure_all(turns, list(CASES), 2, SETUP, tmp_path)
+    found = measure_all(turns, list(CASES), 2, JOB, tmp_path)
     assert turns.problems == {
         "full": "failed: no compiler",
         "full-restored": f"there is nothing to restore of {CASES['full'].title}",
@@ -66,12 +67,12 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeyp
 
 def test_a_case_without_an_image_fails_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-image"):
-        measure("eager", Setup(DEMO, Path("no-such-image"), "cpu", (1,)), tmp_path)
+        measure("eager", replace(JOB, image=Path("no-such-image")), tmp_path)
 
 
 def test_nothing_is_begun_after_the_time_limit(tmp_path: Path) -> None:
     turns = Turns(end=time.monotonic())
-    assert not measure_all(turns, ["eager", "full"], 1, SETUP, tmp_path)
+    assert not measure_all(turns, ["eager", "full"], 1, JOB, tmp_path)
     assert set(turns.problems.values()) == {"not run in full: the time limit"}
 
 
