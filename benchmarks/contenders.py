@@ -13,30 +13,27 @@ import importlib.util
 import json
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count, seconds
+from snapcap.benchmarks.harness.arguments import add_serve, count, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, ask, serving
 from snapcap.benchmarks.harness.workload import (
-    ROOT,
     UNPREPARED,
     Workload,
     build_store,
-    environment,
     fresh_caches,
     open_workload,
+    run_module,
     scratch,
     serve_command,
 )
@@ -75,11 +72,8 @@ class Peer:
         """Exports the model to a folder of this run, if the peer serves an export."""
         output = self.model(workload, work)
         if not output.is_dir():
-            command = [sys.executable, "-m", "snapcap.benchmarks.peers.onnx_export"]
-            command += ["--model", str(workload.folder), "--output", str(output), "--precision", self.precision]
-            done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"the export to ONNX failed:\n{done.stderr}")
+            folders = ("--model", str(workload.folder), "--output", str(output))
+            run_module("snapcap.benchmarks.peers.onnx_export", *folders, "--precision", self.precision)
 
     def model(self, workload: Workload, work: Path) -> Path:
         """Returns the folder that the peer serves."""
@@ -289,23 +283,22 @@ class Contenders(Turns):
         return start
 
 
-def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) -> Contenders:
-    """Returns the contenders of the options, with the artifact set built and the peers prepared."""
+@contextlib.contextmanager
+def open_contenders(options: argparse.Namespace, device: str) -> Iterator[Contenders]:
+    """Yields the contenders of the options, with the artifact set built and the peers prepared."""
     end = time.monotonic() + options.time_limit
-    cache = stack.enter_context(scratch(options.cache))
-    work = stack.enter_context(scratch())
-    workload = open_workload(options.model, cache)
-    images = workload.write_images(work / "images")
-    serve = tuple(shlex.split(options.serve))
-    contenders = Contenders(workload, device, cache / "sets" / workload.name, work, images, serve, end=end)
-    for name in [name for name in options.cases if name not in BARE]:
-        with contenders.attempt(name):
-            contenders.prepare(name)
-    return contenders
+    with scratch(options.cache) as cache, scratch() as work:
+        workload = open_workload(options.model, cache)
+        images = workload.write_images(work / "images")
+        serve = tuple(shlex.split(options.serve))
+        contenders = Contenders(workload, device, cache / "sets" / workload.name, work, images, serve, end=end)
+        for name in [name for name in options.cases if name not in BARE]:
+            with contenders.attempt(name):
+                contenders.prepare(name)
+        yield contenders
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
     text = "number of keep-alive connections (default: %(default)s)"
     parser.add_argument("--clients", type=count, default=16, metavar="N", help=text)
@@ -333,8 +326,7 @@ def measure(contenders: Contenders, name: str, load: HttpLoad) -> dict[str, floa
 def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every server that is installed gave results."""
     report = Report()
-    with ExitStack() as stack:
-        contenders = open_contenders(stack, options, device)
+    with open_contenders(options, device) as contenders:
         # An interruption while something was built has ended the time.
         contenders.end = contenders.end and time.monotonic() + options.time_limit
         load = HttpLoad(contenders.images, options.clients, options.seconds)

@@ -8,13 +8,12 @@ The engine of this server is measured in a process of its own, with images decod
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders, open_contenders
-from snapcap.benchmarks.harness.arguments import add_cases, add_serve, counts, seconds
+from snapcap.benchmarks.harness.arguments import add_serve, counts, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import run_measured, serving
@@ -29,7 +28,6 @@ OPEN = "open"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
     text = "numbers of clients (default: 1,4,16,64,128 on cuda, 1,4,16 on cpu)"
     parser.add_argument("--concurrency", type=counts, metavar="N,N,…", help=text)
@@ -64,8 +62,7 @@ def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every server that is installed gave results."""
     concurrency = options.concurrency or list(DEFAULT_CONCURRENCY[device])
     report = Report()
-    with ExitStack() as stack:
-        contenders = open_contenders(stack, options, device)
+    with open_contenders(options, device) as contenders:
         load = HttpLoad(contenders.images, 1, options.seconds)
 
         def measure(name: str) -> dict[str, Any]:

@@ -11,13 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.contenders import Turns, UnavailableError
-from snapcap.benchmarks.harness.arguments import add_cases, count, counts
+from snapcap.benchmarks.harness.arguments import count, counts
 from snapcap.benchmarks.harness.compiled_case import How, Job, Mode
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import run_measured
@@ -56,6 +55,10 @@ CASES = {
     "tuned": Case("regional, both max-autotune", How("regional", None, _TUNED, _TUNED)),
     "reduce-overhead": Case("full model, reduce-overhead", How("full", None, _REDUCED, _REDUCED), cuda=True),
 }
+
+
+TITLES = {name: case.title for name, case in CASES.items()}
+DEFAULT = tuple(CASES)
 
 
 def with_needed(names: Iterable[str]) -> list[str]:
@@ -102,7 +105,6 @@ def fill(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cases(parser, CASES, CASES)
     text = "number of fresh processes of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=1, metavar="N", help=text)
     text = "batch sizes that are compiled (default: %(default)s)"
@@ -112,9 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every case that can run here gave results."""
     report = Report()
-    with ExitStack() as stack:
-        cache = stack.enter_context(scratch(options.cache))
-        work = stack.enter_context(scratch())
+    with scratch(options.cache) as cache, scratch() as work:
         workload = open_workload(options.model, cache)
         images = workload.write_images(work / "images")
         job = Job(workload.folder, images / FIRST_IMAGE, device, tuple(options.buckets), CASES[EAGER].how)
@@ -128,8 +128,7 @@ def run(options: argparse.Namespace, device: str) -> int:
     }
     tokens = {name: runs[-1]["tokens"] for name, runs in found.items()}
     fill(report, samples, tokens, options.buckets)
-    titles = {name: case.title for name, case in CASES.items()}
-    return report.end(options, device, turns.problems, titles, samples, tokens=tokens)
+    return report.end(options, device, turns.problems, TITLES, samples, tokens=tokens)
 
 
 def measure_all(

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.contenders import BACKENDS, PEERS, Contenders, Start, UnavailableError, open_contenders
-from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
+from snapcap.benchmarks.harness.arguments import add_serve, count
 from snapcap.benchmarks.harness.processes import descendants, own_parts, peak_host_bytes
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import (
+    CREDENTIALS,
     SNAPCAP_API,
     START_LIMIT_S,
     Endpoint,
-    S3Artifacts,
     run_measured,
     s3_artifacts,
     serving,
@@ -65,7 +65,7 @@ class Bench:
 
     contenders: Contenders
     stack: ExitStack
-    _remote: S3Artifacts | None = None
+    _remote: tuple[str, ...] = ()
 
     def start(self, case: str) -> Start:
         """Starts one case in a fresh process with fresh caches.
@@ -121,12 +121,12 @@ class Bench:
         contenders = self.contenders
         if importlib.util.find_spec("moto") is None:
             raise UnavailableError("not installed: moto, which stands in for S3")
-        if self._remote is None:
+        if not self._remote:
             given = (contenders.sets, contenders.work, contenders.model_options[2:], contenders.workload.folder)
-            self._remote = self.stack.enter_context(s3_artifacts(*given))
+            _, self._remote = self.stack.enter_context(s3_artifacts(*given))
         # The remote options name the model, which may be named once. Other later options override earlier ones.
-        options = (*contenders.options("aot")[2:], "--cache-dir", str(empty), *self._remote.options)
-        start = self._serve(serve_command(*options), {**extra, **self._remote.environment})
+        options = (*contenders.options("aot")[2:], "--cache-dir", str(empty), *self._remote)
+        start = self._serve(serve_command(*options), {**extra, **CREDENTIALS})
         require_backend(start.startup, "aot")
         fetched = start.startup["weights"] or {}
         if fetched.get("result") != "hit" or not fetched["bytes_fetched"]:
@@ -159,7 +159,6 @@ def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
     text = "number of starts of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
@@ -168,8 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every case that can run here gave results."""
     report = Report()
-    with ExitStack() as stack:
-        contenders = open_contenders(stack, options, device)
+    with open_contenders(options, device) as contenders, ExitStack() as stack:
         bench = Bench(contenders, stack)
         # Brings files into the page cache: the first import of a package reads the disk.
         contenders.rounds([name for name in options.cases if name in (FLOOR, *PEERS)], 1, bench.start)

@@ -13,9 +13,11 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -24,9 +26,6 @@ from snapcap.benchmarks.harness.report import percentiles_ms
 from snapcap.benchmarks.harness.server import AsyncConnection, Endpoint, Server, request_bytes
 from snapcap.benchmarks.harness.workload import read_images
 from snapcap.warmup.machine.capacity import available_cpus
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 GRACE_S = 120.0  # time for the last replies after the load has ended
 Request = tuple[bytes, bytes]  # a whole request, and the text that its reply must contain
@@ -137,40 +136,28 @@ class HttpLoad:
         }
 
     def _generate(self, server: Server) -> list[Tally]:
-        """Starts the client processes, lets them begin together, and collects their counts."""
+        """Starts the client processes, which begin together, and returns their counts."""
         # Clients with one process for four CPUs, at most 8, keep up with a server without taking its CPUs.
         count = min(max(available_cpus() // 4, 1), 8, self.clients)
+        numbers = [self.clients // count + (index < self.clients % count) for index in range(count)]
+        shares = [replace(self, clients=number, rate=self.rate / count) for number in numbers]
         context = multiprocessing.get_context("spawn")
-        running, ends = [], []
-        for index in range(count):
-            clients = self.clients // count + (index < self.clients % count)
-            share = replace(self, clients=clients, rate=self.rate / count)
-            end, far_end = context.Pipe()
-            ends.append(end)
-            process = context.Process(target=_clients, args=(far_end, share, server.port, server.api, index))
-            process.start()
-            running.append(process)
-            far_end.close()
-        try:
-            for end in ends:
-                end.recv()
-            for end in ends:
-                end.send("go")
-            return [end.recv() for end in ends]
-        except EOFError as error:
-            raise RuntimeError("a client process ended before its time") from error
-        finally:
-            for process in running:
-                process.kill()
-                process.join()
+        # Each process has one share, as it waits for the other processes before it begins.
+        with ProcessPoolExecutor(count, context, _wait_at, (context.Barrier(count),)) as pool:
+            return list(pool.map(_clients, shares, repeat(server.port), repeat(server.api), range(count)))
 
 
-def _clients(end: "Connection[Any, Any]", load: HttpLoad, port: int, api: Endpoint, seed: int) -> None:
-    def wait() -> None:
-        end.send("connected")
-        end.recv()
+def _wait_at(barrier: Barrier) -> None:
+    """Keeps the barrier at which all client processes wait for each other."""
+    global _begin  # noqa: PLW0603 - of this process
+    _begin = barrier.wait
 
-    end.send(uvloop.run(generate(load, port, api, seed, wait)))
+
+_begin: Callable[[], object]
+
+
+def _clients(load: HttpLoad, port: int, api: Endpoint, seed: int) -> Tally:
+    return uvloop.run(generate(load, port, api, seed, _begin))
 
 
 async def generate(load: HttpLoad, port: int, api: Endpoint, seed: int, wait: Callable[[], object]) -> Tally:

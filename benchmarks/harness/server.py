@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO
 
 from snapcap.benchmarks.harness.marks import RESULT, Marks
-from snapcap.benchmarks.harness.workload import ROOT, build_store, environment, free_port, run_snapcap
+from snapcap.benchmarks.harness.workload import ROOT, build_store, environment, free_port, run_module
 
 BINARY = "application/octet-stream"
 START_LIMIT_S = 600.0
@@ -258,32 +258,24 @@ def serving(
         server.stop()
 
 
-_CREDENTIALS = {
+CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_CONFIG_FILE": "/dev/null",
-    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    "AWS_SHAREDCREDENTIALS_FILE": "/dev/null",
     "AWS_EC2_METADATA_DISABLED": "true",
     "NO_PROXY": "127.0.0.1,localhost",
 }
 _BUCKET = "bench"
 
 
-@dataclass(frozen=True)
-class S3Artifacts:
-    """The options and environment with which a server finds the set, and the port of the S3 server."""
-
-    port: int
-    options: tuple[str, ...]
-    environment: dict[str, str]
-
-
 @contextlib.contextmanager
 def s3_artifacts(
     cache: Path, folder: Path, options: tuple[str, ...] = (), checkpoint: Path | None = None
-) -> Iterator[S3Artifacts]:
-    """Publishes and signs the artifact set that `cache` holds, and yields how to find it. Keys go to `folder`.
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Publishes and signs the artifact set that `cache` holds. Keys go to `folder`. Yields the port of the S3 server
+    and the options with which a server finds the set, whose environment has ``CREDENTIALS``.
 
     `options` name the model. With a `checkpoint`, they lack the model's name: the checkpoint is uploaded to S3,
     and published with its weights.
@@ -292,19 +284,19 @@ def s3_artifacts(
 
     key = folder / "bench.key"
     # S3 is another process too. A server inside the measuring process would share its interpreter lock.
-    with serving((sys.executable, "-m", "moto.server"), Endpoint("/", None), _CREDENTIALS) as moto:
+    with serving((sys.executable, "-m", "moto.server"), Endpoint("/", None), CREDENTIALS) as moto:
         moto.connect().close()
         endpoint = f"http://127.0.0.1:{moto.port}"
         s3 = boto3.client(
             "s3",
             endpoint_url=endpoint,
             region_name="us-east-1",
-            aws_access_key_id=_CREDENTIALS["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
         )
         s3.create_bucket(Bucket=_BUCKET)
         if not key.exists():
-            run_snapcap("keygen", str(key))
+            run_module("snapcap", "keygen", str(key))
         store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
         trusted: tuple[str, ...] = ("--trusted-key", f"{key}.pub")
         signing: tuple[str, ...] = ("--sign-key", str(key))
@@ -313,5 +305,5 @@ def s3_artifacts(
                 s3.upload_file(str(path), _BUCKET, f"model/{path.name}")
             trusted += ("--model", f"s3://{_BUCKET}/model")
             signing += ("--weights",)
-        build_store(cache, *options, *store, *signing, *trusted, extra=_CREDENTIALS)
-        yield S3Artifacts(moto.port, (*store, *trusted), _CREDENTIALS)
+        build_store(cache, *options, *store, *signing, *trusted, extra=CREDENTIALS)
+        yield moto.port, (*store, *trusted)

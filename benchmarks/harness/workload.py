@@ -19,7 +19,6 @@ from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, add_argum
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
 SAMPLES = DEMO / "samples"
-SNAPCAP = (sys.executable, "-m", "snapcap")
 # All but the first are in `random_checkpoint.py`, which imports transformers.
 MODELS = (
     *("demo", "vit-b16-gpt2", "blip-base", "git-base", "florence2-base"),
@@ -69,17 +68,19 @@ UNPREPARED = ("--no-prepared-weights",)
 
 
 def serve_command(*options: str) -> tuple[str, ...]:
-    return (*SNAPCAP, "serve", "--host", "127.0.0.1", *options)
+    return (sys.executable, "-m", "snapcap", "serve", "--host", "127.0.0.1", *options)
 
 
-def run_snapcap(*arguments: str, extra: Mapping[str, str] | None = None) -> None:
-    """Runs a command and waits for it.
+def run_module(module: str, *arguments: str, extra: Mapping[str, str] | None = None) -> None:
+    """Runs a program and waits for it. Its messages are shown.
 
     Raises:
-        subprocess.CalledProcessError: the command failed.
+        RuntimeError: the program failed.
     """
-    environ, nowhere = environment(**(extra or {})), subprocess.DEVNULL
-    subprocess.run([*SNAPCAP, *arguments], cwd=ROOT, env=environ, stdout=nowhere, check=True)
+    command, environ = [sys.executable, "-m", module, *arguments], environment(**(extra or {}))
+    done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[2:4])} ended with status {done.returncode}")
 
 
 def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = None) -> None:
@@ -89,7 +90,7 @@ def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = No
     add_arguments(parser, BUILD_GROUPS, without=BUILD_WITHOUT)
     _, of_servers = parser.parse_known_args(options)
     kept = [each for each in options if each not in of_servers]
-    run_snapcap("build", "--cache-dir", str(cache), *kept, extra=extra)
+    run_module("snapcap", "build", "--cache-dir", str(cache), *kept, extra=extra)
 
 
 @contextlib.contextmanager
@@ -154,8 +155,7 @@ def open_workload(name: str, cache: Path) -> Workload:
         return Workload(name, DEMO, jpegs, None)
     folder = cache / "models" / name
     if not folder.is_dir():
-        command = [sys.executable, "-m", "snapcap.benchmarks.harness.random_checkpoint", name, str(folder)]
-        subprocess.run(command, cwd=ROOT, env=environment(), check=True)
+        run_module("snapcap.benchmarks.harness.random_checkpoint", name, str(folder))
     images = {name: (data, None) for name, (data, _) in jpegs.items()}
     return Workload(name, folder, images, NEW_TOKENS)
 

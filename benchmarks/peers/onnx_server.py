@@ -82,31 +82,22 @@ class Captioner:
         values = np.asarray(picture, np.float32) * self._scale + self._shift
         return np.ascontiguousarray(values.transpose(2, 0, 1))
 
-    def encode(self, pixels: Pixels) -> dict[str, Any]:
-        """Encodes a batch [B, 3, H, W]. Returns the decoder's inputs before its first step."""
-        about, rows = self.description, len(pixels)
-        values = {"pixels": _value(pixels)}
-        cross = self._encoder.run_with_ort_values(self._cross, values)
-        empty = _value(np.zeros((rows, about.heads, 0, about.head_size), np.float32))
-        start = _value(np.full((rows, 1), about.start, np.int64))
-        return {"tokens": start, **dict.fromkeys(self._past, empty), **dict(zip(self._cross, cross, strict=True))}
-
-    def step(self, inputs: dict[str, Any]) -> NDArray[np.int64]:
-        """Decodes one token, and updates ``inputs`` for the next step. Only the tokens leave the runtime."""
-        tokens, *present = self._decoder.run_with_ort_values(self._next, inputs)
-        inputs.update(zip(["tokens", *self._past], [tokens, *present], strict=True))
-        chosen: NDArray[np.int64] = tokens.numpy()[:, 0]
-        return chosen
-
     def generate(self, pixels: Pixels) -> list[list[int]]:
-        """Returns the tokens of each row, without the end token."""
-        inputs, ends = self.encode(pixels), self.description.ends
+        """Returns the tokens of each image of a batch [B, 3, H, W], without the end token. Only tokens leave the
+        runtime."""
+        about, count = self.description, len(pixels)
+        cross = self._encoder.run_with_ort_values(self._cross, {"pixels": _value(pixels)})
+        empty = _value(np.zeros((count, about.heads, 0, about.head_size), np.float32))
+        inputs = {"tokens": _value(np.full((count, 1), about.start, np.int64)), **dict.fromkeys(self._past, empty)}
+        inputs |= zip(self._cross, cross, strict=True)
         rows: list[list[int]] = [[] for _ in pixels]
-        going = set(range(len(rows)))
-        for _ in range(self.description.limit):
-            chosen = self.step(inputs).tolist()
+        going = set(range(count))
+        for _ in range(about.limit):
+            tokens, *present = self._decoder.run_with_ort_values(self._next, inputs)
+            inputs |= zip(["tokens", *self._past], [tokens, *present], strict=True)
+            chosen = tokens.numpy()[:, 0].tolist()
             for row in list(going):
-                if chosen[row] in ends:
+                if chosen[row] in about.ends:
                     going.remove(row)
                 else:
                     rows[row].append(chosen[row])

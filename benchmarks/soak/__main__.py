@@ -24,7 +24,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,8 +35,8 @@ from rich.console import Console
 from snapcap.benchmarks.harness.arguments import add_files, add_serve, count, make_parser, some_of
 from snapcap.benchmarks.harness.processes import descendants, is_gone
 from snapcap.benchmarks.harness.report import Report
-from snapcap.benchmarks.harness.server import S3Artifacts, request_bytes, s3_artifacts
-from snapcap.benchmarks.harness.workload import SNAPCAP, samples, scratch
+from snapcap.benchmarks.harness.server import CREDENTIALS, request_bytes, s3_artifacts
+from snapcap.benchmarks.harness.workload import samples, scratch, serve_command
 from snapcap.benchmarks.soak.clients import BadClients, GoodClients, captions_rightly, leave, requests
 from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, ask
 
@@ -58,17 +59,7 @@ LEAVING = 300
 FLOOD = 400
 
 
-@dataclass(frozen=True)
-class World:
-    """Everything that a fault can reach. ``proxy`` is None if the servers have no store but their own folders."""
-
-    replicas: Sequence[Replica]
-    proxy: LyingProxy | None
-    bad: BadClients
-    chooser: Random
-
-
-Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
+Injection = Callable[["Campaign", Replica], AbstractAsyncContextManager[Healed]]
 
 
 @dataclass(frozen=True)
@@ -85,6 +76,77 @@ class Fault:
     inject: Injection
 
 
+class Campaign:
+    """Injects faults one after the other, and measures the recovery from each.
+
+    strikes: the faults so far. ``at`` is seconds since the campaign's beginning. ``recovered`` is seconds until the
+        server was ready, captioned rightly, and had recovered the broken part, or None if it took longer than the
+        limit.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], proxy: LyingProxy, bad: BadClients, chooser: Random) -> None:
+        self.strikes: list[dict[str, Any]] = []
+        self.replicas = replicas
+        self.proxy = proxy
+        self.bad = bad
+        self.chooser = chooser
+        self._console = Console(stderr=True, highlight=False)
+        self._request = requests()[0]
+        self._began = time.monotonic()
+
+    async def run(self, faults: Sequence[Fault], seconds: float) -> None:
+        """Injects each fault once, however long that takes, and then faults at random until the time is over."""
+        chooser, end = self.chooser, time.monotonic() + seconds
+        turns = chooser.sample(faults, len(faults))
+        while turns or time.monotonic() < end:
+            await asyncio.sleep(QUIET_S)
+            await self.all_well()  # only one fault at a time: with both servers down, no retry can succeed
+            if turns or faults:
+                await self._strike(turns.pop() if turns else chooser.choice(faults))
+
+    async def all_well(self) -> bool:
+        """Returns whether every server is ready and captions rightly, within a time limit."""
+        recoveries = (self._recovery(each, lambda: True, START_LIMIT_S) for each in self.replicas)
+        return None not in await asyncio.gather(*recoveries)
+
+    async def _strike(self, fault: Fault) -> None:
+        replica = self.chooser.choice(self.replicas)
+        at, problem = time.monotonic() - self._began, ""
+        recovered: float | None = None
+        try:
+            async with fault.inject(self, replica) as healed:
+                recovered = await self._recovery(replica, healed, RECOVERY_LIMIT_S)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if recovered is None:
+            # The campaign goes on. Killing the container also removes the rest of the fault.
+            replica.kill()
+            await self._recovery(replica, lambda: True, RECOVERY_LIMIT_S)
+        for each in self.replicas:
+            each.sample_memory()
+        strike = {
+            "fault": fault.name,
+            "replica": replica.name,
+            "at": at,
+            "recovered": recovered,
+            "problem": problem,
+        }
+        self.strikes.append(strike)
+        told = "NOT RECOVERED" if recovered is None else f"{recovered:.1f} s"
+        self._console.print(f"{at:6.0f} s  {fault.name} on {replica.name}: {told} {problem}")
+
+    async def _recovery(self, replica: Replica, healed: Healed, limit: float) -> float | None:
+        """Returns the seconds until a server has recovered the broken part, is ready and captions rightly. None
+        after ``limit``."""
+        began = time.monotonic()
+        while time.monotonic() - began < limit:
+            ready = healed() and await replica.answers("/readyz", 2.0)
+            if ready and await captions_rightly(replica.port, self._request):
+                return time.monotonic() - began
+            await asyncio.sleep(0.1)
+        return None
+
+
 def signalled(number: int, part: int | None) -> Injection:
     """Returns a fault that sends a signal to a part of the server, or to the process that answers if ``part`` is
     None.
@@ -94,7 +156,7 @@ def signalled(number: int, part: int | None) -> Injection:
     """
 
     @asynccontextmanager
-    async def inject(_: World, replica: Replica) -> AsyncIterator[Healed]:
+    async def inject(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
         before = replica.parts
         pid = replica.pid if part is None else before[part]
         os.kill(pid, number)
@@ -111,7 +173,7 @@ def signalled(number: int, part: int | None) -> Injection:
 
 
 @asynccontextmanager
-async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
+async def drained(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
     """Drains the server, as a rolling update does."""
     start = replica.starts
     replica.signal(signal.SIGTERM)
@@ -119,17 +181,90 @@ async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
 
 
 @asynccontextmanager
-async def model_killed(world: World, replica: Replica) -> AsyncIterator[Healed]:
+async def model_killed(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
     """Kills a process of a model that wakes, is ready or leaves, or an engine process in reserve."""
     born = descendants(replica.pid)
-    pid = world.chooser.choice(born) if born else 0
+    pid = campaign.chooser.choice(born) if born else 0
     if pid:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     yield lambda: not pid or is_gone(pid)
 
 
-PROCESS_FAULTS = (
+def store_that(lie: Lie) -> Injection:
+    """Returns a fault that starts a server without a cache, while the store's proxy applies ``lie``."""
+
+    @asynccontextmanager
+    async def inject(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+        campaign.proxy.lie = lie
+        try:
+            replica.empty_cache()
+            async with drained(campaign, replica) as healed:
+                yield healed
+        finally:
+            campaign.proxy.lie = Lie.NONE
+
+    return inject
+
+
+@asynccontextmanager
+async def disk_full(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server with an empty cache folder, on a disk without a free byte."""
+    filler = replica.cache / "filler"
+    replica.empty_cache()
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"\0" * (1 << 16)):
+                pass
+        async with drained(campaign, replica) as healed:
+            yield healed
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def disk_read_only(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server with a read-only cache folder, like a volume whose file system has an error."""
+    remount = partial(subprocess.run, check=True, capture_output=True)
+    command = ["mount", str(replica.cache), "-o"]
+    await asyncio.to_thread(remount, [*command, "remount,ro"])
+    try:
+        async with drained(campaign, replica) as healed:
+            yield healed
+    finally:
+        await asyncio.to_thread(remount, [*command, "remount,rw"])
+
+
+def good_request() -> bytes:
+    return request_bytes("/v1/caption", next(iter(samples().values()))[0], "image/png")
+
+
+@asynccontextmanager
+async def stalled(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends half a body from each client, and nothing more."""
+    half = good_request()[:-100]
+    stalling = asyncio.gather(*(leave(replica.port, half, STALL_S) for _ in range(STALLED)))
+    yield lambda: True
+    await stalling
+
+
+@asynccontextmanager
+async def left(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends a whole request from each client, which leaves before the reply."""
+    leaving = asyncio.gather(*(leave(replica.port, good_request(), turn % 10 / 100) for turn in range(LEAVING)))
+    yield lambda: True
+    await leaving
+
+
+@asynccontextmanager
+async def flooded(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends many times more good requests than the queue holds."""
+    asking = asyncio.gather(*(ask(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
+    yield asking.done
+    campaign.bad.answered.update(reply.status for reply in await asking)
+
+
+FAULTS = (
     Fault("engine-stopped", "parts", signalled(signal.SIGSTOP, ENGINE)),
     Fault("engine-killed", "parts", signalled(signal.SIGKILL, ENGINE)),
     Fault("decode-stopped", "parts", signalled(signal.SIGSTOP, FIRST_DECODE)),
@@ -139,176 +274,16 @@ PROCESS_FAULTS = (
     Fault("server-killed", "processes", signalled(signal.SIGKILL, None)),
     Fault("drained", "processes", drained),
     Fault("model-killed", "models", model_killed),
-)
-
-
-def store_that(lie: Lie) -> Injection:
-    """Returns a fault that starts a server without a cache, while the store's proxy applies ``lie``."""
-
-    @asynccontextmanager
-    async def inject(world: World, replica: Replica) -> AsyncIterator[Healed]:
-        if world.proxy is None:
-            raise RuntimeError("there is no store")
-        world.proxy.lie = lie
-        try:
-            replica.empty_cache()
-            async with drained(world, replica) as healed:
-                yield healed
-        finally:
-            world.proxy.lie = Lie.NONE
-
-    return inject
-
-
-@asynccontextmanager
-async def disk_full(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Starts a server with an empty cache folder, on a disk without a free byte."""
-    filler = replica.cache / "filler"
-    replica.empty_cache()
-    try:
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while file.write(b"\0" * (1 << 16)):
-                pass
-        async with drained(world, replica) as healed:
-            yield healed
-    finally:
-        filler.unlink(missing_ok=True)
-
-
-@asynccontextmanager
-async def disk_read_only(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Starts a server with a read-only cache folder, like a volume whose file system has an error."""
-    remount(replica.cache, "ro")
-    try:
-        async with drained(world, replica) as healed:
-            yield healed
-    finally:
-        remount(replica.cache, "rw")
-
-
-def remount(folder: Path, mode: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], check=True, capture_output=True)
-
-
-STORE_FAULTS = (
     Fault("s3-black-hole", "s3", store_that(Lie.SILENCE)),
     Fault("s3-slow", "s3", store_that(Lie.DELAY)),
     Fault("s3-truncates", "s3", store_that(Lie.CUT)),
     Fault("s3-corrupts", "s3", store_that(Lie.CORRUPTION)),
     Fault("disk-full", "disk", disk_full),
     Fault("disk-read-only", "disk", disk_read_only),
-)
-
-
-def good_request() -> bytes:
-    return request_bytes("/v1/caption", next(iter(samples().values()))[0], "image/png")
-
-
-@asynccontextmanager
-async def stalled(_: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Sends half a body from each client, and nothing more."""
-    half = good_request()[:-100]
-    stalling = asyncio.gather(*(leave(replica.port, half, STALL_S) for _ in range(STALLED)))
-    yield lambda: True
-    await stalling
-
-
-@asynccontextmanager
-async def left(_: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Sends a whole request from each client, which leaves before the reply."""
-    leaving = asyncio.gather(*(leave(replica.port, good_request(), turn % 10 / 100) for turn in range(LEAVING)))
-    yield lambda: True
-    await leaving
-
-
-@asynccontextmanager
-async def flooded(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Sends many times more good requests than the queue holds."""
-    asking = asyncio.gather(*(ask(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
-    yield asking.done
-    world.bad.answered.update(reply.status for reply in await asking)
-
-
-CLIENT_FAULTS = (
     Fault("clients-stall", "clients", stalled),
     Fault("clients-leave", "clients", left),
     Fault("clients-flood", "clients", flooded),
 )
-
-
-FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS)
-
-
-@dataclass(frozen=True)
-class Strike:
-    """A fault that was injected.
-
-    at: seconds since the campaign's beginning.
-    recovered: seconds until the server was ready, captioned rightly, and had recovered the broken part. None if it
-        took longer than the limit.
-    """
-
-    fault: str
-    replica: str
-    at: float
-    recovered: float | None
-    problem: str = ""
-
-
-class Campaign:
-    """Injects faults one after the other, and measures the recovery from each."""
-
-    def __init__(self, world: World) -> None:
-        self.strikes: list[Strike] = []
-        self._world = world
-        self._console = Console(stderr=True, highlight=False)
-        self._requests = requests()
-        self._began = time.monotonic()
-
-    async def run(self, faults: Sequence[Fault], seconds: float) -> None:
-        """Injects each fault once, however long that takes, and then faults at random until the time is over."""
-        chooser, end = self._world.chooser, time.monotonic() + seconds
-        turns = chooser.sample(faults, len(faults))
-        while turns or time.monotonic() < end:
-            await asyncio.sleep(QUIET_S)
-            await self.all_well()  # only one fault at a time: with both servers down, no retry can succeed
-            if turns or faults:
-                await self._strike(turns.pop() if turns else chooser.choice(faults))
-
-    async def all_well(self) -> bool:
-        """Returns whether every server is ready and captions rightly, within a time limit."""
-        recoveries = (self._recovery(each, lambda: True, START_LIMIT_S) for each in self._world.replicas)
-        return None not in await asyncio.gather(*recoveries)
-
-    async def _strike(self, fault: Fault) -> None:
-        replica = self._world.chooser.choice(self._world.replicas)
-        at, problem = time.monotonic() - self._began, ""
-        recovered: float | None = None
-        try:
-            async with fault.inject(self._world, replica) as healed:
-                recovered = await self._recovery(replica, healed, RECOVERY_LIMIT_S)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        if recovered is None:
-            # The campaign goes on. Killing the container also removes the rest of the fault.
-            replica.kill()
-            await self._recovery(replica, lambda: True, RECOVERY_LIMIT_S)
-        for each in self._world.replicas:
-            each.sample_memory()
-        self.strikes.append(Strike(fault.name, replica.name, at, recovered, problem))
-        told = "NOT RECOVERED" if recovered is None else f"{recovered:.1f} s"
-        self._console.print(f"{at:6.0f} s  {fault.name} on {replica.name}: {told} {problem}")
-
-    async def _recovery(self, replica: Replica, healed: Healed, limit: float) -> float | None:
-        """Returns the seconds until a server has recovered the broken part, is ready and captions rightly. None
-        after ``limit``."""
-        began = time.monotonic()
-        while time.monotonic() - began < limit:
-            ready = healed() and await replica.answers("/readyz", 2.0)
-            if ready and await captions_rightly(replica.port, self._requests):
-                return time.monotonic() - began
-            await asyncio.sleep(0.1)
-        return None
 
 
 def went_well(totals: dict[str, Any]) -> bool:
@@ -317,13 +292,15 @@ def went_well(totals: dict[str, Any]) -> bool:
     return not failed and "500" not in totals["bad_requests_by_status"]
 
 
-def write_report(file: Path | None, strikes: list[Strike], totals: dict[str, Any], skipped: dict[str, str]) -> None:
+def write_report(
+    file: Path | None, strikes: list[dict[str, Any]], totals: dict[str, Any], skipped: dict[str, str]
+) -> None:
     """Prints the tables. Also writes the results if a file is given."""
     report = Report()
-    rows = [
-        (each.fault, each.replica, f"{each.at:.0f}", "NEVER" if each.recovered is None else f"{each.recovered:.1f}")
-        for each in strikes
-    ]
+    rows = []
+    for each in strikes:
+        recovered = "NEVER" if each["recovered"] is None else f"{each['recovered']:.1f}"
+        rows.append((each["fault"], each["replica"], f"{each['at']:.0f}", recovered))
     note = "recovered: until the server was ready, captioned rightly, and had what was broken."
     report.add(
         "Faults, in the order in which they were injected", ["fault", "server", "at s", "recovered s"], rows, note
@@ -331,7 +308,7 @@ def write_report(file: Path | None, strikes: list[Strike], totals: dict[str, Any
     report.add("Not injected", ["fault", "why"], [*skipped.items()])
     report.add("The whole campaign", ["", "value"], [(name, str(value)) for name, value in totals.items()])
     figures = {name: value for name, value in totals.items() if isinstance(value, int | float)}
-    report.write(file, figures, strikes=[asdict(each) for each in strikes], totals=totals, skipped=skipped)
+    report.write(file, figures, strikes=strikes, totals=totals, skipped=skipped)
 
 
 def read_arguments() -> argparse.Namespace:
@@ -365,25 +342,24 @@ def mounted(folder: Path, exits: contextlib.ExitStack) -> str:
 
 
 async def run(
-    options: argparse.Namespace, folder: Path, store: S3Artifacts | None, faults: Sequence[Fault]
-) -> tuple[list[Strike], dict[str, Any]]:
-    """Runs the campaign. Returns its strikes and totals."""
+    options: argparse.Namespace, folder: Path, store: tuple[int, Sequence[str]] | None, faults: Sequence[Fault]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Runs the campaign. ``store`` is the port of a store and its options. Returns the strikes and the totals."""
     chooser = Random(options.seed)
-    command = [*SNAPCAP, "serve", "--host", "127.0.0.1", "--device", options.device, "--build", "off", *OPTIONS]
-    environment, proxy = {}, None
-    if store is None:
-        command += ["--backend", "eager"]
+    proxy = LyingProxy(store[0] if store else 0, chooser)
+    await proxy.start()
+    command = [*serve_command("--device", options.device, "--build", "off"), *OPTIONS]
+    if store:
+        command += [*store[1], "--s3-endpoint-url", f"http://127.0.0.1:{proxy.port}"]
     else:
-        environment, proxy = store.environment, LyingProxy(store.port, chooser)
-        await proxy.start()
-        command += [*store.options, "--s3-endpoint-url", f"http://127.0.0.1:{proxy.port}"]
+        command += ["--backend", "eager"]
     models = ["demo", *(f"demo-{number}" for number in range(2, options.models + 1))]
     if options.models > 1:
         command += ["--idle-unload", "1", *(word for name in models for word in ("--model", f"{name}=demo"))]
     command += shlex.split(options.serve)
-    replicas = [Replica(name, command, environment, folder / name) for name in NAMES]
+    replicas = [Replica(name, command, CREDENTIALS, folder / name) for name in NAMES]
     bad, clients = BadClients(replicas, chooser), GoodClients(replicas, chooser, models)
-    campaign = Campaign(World(replicas, proxy, bad, chooser))
+    campaign = Campaign(replicas, proxy, bad, chooser)
     try:
         for replica in replicas:
             replica.start()
@@ -400,8 +376,7 @@ async def run(
         ended_well, seconds = await campaign.all_well(), time.monotonic() - began
     finally:
         await asyncio.gather(*(replica.stop() for replica in replicas))
-        if proxy is not None:
-            proxy.stop()
+        proxy.stop()
     return campaign.strikes, {
         "seed": options.seed,
         "seconds": round(seconds, 1),
@@ -411,7 +386,7 @@ async def run(
         "server_starts": {each.name: each.starts for each in replicas},
         "exit_statuses": {each.name: each.exits for each in replicas},
         "memory_mib": {each.name: each.memory_mib for each in replicas},
-        "not_recovered": [each.fault for each in campaign.strikes if each.recovered is None],
+        "not_recovered": [each["fault"] for each in campaign.strikes if each["recovered"] is None],
         "ended_well": ended_well,
     }
 

@@ -133,10 +133,9 @@ class GoodClients:
             self.tally.problem(request, f"{found!r} instead of {request.caption!r}")
 
 
-async def captions_rightly(port: int, requests: Sequence[Request], within: float = 5.0) -> bool:
-    """Returns whether a server answers with the right caption."""
-    request = requests[0]
-    reply = await ask(port, request.data, within)
+async def captions_rightly(port: int, request: Request) -> bool:
+    """Returns whether a server answers with the right caption in time."""
+    reply = await ask(port, request.data, 5.0)
     return reply.status == 200 and caption_of(request, reply) == request.caption
 
 

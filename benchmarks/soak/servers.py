@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from snapcap.benchmarks.harness.processes import own_parts, tree_memory
 from snapcap.benchmarks.harness.server import AsyncConnection, Reply, request_bytes, spawn
@@ -164,8 +163,6 @@ class LyingProxy:
         self._store_port = store_port
         self._chooser = chooser
         self._server: asyncio.Server | None = None
-        # Keeps references, because otherwise a task that waits for a silent store could be collected.
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -176,41 +173,34 @@ class LyingProxy:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (task := asyncio.current_task()) is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(OSError):
             store_reader, store_writer = await asyncio.open_connection("127.0.0.1", self._store_port)
-            asks = asyncio.create_task(_copy(reader, store_writer))
+            asks = asyncio.create_task(self._pass_on(reader, store_writer, lies=False))
             with contextlib.suppress(OSError):
-                await self._answer(store_reader, writer)
+                await self._pass_on(store_reader, writer, lies=True)
             asks.cancel()
             store_writer.close()
         writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, lies: bool) -> None:
         while piece := await reader.read(PIECE):
-            while self.lie is Lie.SILENCE:  # noqa: ASYNC110 - until somebody changes it
+            while lies and self.lie is Lie.SILENCE:  # noqa: ASYNC110 - until somebody changes it
                 await asyncio.sleep(0.1)
-            if self.lie is Lie.DELAY:
+            lie = self.lie if lies else Lie.NONE
+            is_cut = lie is Lie.CUT and len(piece) > 1000
+            if lie is Lie.DELAY:
                 await asyncio.sleep(DELAY_S)
-            elif self.lie is Lie.CUT and len(piece) > 1000:
-                writer.write(piece[: len(piece) // 2])
-                await writer.drain()
-                return
-            elif self.lie is Lie.CORRUPTION and len(piece) > 1000:
+            elif is_cut:
+                piece = piece[: len(piece) // 2]
+            elif lie is Lie.CORRUPTION and len(piece) > 1000:
                 piece = self._corrupted(piece)
             writer.write(piece)
             await writer.drain()
+            if is_cut:
+                return
 
     def _corrupted(self, piece: bytes) -> bytes:
         """Returns the piece with one bit of its second half flipped, so the head of a reply stays intact."""
         changed = bytearray(piece)
         changed[self._chooser.randrange(len(piece) // 2, len(piece))] ^= 1 << self._chooser.randrange(8)
         return bytes(changed)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while piece := await reader.read(PIECE):
-        writer.write(piece)
-        await writer.drain()
