@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +27,9 @@ from snapcap.benchmarks.harness.arguments import add_serve, count, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
-from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, ask, serving
+from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, ask
 from snapcap.benchmarks.harness.workload import (
+    FIRST_IMAGE,
     UNPREPARED,
     Workload,
     build_store,
@@ -72,8 +74,8 @@ class Peer:
         """Exports the model to a folder of this run, if the peer serves an export."""
         output = self.model(workload, work)
         if not output.is_dir():
-            folders = ("--model", str(workload.folder), "--output", str(output))
-            run_module("snapcap.benchmarks.peers.onnx_export", *folders, "--precision", self.precision)
+            export = (str(workload.folder), str(output), self.precision)
+            run_module("snapcap.benchmarks.peers.onnx_export", *export)
 
     def model(self, workload: Workload, work: Path) -> Path:
         """Returns the folder that the peer serves."""
@@ -98,6 +100,7 @@ _ONNX_RUNTIME = Peer(
     "FastAPI + ONNX Runtime, batched",
     "snapcap.benchmarks.peers.onnx_server",
     ("onnxruntime", "onnxscript", "transformers", "fastapi", "uvicorn"),
+    options=("--batch", "8"),
     precision="float32",
 )
 PEERS = {
@@ -116,7 +119,7 @@ PEERS = {
     "onnxruntime-int8": replace(
         _ONNX_RUNTIME,
         title="FastAPI + ONNX Runtime int8, batched",
-        options=("--threads", str(available_cpus())),
+        options=("--batch", "8", "--threads", str(available_cpus())),
         precision="int8",
     ),
 }
@@ -208,7 +211,6 @@ class Contenders(Turns):
 
     sets: the cache folder with the artifact store.
     work: files of this run.
-    images: folder of JPEGs.
     serve: further options of `snapcap serve`.
     """
 
@@ -216,7 +218,6 @@ class Contenders(Turns):
     device: str
     sets: Path
     work: Path
-    images: Path
     serve: tuple[str, ...]
 
     def options(self, backend: str) -> tuple[str, ...]:
@@ -254,7 +255,7 @@ class Contenders(Turns):
 
     def first_captions(self, server: Server) -> Start:
         """Waits until a server is ready, and asks for a first caption, then for more until it is warm."""
-        image, _ = self.workload.first_image
+        image = (self.workload.images / FIRST_IMAGE).read_bytes()
         start = Start({})
         connection = server.connect()
         is_snapcap = server.api is SNAPCAP_API
@@ -289,9 +290,8 @@ def open_contenders(options: argparse.Namespace, device: str) -> Iterator[Conten
     end = time.monotonic() + options.time_limit
     with scratch(options.cache) as cache, scratch() as work:
         workload = open_workload(options.model, cache)
-        images = workload.write_images(work / "images")
         serve = tuple(shlex.split(options.serve))
-        contenders = Contenders(workload, device, cache / "sets" / workload.name, work, images, serve, end=end)
+        contenders = Contenders(workload, device, cache / "sets" / workload.name, work, serve, end=end)
         for name in [name for name in options.cases if name not in BARE]:
             with contenders.attempt(name):
                 contenders.prepare(name)
@@ -312,7 +312,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(contenders: Contenders, name: str, load: HttpLoad) -> dict[str, float]:
     """Starts one server, measures it, and ends it."""
-    with scratch() as folder, serving(*contenders.command(name), fresh_caches(folder)) as server:
+    with scratch() as folder, closing(Server(*contenders.command(name), fresh_caches(folder))) as server:
         start = contenders.first_captions(server).values
         # For a slower server, the first captions were the warm-up.
         if load.clients * start["steady_ms"] / 1000 < load.seconds:
@@ -329,7 +329,7 @@ def run(options: argparse.Namespace, device: str) -> int:
     with open_contenders(options, device) as contenders:
         # An interruption while something was built has ended the time.
         contenders.end = contenders.end and time.monotonic() + options.time_limit
-        load = HttpLoad(contenders.images, options.clients, options.seconds)
+        load = HttpLoad(contenders.workload.images, options.clients, options.seconds)
         found = contenders.rounds(options.cases, options.rounds, lambda name: measure(contenders, name, load))
     results = {name: Samples.of(rounds) for name, rounds in found.items()}
     _table(report, results, options.clients)

@@ -116,8 +116,7 @@ def run(options: argparse.Namespace, device: str) -> int:
     report = Report()
     with scratch(options.cache) as cache, scratch() as work:
         workload = open_workload(options.model, cache)
-        images = workload.write_images(work / "images")
-        job = Job(workload.folder, images / FIRST_IMAGE, device, tuple(options.buckets), CASES[EAGER].how)
+        job = Job(workload.folder, workload.images / FIRST_IMAGE, device, tuple(options.buckets), CASES[EAGER].how)
         turns = Turns(end=time.monotonic() + options.time_limit)
         found = measure_all(turns, with_needed(options.cases), options.runs, job, work)
     samples = {

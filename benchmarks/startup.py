@@ -8,7 +8,7 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from snapcap.benchmarks.harness.server import (
     SNAPCAP_API,
     START_LIMIT_S,
     Endpoint,
+    Server,
     run_measured,
     s3_artifacts,
-    serving,
 )
 from snapcap.benchmarks.harness.workload import fresh_caches, scratch, serve_command
 
@@ -77,24 +77,26 @@ class Bench:
         with scratch() as folder:
             extra, contenders = fresh_caches(folder), self.contenders
             if case in (FLOOR, IMPORT_TORCH):
-                return self._floor(case, extra)
+                command = [sys.executable, "-m", "snapcap.benchmarks.harness.marks", contenders.device]
+                command += [str(contenders.workload.folder)] if case == FLOOR else []
+                marks, found = run_measured(command, START_LIMIT_S, extra)
+                return Start({"total": marks[-1][1], **found})
             if case == PUBLISHED:
                 return self._from_s3(folder / "cache", extra)
             if case == COLD:
                 options = (*contenders.model_options, "--cache-dir", str(folder / "cache"))
-                start = self._serve(serve_command(*options), extra)
+                start = self._serve(serve_command(*options), SNAPCAP_API, extra)
                 require_backend(start.startup, "eager", later=True)
                 return start
-            command, api = contenders.command(case)
-            start = self._serve(command, extra, api)
+            start = self._serve(*contenders.command(case), extra)
             if case in BACKENDS:
                 require_backend(start.startup, case)
             return start
 
-    def _serve(self, command: Sequence[str], extra: Mapping[str, str], api: Endpoint = SNAPCAP_API) -> Start:
+    def _serve(self, command: Sequence[str], api: Endpoint, extra: Mapping[str, str]) -> Start:
         """Starts a server, asks for captions, and ends the server."""
         is_snapcap = api is SNAPCAP_API
-        with serving(command, api, extra) as server:
+        with closing(Server(command, api, extra)) as server:
             try:
                 start = self.contenders.first_captions(server)
             except OSError as error:
@@ -110,12 +112,6 @@ class Bench:
                 start.values["peak_host_mib"] = sum(peak for peak in peaks if peak is not None) / (1 << 20)
             return start
 
-    def _floor(self, case: str, extra: Mapping[str, str]) -> Start:
-        command = [sys.executable, "-m", "snapcap.benchmarks.harness.marks", self.contenders.device]
-        command += [str(self.contenders.workload.folder)] if case == FLOOR else []
-        marks, found = run_measured(command, START_LIMIT_S, extra)
-        return Start({"total": marks[-1][1], **found})
-
     def _from_s3(self, empty: Path, extra: Mapping[str, str]) -> Start:
         """Starts from packages, checkpoint and weights in S3. This machine does not have them."""
         contenders = self.contenders
@@ -126,7 +122,7 @@ class Bench:
             _, self._remote = self.stack.enter_context(s3_artifacts(*given))
         # The remote options name the model, which may be named once. Other later options override earlier ones.
         options = (*contenders.options("aot")[2:], "--cache-dir", str(empty), *self._remote)
-        start = self._serve(serve_command(*options), {**extra, **CREDENTIALS})
+        start = self._serve(serve_command(*options), SNAPCAP_API, {**extra, **CREDENTIALS})
         require_backend(start.startup, "aot")
         fetched = start.startup["weights"] or {}
         if fetched.get("result") != "hit" or not fetched["bytes_fetched"]:

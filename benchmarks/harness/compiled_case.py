@@ -106,7 +106,8 @@ class CompiledRunner(Runner[Any]):
         if way in ("regional", "jit"):
             return self._compiled(component, function, f"{region.name}_b{bucket.size}")
         if way == "hierarchical" and region.layers > 1:
-            function = torch.compiler.nested_compile_region(_plain(function))
+            # Around a plain function, because torch cannot mark a `functools.partial` as a nested region.
+            return torch.compiler.nested_compile_region(lambda *inputs: function(*inputs))  # noqa: PLW0108
         return function
 
     def _calls(
@@ -172,15 +173,6 @@ class CompiledRunner(Runner[Any]):
             self.decode_step(bucket)
             found.append(self.tokens(1)[0])
         return found
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a plain function, because torch cannot mark a `functools.partial` as a nested region."""
-
-    def run(*inputs: Any) -> Any:
-        return function(*inputs)
-
-    return run
 
 
 def first_steps(runner: CompiledRunner, buckets: Sequence[Bucket], image: Pixels) -> dict[str, float]:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from threading import Barrier
 
 import uvloop
 
@@ -33,7 +33,8 @@ Request = tuple[bytes, bytes]  # a whole request, and the text that its reply mu
 
 @dataclass
 class Tally:
-    """The counts of all clients. Latencies are in seconds, of the replies to requests due before ``until``."""
+    """The counts of all clients, from ``began`` to the ``last`` reply. Latencies are in seconds, of the replies to
+    requests due before ``until``."""
 
     began: float = 0.0
     until: float = 0.0
@@ -42,11 +43,6 @@ class Tally:
     wrong: int = 0
     errors: int = 0
     unanswered: int = 0  # requests under way
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds until the last reply."""
-        return max(self.last - self.began, 0.0)
 
 
 async def ask(client: AsyncConnection, request: Request, due: float, tally: Tally) -> bool:
@@ -126,7 +122,7 @@ class HttpLoad:
         if wrong or not latencies:
             what = f"{wrong} wrong captions, {errors} errors, {unanswered} unanswered, {len(latencies)} replies"
             raise RuntimeError(f"{what}: {server.log()}")
-        elapsed = max(tally.elapsed for tally in tallies)
+        elapsed = max(tally.last - tally.began for tally in tallies)
         return {
             "captions_per_s": len(latencies) / elapsed,
             "errors": float(errors + unanswered),
@@ -143,21 +139,13 @@ class HttpLoad:
         shares = [replace(self, clients=number, rate=self.rate / count) for number in numbers]
         context = multiprocessing.get_context("spawn")
         # Each process has one share, as it waits for the other processes before it begins.
-        with ProcessPoolExecutor(count, context, _wait_at, (context.Barrier(count),)) as pool:
-            return list(pool.map(_clients, shares, repeat(server.port), repeat(server.api), range(count)))
+        with context.Manager() as manager, ProcessPoolExecutor(count, context) as pool:
+            same = (server.port, server.api, manager.Barrier(count))
+            return list(pool.map(_clients, shares, range(count), *map(repeat, same)))
 
 
-def _wait_at(barrier: Barrier) -> None:
-    """Keeps the barrier at which all client processes wait for each other."""
-    global _begin  # noqa: PLW0603 - of this process
-    _begin = barrier.wait
-
-
-_begin: Callable[[], object]
-
-
-def _clients(load: HttpLoad, port: int, api: Endpoint, seed: int) -> Tally:
-    return uvloop.run(generate(load, port, api, seed, _begin))
+def _clients(load: HttpLoad, seed: int, port: int, api: Endpoint, begin: Barrier) -> Tally:
+    return uvloop.run(generate(load, port, api, seed, begin.wait))
 
 
 async def generate(load: HttpLoad, port: int, api: Endpoint, seed: int, wait: Callable[[], object]) -> Tally:

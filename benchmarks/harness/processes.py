@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -66,12 +65,11 @@ def cpu_seconds(pid: int) -> float:
 
 def gpu_name() -> str | None:
     """Returns the name of the first NVIDIA GPU and its driver, or None without one."""
-    if shutil.which("nvidia-smi") is None:
-        return None
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return lines[0].replace(", ", ", driver ") if lines else None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout.splitlines()[0].replace(", ", ", driver ")
+    return None
 
 
 def _field_bytes(pid: int, file: str, field: str) -> int | None:

@@ -12,6 +12,7 @@ import importlib
 import json
 import re
 import string
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,6 @@ from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPEToken
 from tokenizers.implementations.base_tokenizer import BaseTokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.workload import NEW_TOKENS
 
 # Untyped, because its configurations accept more than their types say.
@@ -362,10 +362,6 @@ def _words(count: int, letters: str) -> Iterator[str]:
     return islice(("".join(word) for word in chain.from_iterable(words)), count)
 
 
-def _siglip(**further: int) -> dict[str, int]:
-    return {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, **further}
-
-
 RANDOM_MODELS = {
     # ViT-B/16 at 224 pixels and GPT-2 small with cross-attention: transformers' defaults.
     "vit-b16-gpt2": RandomModel(_vit_gpt2),
@@ -384,7 +380,8 @@ RANDOM_MODELS = {
     # HuggingFaceTB/SmolVLM-256M-Instruct: SigLIP-B/16 at 512 pixels and thirty layers of SmolLM2's 135M.
     "smolvlm-256m": RandomModel(
         _smolvlm,
-        _siglip(image_size=512, patch_size=16, scale_factor=4),
+        {"image_size": 512, "patch_size": 16, "hidden_size": 768, "num_attention_heads": 12}
+        | {"intermediate_size": 3072, "scale_factor": 4},
         {"vocab_size": 49280, "max_position_embeddings": 8192, "num_hidden_layers": 30, "hidden_size": 576}
         | {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536},
     ),
@@ -474,13 +471,5 @@ def fill(name: str, tensor: Any, generator: Any) -> None:
     tensor.normal_(0.0, std, generator=generator)
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("model", choices=RANDOM_MODELS)
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
-    write_checkpoint(RANDOM_MODELS[options.model], options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    write_checkpoint(RANDOM_MODELS[sys.argv[1]], Path(sys.argv[2]))

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from snapcap.benchmarks.harness.processes import gpu_name
 from snapcap.benchmarks.harness.workload import ROOT
+from snapcap.warmup.machine.capacity import CPUINFO
 
 VERSIONS = ("torch", "triton", "transformers", "litserve", "onnxruntime", "fastapi", "uvicorn")
 PERCENTILES = (50, 90, 99)
@@ -53,11 +54,6 @@ class Samples:
 
 
 Column = str | Callable[[Samples], str]
-
-
-def figures_of(cases: Mapping[str, Samples]) -> dict[str, float]:
-    """Returns the median of each measurement of each case, named ``case.measurement``."""
-    return {f"{case}.{name}": samples.median(name) for case, samples in cases.items() for name in samples.values}
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
@@ -115,7 +111,9 @@ class Report:
         self.add("Not measured, or not to be trusted", ["", "because"], rows)
         about = {"benchmark": options.measure, "model": options.model, "device": device, "problems": problems}
         values = {name: case.values for name, case in samples.items()}
-        self.write(options.json, figures_of(samples), **about, samples=values, **further)
+        # The median of each measurement, by the names of the case and the measurement.
+        figures = {f"{case}.{name}": samples[case].median(name) for case, names in values.items() for name in names}
+        self.write(options.json, figures, **about, samples=values, **further)
         return int(any(why.startswith("failed") for why in problems.values()))
 
     def write(self, file: Path | None, figures: Mapping[str, float], **further: Any) -> None:
@@ -145,7 +143,9 @@ def setting() -> dict[str, str]:
     module = sys.modules["__main__"].__spec__
     name = (module.name if module is not None else Path(sys.argv[0]).stem).removesuffix(".__main__")
     command = "snapcap" if name == "snapcap" else f"python -m {name}"
-    parts = [cpu_model(), f"{len(os.sched_getaffinity(0))} CPUs", f"{platform.system()} {platform.release()}"]
+    processor = re.search(r"^model name\s*: (.+)$", CPUINFO.read_text(), re.MULTILINE)
+    cpu = processor[1] if processor else platform.processor() or platform.machine()
+    parts = [cpu, f"{len(os.sched_getaffinity(0))} CPUs", f"{platform.system()} {platform.release()}"]
     gpu = gpu_name()
     versions = [f"Python {platform.python_version()}"]
     for package in VERSIONS:
@@ -159,14 +159,6 @@ def setting() -> dict[str, str]:
         # Without the places of files, which are this machine's.
         "command": re.sub(r" --(?:cache|json)[= ]\S+", "", f"{command} {shlex.join(sys.argv[1:])}"),
     }
-
-
-def cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def commit() -> str:

@@ -46,12 +46,12 @@ def ask(connection: HTTPConnection, path: str, body: bytes | None = None, conten
     return Reply(reply.status, reply.read(), {})
 
 
+@dataclass(frozen=True)
 class AsyncConnection:
     """A keep-alive connection to a port of this machine, for an event loop, with one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
     @classmethod
     async def open(cls, port: int) -> "AsyncConnection":
@@ -63,18 +63,18 @@ class AsyncConnection:
         Raises:
             OSError: the connection was lost before the reply was whole.
         """
-        self._writer.write(request)
+        self.writer.write(request)
         try:
-            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             pairs = (line.partition(":") for line in head[1:])
             fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
-            body = await self._reader.readexactly(int(fields.get("content-length", "0")))
+            body = await self.reader.readexactly(int(fields.get("content-length", "0")))
         except asyncio.IncompleteReadError as error:
             raise ConnectionResetError("the reply was cut") from error
         return Reply(int(head[0].split()[1]), body, fields)
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()
 
 
 def request_bytes(path: str, body: bytes | None = None, content_type: str = BINARY) -> bytes:
@@ -125,7 +125,7 @@ class Process:
     """A child whose output goes to a file. Seconds are counted from just before its spawn."""
 
     def __init__(self, command: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
-        self._log: TextIO = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by stop
+        self._log: TextIO = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by close
         self.spawned = time.monotonic()
         self._process = spawn(command, self._log, extra)
 
@@ -170,7 +170,7 @@ class Process:
         lines = [line for line in self.log().splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it has written nothing"
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Ends the process with SIGTERM, and then its whole group with SIGKILL."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -190,16 +190,13 @@ def run_measured(
     Raises:
         RuntimeError: it failed, printed no result, or took longer than ``limit`` seconds.
     """
-    process = Process(command, extra)
-    try:
+    with contextlib.closing(Process(command, extra)) as process:
         process.wait(limit)
         lines = [line for line in process.log().splitlines() if line.startswith(RESULT)]
         if not lines:
             raise RuntimeError("the program printed no result")
         marks, found = json.loads(lines[0].removeprefix(RESULT))
         return [(name, moment - process.spawned) for name, moment in marks], found
-    finally:
-        process.stop()
 
 
 class Server(Process):
@@ -247,17 +244,6 @@ class Server(Process):
         return {"compiles_serving": float(found[1]) if found else 0.0}
 
 
-@contextlib.contextmanager
-def serving(
-    command: Sequence[str], api: Endpoint = SNAPCAP_API, extra: Mapping[str, str] | None = None
-) -> Iterator[Server]:
-    server = Server(command, api, extra)
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
@@ -274,8 +260,8 @@ _BUCKET = "bench"
 def s3_artifacts(
     cache: Path, folder: Path, options: tuple[str, ...] = (), checkpoint: Path | None = None
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Publishes and signs the artifact set that `cache` holds. Keys go to `folder`. Yields the port of the S3 server
-    and the options with which a server finds the set, whose environment has ``CREDENTIALS``.
+    """Publishes and signs the artifact set that `cache` holds. Keys go to `folder`. Yields the port of the S3
+    server and the options with which a server finds the set, whose environment has ``CREDENTIALS``.
 
     `options` name the model. With a `checkpoint`, they lack the model's name: the checkpoint is uploaded to S3,
     and published with its weights.
@@ -284,7 +270,8 @@ def s3_artifacts(
 
     key = folder / "bench.key"
     # S3 is another process too. A server inside the measuring process would share its interpreter lock.
-    with serving((sys.executable, "-m", "moto.server"), Endpoint("/", None), CREDENTIALS) as moto:
+    command = (sys.executable, "-m", "moto.server")
+    with contextlib.closing(Server(command, Endpoint("/", None), CREDENTIALS)) as moto:
         moto.connect().close()
         endpoint = f"http://127.0.0.1:{moto.port}"
         s3 = boto3.client(

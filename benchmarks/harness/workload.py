@@ -109,18 +109,14 @@ class Workload:
     """A checkpoint, and images for requests.
 
     folder: the checkpoint.
-    images: by name, a JPEG and the caption that it must get. The caption of random weights is None.
+    images: folder of JPEGs, each with the caption that it must get. The caption of random weights is None.
     tokens: number of tokens of each caption of random weights. None for a trained model.
     """
 
     name: str
     folder: Path
-    images: Mapping[str, tuple[bytes, str | None]]
+    images: Path
     tokens: int | None
-
-    @property
-    def first_image(self) -> tuple[bytes, str | None]:
-        return self.images[FIRST_IMAGE]
 
     def check(self, reply: Mapping[str, Any]) -> None:
         """Checks a reply to the first image, because a fast but wrong caption is no result.
@@ -128,35 +124,33 @@ class Workload:
         Raises:
             RuntimeError: the caption is wrong.
         """
-        _, caption = self.first_image
+        caption = json.loads((self.images / _CAPTIONS).read_text())[FIRST_IMAGE]
         tokens = reply.get("tokens", self.tokens)
         if (caption is not None and reply["caption"] != caption) or (self.tokens not in (None, tokens)):
             raise RuntimeError(f"a wrong caption: {reply}")
 
-    def write_images(self, folder: Path) -> Path:
-        """Writes the images to files, for load generators in other processes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, (data, _) in self.images.items():
-            (folder / name).write_bytes(data)
-        (folder / _CAPTIONS).write_text(json.dumps({name: caption for name, (_, caption) in self.images.items()}))
-        return folder
-
 
 def read_images(folder: Path) -> list[tuple[bytes, str | None]]:
-    """Returns the images that ``write_images`` wrote."""
+    """Returns the images of a workload with their captions."""
     captions: dict[str, str | None] = json.loads((folder / _CAPTIONS).read_text())
     return [((folder / name).read_bytes(), caption) for name, caption in captions.items()]
 
 
 def open_workload(name: str, cache: Path) -> Workload:
-    """Opens ``demo``, or a model of random weights, which is made in ``cache`` the first time."""
-    jpegs = {png.replace(".png", ".jpg"): (_jpeg(data), caption) for png, (data, caption) in samples().items()}
+    """Opens ``demo``, or a model of random weights. The images, and the first time random weights, are written to
+    ``cache``."""
+    images, captions = cache / "images" / name, {}
+    images.mkdir(parents=True, exist_ok=True)
+    for png, (data, caption) in samples().items():
+        jpeg = png.replace(".png", ".jpg")
+        (images / jpeg).write_bytes(_jpeg(data))
+        captions[jpeg] = caption if name == "demo" else None
+    (images / _CAPTIONS).write_text(json.dumps(captions))
     if name == "demo":
-        return Workload(name, DEMO, jpegs, None)
+        return Workload(name, DEMO, images, None)
     folder = cache / "models" / name
     if not folder.is_dir():
         run_module("snapcap.benchmarks.harness.random_checkpoint", name, str(folder))
-    images = {name: (data, None) for name, (data, _) in jpegs.items()}
     return Workload(name, folder, images, NEW_TOKENS)
 
 

@@ -14,7 +14,7 @@ import litserve  # type: ignore[import-not-found, unused-ignore]  # measured whe
 from fastapi import Response
 
 from snapcap.benchmarks.harness.arguments import make_server_parser
-from snapcap.benchmarks.peers.transformers_server import Captioner
+from snapcap.benchmarks.peers.transformers_server import Captioner, decode
 
 BATCH_TIMEOUT_S = 0.005
 
@@ -32,7 +32,7 @@ class CaptionApi(litserve.LitAPI):  # type: ignore[misc, unused-ignore]  # LitSe
         self._captioner = Captioner(self._folder, self._model_device)
 
     def decode_request(self, request):  # type: ignore[no-untyped-def]  # LitServe would take an annotation for a form
-        return self._captioner.decode(base64.b64decode(request["image"]))
+        return decode(base64.b64decode(request["image"]))
 
     def predict(self, pictures: list[Any]) -> list[dict[str, Any]]:
         return self._captioner.captions(pictures)

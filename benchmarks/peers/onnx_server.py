@@ -1,14 +1,13 @@
 """Serves the peer without torch: FastAPI, uvicorn and ONNX Runtime over models exported ahead of time.
 
-    python -m snapcap.benchmarks.peers.onnx_export --model models/demo --output FOLDER
-    python -m snapcap.benchmarks.peers.onnx_server --model FOLDER --port 8102
+    python -m snapcap.benchmarks.peers.onnx_export models/demo FOLDER float32
+    python -m snapcap.benchmarks.peers.onnx_server --model FOLDER --port 8102 --batch 8
 
 The models are opened while FastAPI is imported, before the port is bound. Images are decoded in a thread pool.
-Decoded images that wait for the model go through it as one batch, of up to eight. With that, and one CPU less for
+Decoded images that wait for the model go through it as one batch. With up to eight in a batch, and one CPU less for
 the model, 16 clients of the demo model got most captions/s on two CPUs (`benchmarks/NOTES.md`).
 """
 
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -23,10 +22,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer
 
-from snapcap.benchmarks.harness.arguments import count, make_parser
-from snapcap.benchmarks.peers.transformers_server import create_app
+from snapcap.benchmarks.harness.arguments import count, make_server_parser
+from snapcap.benchmarks.peers.transformers_server import create_app, decode
 
-_BATCH = 8
 ENCODER, DECODER, TOKENIZER = "encoder.onnx", "decoder.onnx", "tokenizer.json"
 DESCRIPTION = "captioner.json"
 Pixels = NDArray[np.float32]
@@ -77,8 +75,7 @@ class Captioner:
     def pixels(self, image: bytes) -> Pixels:
         """Returns an encoded image as [3, H, W], normalised as by transformers' processor."""
         about = self.description
-        picture = Image.open(io.BytesIO(image)).convert("RGB")
-        picture = picture.resize((about.width, about.height), Image.Resampling(about.resample))
+        picture = decode(image).resize((about.width, about.height), Image.Resampling(about.resample))
         values = np.asarray(picture, np.float32) * self._scale + self._shift
         return np.ascontiguousarray(values.transpose(2, 0, 1))
 
@@ -125,20 +122,17 @@ def _value(array: NDArray[Any]) -> Any:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the export")
-    parser.add_argument("--device", choices=("cpu",), default="cpu")
-    parser.add_argument("--port", type=int, default=8102)
+    parser = make_server_parser(__doc__, port=8102)
     text = "CPU threads of one operation (default: all CPUs but one, which HTTP has)"
     parser.add_argument("--threads", type=count, default=max(len(os.sched_getaffinity(0)) - 1, 1), help=text)
     options = parser.parse_args()
     with ThreadPoolExecutor(1) as beside:  # the runtime releases Python's lock while it opens models
-        opening = beside.submit(Captioner, options.model, options.threads)
+        opening = beside.submit(Captioner, Path(options.model), options.threads)
         import fastapi  # noqa: F401
         import uvicorn
 
         captioner = opening.result()
-        app = create_app(captioner.pixels, captioner.captions, _BATCH)
+        app = create_app(captioner.pixels, captioner.captions, options.batch)
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", ws="none", lifespan="off")
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from PIL import Image
+
 from snapcap.benchmarks.harness.arguments import make_server_parser
 
 CHATS = ("idefics3", "llava", "qwen3_vl")  # models that follow an instruction
@@ -65,6 +67,10 @@ class Batcher(Generic[Item, Answer]):
         return running or self._next_batch()
 
 
+def decode(image: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(image)).convert("RGB")
+
+
 class Captioner:
     """Runs ``generate`` of the class that the checkpoint names, greedily, as in its documentation."""
 
@@ -90,15 +96,10 @@ class Captioner:
         limit = self._model.generation_config.max_new_tokens
         self._limit = {} if limit is None else {"max_new_tokens": limit}
 
-    def decode(self, image: bytes) -> Any:
-        """Returns an encoded image as Pillow's picture."""
-        from PIL import Image
-
-        return Image.open(io.BytesIO(image)).convert("RGB")
-
-    def captions(self, pictures: Sequence[Any]) -> list[dict[str, Any]]:
+    def captions(self, pictures: Sequence[Image.Image]) -> list[dict[str, Any]]:
         """Returns the captions of a batch. A model for images of any shape takes images of one shape at a time."""
-        given, settings = list(pictures), {"return_tensors": "pt"}
+        given: list[Any] = list(pictures)
+        settings: dict[str, Any] = {"return_tensors": "pt"}
         if self._model.config.model_type == "idefics3":  # no image is split into tiles
             given, settings = [[picture] for picture in pictures], {"do_image_splitting": False, **settings}
         return self.generate(self._processor(given, **settings))
@@ -214,7 +215,7 @@ def create_app(
 def main() -> None:
     options = make_server_parser(__doc__, port=8100).parse_args()
     captioner = Captioner(options.model, options.device)
-    app = create_app(captioner.decode, captioner.captions, options.batch)
+    app = create_app(decode, captioner.captions, options.batch)
     import uvicorn
 
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")

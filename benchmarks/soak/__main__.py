@@ -33,7 +33,7 @@ from typing import Any
 from rich.console import Console
 
 from snapcap.benchmarks.harness.arguments import add_files, add_serve, count, make_parser, some_of
-from snapcap.benchmarks.harness.processes import descendants, is_gone
+from snapcap.benchmarks.harness.processes import descendants, is_gone, own_parts
 from snapcap.benchmarks.harness.report import Report
 from snapcap.benchmarks.harness.server import CREDENTIALS, request_bytes, s3_artifacts
 from snapcap.benchmarks.harness.workload import samples, scratch, serve_command
@@ -52,10 +52,9 @@ RECOVERY_LIMIT_S = 180.0
 START_LIMIT_S = 300.0
 QUIET_S = 2.0  # between two faults
 CACHE_BYTES = 512 << 20
-ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # indexes of `Replica.parts`
+ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # indexes of `own_parts`
 Healed = Callable[[], bool]
-STALLED, STALL_S = 200, 5.0
-LEAVING = 300
+STALL_S = 5.0
 FLOOD = 400
 
 
@@ -140,7 +139,7 @@ class Campaign:
         after ``limit``."""
         began = time.monotonic()
         while time.monotonic() - began < limit:
-            ready = healed() and await replica.answers("/readyz", 2.0)
+            ready = healed() and (await ask(replica.port, request_bytes("/readyz"), 2.0)).status == 200
             if ready and await captions_rightly(replica.port, self._request):
                 return time.monotonic() - began
             await asyncio.sleep(0.1)
@@ -157,13 +156,13 @@ def signalled(number: int, part: int | None) -> Injection:
 
     @asynccontextmanager
     async def inject(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
-        before = replica.parts
+        before = own_parts(replica.pid)
         pid = replica.pid if part is None else before[part]
         os.kill(pid, number)
 
         def healed() -> bool:
             try:
-                return is_gone(pid) and len(replica.parts) >= (len(before) if part != DECODE_PARENT else 1)
+                return is_gone(pid) and len(own_parts(replica.pid)) >= (len(before) if part != DECODE_PARENT else 1)
             except RuntimeError:
                 return False
 
@@ -239,21 +238,19 @@ def good_request() -> bytes:
     return request_bytes("/v1/caption", next(iter(samples().values()))[0], "image/png")
 
 
-@asynccontextmanager
-async def stalled(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
-    """Sends half a body from each client, and nothing more."""
-    half = good_request()[:-100]
-    stalling = asyncio.gather(*(leave(replica.port, half, STALL_S) for _ in range(STALLED)))
-    yield lambda: True
-    await stalling
+def left(count: int, *, whole: bool) -> Injection:
+    """Returns a fault in which many clients send a request and leave before the reply. They send half a body unless
+    ``whole``, and then stay for a while."""
 
+    @asynccontextmanager
+    async def inject(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+        sent = good_request() if whole else good_request()[:-100]
+        stays = (turn % 10 / 100 if whole else STALL_S for turn in range(count))
+        leaving = asyncio.gather(*(leave(replica.port, sent, stay) for stay in stays))
+        yield lambda: True
+        await leaving
 
-@asynccontextmanager
-async def left(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
-    """Sends a whole request from each client, which leaves before the reply."""
-    leaving = asyncio.gather(*(leave(replica.port, good_request(), turn % 10 / 100) for turn in range(LEAVING)))
-    yield lambda: True
-    await leaving
+    return inject
 
 
 @asynccontextmanager
@@ -280,8 +277,8 @@ FAULTS = (
     Fault("s3-corrupts", "s3", store_that(Lie.CORRUPTION)),
     Fault("disk-full", "disk", disk_full),
     Fault("disk-read-only", "disk", disk_read_only),
-    Fault("clients-stall", "clients", stalled),
-    Fault("clients-leave", "clients", left),
+    Fault("clients-stall", "clients", left(200, whole=False)),
+    Fault("clients-leave", "clients", left(300, whole=True)),
     Fault("clients-flood", "clients", flooded),
 )
 
@@ -309,23 +306,6 @@ def write_report(
     report.add("The whole campaign", ["", "value"], [(name, str(value)) for name, value in totals.items()])
     figures = {name: value for name, value in totals.items() if isinstance(value, int | float)}
     report.write(file, figures, strikes=strikes, totals=totals, skipped=skipped)
-
-
-def read_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    text = "seed of everything random (default: a random seed, which is printed)"
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help=text)
-    names = some_of(fault.name for fault in FAULTS)
-    text = "all, or a comma-separated list (default: %(default)s)"
-    parser.add_argument("--faults", type=names, default="all", help=text)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--clients", type=count, default=6, help="number of good clients")
-    text = "number of models of each server, which are all the demo model (default: %(default)s)"
-    parser.add_argument("--models", type=count, default=1, help=text)
-    add_files(parser)
-    add_serve(parser)
-    return parser.parse_args()
 
 
 def mounted(folder: Path, exits: contextlib.ExitStack) -> str:
@@ -364,7 +344,7 @@ async def run(
         for replica in replicas:
             replica.start()
         if not await campaign.all_well():
-            raise RuntimeError(f"the servers do not start:\n{replicas[0].log()[-2000:]}")
+            raise RuntimeError(f"the servers do not start:\n{replicas[0].log.read_text(errors='replace')[-2000:]}")
         began, over = time.monotonic(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(options.clients):
@@ -392,7 +372,20 @@ async def run(
 
 
 def main() -> int:
-    options = read_arguments()
+    parser = make_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    text = "seed of everything random (default: a random seed, which is printed)"
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help=text)
+    names = some_of(fault.name for fault in FAULTS)
+    text = "all, or a comma-separated list (default: %(default)s)"
+    parser.add_argument("--faults", type=names, default="all", help=text)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--clients", type=count, default=6, help="number of good clients")
+    text = "number of models of each server, which are all the demo model (default: %(default)s)"
+    parser.add_argument("--models", type=count, default=1, help=text)
+    add_files(parser)
+    add_serve(parser)
+    options = parser.parse_args()
     # Raises SystemExit, so that servers are stopped and mounts removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     chosen = [fault for fault in FAULTS if fault.name in options.faults]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
-from snapcap.benchmarks.harness.processes import own_parts, tree_memory
+from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.server import AsyncConnection, Reply, request_bytes, spawn
 from snapcap.benchmarks.harness.workload import free_port
 
@@ -60,7 +60,7 @@ class Replica:
         self._extra = {"PYTHONFAULTHANDLER": "1", **extra}
         self._command = [*command, "--port", str(self.port), "--cache-dir", str(cache)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = cache.with_suffix(".log")
+        self.log = cache.with_suffix(".log")
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -74,11 +74,6 @@ class Replica:
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"{self.name} does not run")
         return self._process.pid
-
-    @property
-    def parts(self) -> list[int]:
-        """The process ids of the engine process, the parent of the decode processes, and these."""
-        return own_parts(self.pid)
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(job) for job in (self._supervise(), self._look_for_life())]
@@ -107,21 +102,14 @@ class Replica:
         for entry in self.cache.iterdir():
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
 
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
     def sample_memory(self) -> None:
         with contextlib.suppress(RuntimeError):
             self.memory_mib.append(tree_memory(self.pid) >> 20)
 
-    async def answers(self, path: str, within: float) -> bool:
-        """Returns whether a GET of a path is answered with 200."""
-        return (await ask(self.port, request_bytes(path), within)).status == 200
-
     async def _supervise(self) -> None:
         while not self._over:
             self.cache.mkdir(parents=True, exist_ok=True)
-            with self._log.open("ab") as log:
+            with self.log.open("ab") as log:
                 self._process = spawn(self._command, log, self._extra)
             self.starts += 1
             group = self._process.pid
@@ -136,7 +124,8 @@ class Replica:
             await asyncio.sleep(LIVENESS_PERIOD_S)
             if start != self.starts:
                 failures, start = 0, self.starts
-            failures = 0 if await self.answers("/livez", LIVENESS_TIMEOUT_S) else failures + 1
+            alive = await ask(self.port, request_bytes("/livez"), LIVENESS_TIMEOUT_S)
+            failures = 0 if alive.status == 200 else failures + 1
             if failures == LIVENESS_FAILURES:
                 self.signal(signal.SIGTERM)
                 await asyncio.sleep(TERMINATION_S)

@@ -25,7 +25,8 @@ class Rounds:
         self.broken: dict[str, BaseException] = {}
         self.clock = 0.0
         self._file = tmp_path / "peers.json"
-        found = Contenders(cast(Workload, None), "cpu", *[tmp_path] * 3, (), end=100.0, problems=problems)
+        workload = cast(Workload, SimpleNamespace(images=tmp_path))
+        found = Contenders(workload, "cpu", *[tmp_path] * 2, (), end=100.0, problems=problems)
         monkeypatch.setattr(contenders, "open_contenders", lambda *_: nullcontext(found))
         monkeypatch.setattr(contenders, "measure", lambda _, name, __: self._measure(name))
         monkeypatch.setattr("time.monotonic", lambda: self.clock)
@@ -57,7 +58,8 @@ def test_no_round_begins_that_would_end_after_the_time(monkeypatch: pytest.Monke
     rounds = Rounds(monkeypatch, tmp_path, {})
     status, written = rounds.run("aot", "eager", rounds=5)
     assert (status, rounds.order) == (0, ["aot", "eager", "aot"])
-    assert [len(case["ready"]) for case in written["samples"].values()] == [2, 1]
+    assert written["samples"]["aot"]["ready"] == [1.0, 3.0]
+    assert (written["figures"]["aot.ready"], written["figures"]["eager.ready"]) == (2.0, 2.0)
     assert written["problems"] == {}
 
 
@@ -107,10 +109,10 @@ def test_a_server_that_cannot_be_measured_here_is_no_failure(
 
 
 def test_a_start_that_compiles_after_ready_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = SimpleNamespace(compiles=lambda: {"compiles_serving": 2.0})
-    monkeypatch.setattr(startup, "serving", lambda *_: nullcontext(server))
+    server = SimpleNamespace(compiles=lambda: {"compiles_serving": 2.0}, close=lambda: None)
+    monkeypatch.setattr(startup, "Server", lambda *_: server)
     found = Contenders(
-        cast(Workload, SimpleNamespace(folder=Path("x"))), "cpu", *[Path()] * 3, (), end=float("inf")
+        cast(Workload, SimpleNamespace(folder=Path("x"))), "cpu", *[Path()] * 2, (), end=float("inf")
     )
     monkeypatch.setattr(found, "first_captions", lambda _: Start({"ready": 1.0}))
     found.rounds(["aot"], 1, Bench(found, ExitStack()).start)

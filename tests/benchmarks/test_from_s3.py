@@ -33,7 +33,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, An
     monkeypatch.setattr(Bench, "_serve", serve)
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
-        contenders = Contenders(workload, "cpu", *[tmp_path] * 3, ("--buckets=1",), end=float("inf"))
+        contenders = Contenders(workload, "cpu", *[tmp_path] * 2, ("--buckets=1",), end=float("inf"))
         return Bench(contenders, stack).start(PUBLISHED), seen
 
 

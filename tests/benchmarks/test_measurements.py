@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from snapcap.benchmarks.harness.report import Column, Report, Samples, figures_of, percentiles_ms, ratio
+from snapcap.benchmarks.harness.report import Column, Report, Samples, percentiles_ms, ratio
 
 
 def test_a_percentile_is_the_nearest_rank() -> None:
@@ -28,14 +28,6 @@ def test_samples_keep_every_value_and_give_the_median() -> None:
     assert samples.median("ready") == 2.0
     assert math.isnan(samples.median("live"))
     assert samples.values["ready"] == [3.0, 1.0, 2.0]
-
-
-def test_figures_are_the_medians_of_each_case() -> None:
-    samples = Samples({"ready": [3.0, 1.0, 2.0]})
-    assert figures_of({"aot": samples, "eager": Samples({"ready": [4.0]})}) == {
-        "aot.ready": 2.0,
-        "eager.ready": 4.0,
-    }
 
 
 def test_a_case_without_a_measurement_has_an_empty_cell() -> None:

@@ -3,9 +3,9 @@
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ import pytest
 from support.servers.server_process import python
 
 from snapcap.benchmarks.contenders import PEERS
-from snapcap.benchmarks.harness.server import Server, serving
-from snapcap.benchmarks.harness.workload import Workload, open_workload
+from snapcap.benchmarks.harness.server import Server
+from snapcap.benchmarks.harness.workload import FIRST_IMAGE, Workload, open_workload, read_images
 
 PEER = PEERS["onnxruntime"]
 pytestmark = pytest.mark.skipif(bool(PEER.missing), reason=f"not installed: {', '.join(PEER.missing)}")
@@ -46,9 +46,8 @@ def exports_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **_: object) -> SimpleNamespace:
         from snapcap.benchmarks.peers import onnx_export
 
-        monkeypatch.setattr(sys, "argv", command[2:])
         try:
-            onnx_export.main()
+            onnx_export.main(*command[3:])
         except Exception:  # as the interpreter does
             return SimpleNamespace(returncode=1)
         return SimpleNamespace(returncode=0)
@@ -118,7 +117,7 @@ def test_a_random_model_gets_the_tokens_of_transformers(
     random = replace(workload, folder=checkpoint)
     PEER.prepare(random, tmp_path)
     captioner = open_captioner(PEER.model(random, tmp_path))
-    pixels = np.stack([captioner.pixels(data) for data, _ in workload.images.values()])
+    pixels = np.stack([captioner.pixels(data) for data, _ in read_images(workload.images)])
     expected = model.generate(torch.from_numpy(pixels), do_sample=False, num_beams=1)[:, 1:].tolist()
     assert {len(row) for row in expected} == {9}
     assert captioner.generate(pixels) == expected
@@ -126,7 +125,7 @@ def test_a_random_model_gets_the_tokens_of_transformers(
 
 @pytest.fixture(scope="module")
 def server(workload: Workload, sets: Path) -> Any:
-    with serving(PEER.command(workload, "cpu", sets), PEER.api) as server:
+    with closing(Server(PEER.command(workload, "cpu", sets), PEER.api)) as server:
         yield server
 
 
@@ -137,7 +136,7 @@ def test_batches_of_many_clients_are_answered_right(server: Server, workload: Wo
         connection.close()
         return caption
 
-    images = list(workload.images.values()) * 3
+    images = read_images(workload.images) * 3
     with ThreadPoolExecutor(12) as clients:
         captions = list(clients.map(ask, [data for data, _ in images]))
     assert captions == [caption for _, caption in images]
@@ -145,7 +144,7 @@ def test_batches_of_many_clients_are_answered_right(server: Server, workload: Wo
 
 def test_there_is_no_torch_in_the_server(server: Server, workload: Workload) -> None:
     connection = server.connect()
-    workload.check(server.caption(connection, workload.first_image[0]).json())
+    workload.check(server.caption(connection, (workload.images / FIRST_IMAGE).read_bytes()).json())
     connection.close()
     maps = Path(f"/proc/{server.pid}/maps").read_text()
     assert "onnxruntime" in maps

@@ -142,11 +142,11 @@ def test_the_tokenizer_has_the_whole_vocabulary_and_reads_what_it_writes(name: s
 
 
 def test_transformers_and_snapcap_caption_alike(name: str, tiny: Path, samples: dict[Path, str]) -> None:
-    from snapcap.benchmarks.peers.transformers_server import Captioner
+    from snapcap.benchmarks.peers.transformers_server import Captioner, decode
 
     images = list(samples)[:2]
     captioner = Captioner(str(tiny), "cpu")
-    expected = captioner.captions([captioner.decode(image.read_bytes()) for image in images])
+    expected = captioner.captions([decode(image.read_bytes()) for image in images])
     assert [reply["tokens"] for reply in expected] == [NEW_TOKENS] * 2
     # In a process of its own: the command ends its process without ado.
     done = snapcap("caption", "--model", str(tiny), "--backend", "eager", *map(str, images))
