@@ -106,8 +106,8 @@ class CompiledRunner(Runner[Any]):
         if way in ("regional", "jit"):
             return self._compiled(component, function, f"{region.name}_b{bucket.size}")
         if way == "hierarchical" and region.layers > 1:
-            # Around a plain function, because torch cannot mark a `functools.partial` as a nested region.
-            return torch.compiler.nested_compile_region(lambda *inputs: function(*inputs))  # noqa: PLW0108
+            plain = region.function  # torch cannot mark a `functools.partial` as a nested region, but a lambda
+            function = torch.compiler.nested_compile_region(lambda *inputs: plain(*inputs))  # noqa: PLW0108
         return function
 
     def _calls(

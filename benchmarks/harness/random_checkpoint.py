@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from tokenizers.implementations.base_tokenizer import BaseTokenizer
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from snapcap.benchmarks.harness.workload import NEW_TOKENS

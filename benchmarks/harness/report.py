@@ -149,7 +149,7 @@ def setting() -> dict[str, str]:
     gpu = gpu_name()
     versions = [f"Python {platform.python_version()}"]
     for package in VERSIONS:
-        with contextlib.suppress(PackageNotFoundError):  # it is not installed
+        with contextlib.suppress(PackageNotFoundError):  # the package is not installed
             versions.append(f"{package} {version(package)}")
     return {
         "machine": ", ".join([gpu, *parts] if gpu else parts),

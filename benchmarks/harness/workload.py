@@ -24,7 +24,7 @@ MODELS = (
     *("demo", "vit-b16-gpt2", "blip-base", "git-base", "florence2-base"),
     *("smolvlm-256m", "llava-llama3-8b", "qwen3-vl-2b"),
 )
-NEW_TOKENS = 20  # of each caption of random weights
+NEW_TOKENS = 20  # the length of each caption of random weights
 JPEG_SIZE = (500, 375)
 FIRST_IMAGE = "pair-1.jpg"
 JPEG_QUALITY = 90

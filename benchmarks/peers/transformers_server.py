@@ -138,11 +138,11 @@ def _image_tokens(model: Any, processed: Mapping[str, Any]) -> int:
     """Returns the number of tokens of each image."""
     config, vision = model.config, model.config.vision_config
     if config.model_type == "qwen3_vl":
-        return int(processed["image_grid_thw"][0].prod()) // vision.spatial_merge_size**2
+        return int(processed["image_grid_thw"][0].prod() // vision.spatial_merge_size**2)
     is_florence = config.model_type == "florence2"
     side = math.prod(vision.patch_stride) if is_florence else vision.patch_size * getattr(config, "scale_factor", 1)
     height, width = processed["pixel_values"].shape[-2:]
-    return int(height // side) * int(width // side) + is_florence
+    return int((height // side) * (width // side) + is_florence)
 
 
 def _prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
@@ -177,7 +177,7 @@ def _read(folder: str, name: str) -> dict[str, Any]:
 
 def _ends(model: Any) -> set[int]:
     """Returns the tokens that end or pad a row."""
-    if model.config.model_type == "blip":  # whose captions end with [SEP]
+    if model.config.model_type == "blip":  # its captions end with [SEP]
         return {model.config.text_config.sep_token_id, model.config.text_config.pad_token_id}
     end = model.generation_config.eos_token_id
     return set() if end is None else {end, model.generation_config.pad_token_id}
