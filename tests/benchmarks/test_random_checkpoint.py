@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.servers.server_process import snapcap
 
 from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
 from snapcap.benchmarks.harness.workload import MODELS, NEW_TOKENS
@@ -141,18 +140,16 @@ def test_the_tokenizer_has_the_whole_vocabulary_and_reads_what_it_writes(name: s
     assert len(ids) < len(text.encode())  # some tokens are longer than a letter
 
 
-def test_transformers_and_snapcap_caption_alike(name: str, tiny: Path, samples: dict[Path, str]) -> None:
+def test_transformers_and_snapcap_caption_alike(tiny: Path, samples: dict[Path, str], tmp_path: Path) -> None:
+    from snapcap import Captioner as Snapcap
     from snapcap.benchmarks.peers.transformers_server import Captioner, decode
 
     images = list(samples)[:2]
     captioner = Captioner(str(tiny), "cpu")
     expected = captioner.captions([decode(image.read_bytes()) for image in images])
     assert [reply["tokens"] for reply in expected] == [NEW_TOKENS] * 2
-    # In a process of its own: the command ends its process without ado.
-    done = snapcap("caption", "--model", str(tiny), "--backend", "eager", *map(str, images))
-    assert done.returncode == 0, done.stderr
-    captions = [line.partition("\t")[2] for line in done.stdout.splitlines()]
-    assert captions == [" ".join(reply["caption"].splitlines()) for reply in expected]
+    with Snapcap(tiny, backend="eager", buckets=(1, 2), cache_dir=tmp_path) as ours:
+        assert [str(caption) for caption in ours.batch(images)] == [reply["caption"] for reply in expected]
 
 
 def test_captions_of_random_weights_are_not_one_token_repeated(name: str, tiny: Path) -> None:
