@@ -1,12 +1,11 @@
 """Parses the options of `snapcap bench`, and runs the measurement that they name."""
 
 import argparse
-import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from snapcap.benchmarks import contenders, figures, latency, modes, startup
-from snapcap.benchmarks.harness.arguments import add_files
+from snapcap.benchmarks.harness.arguments import add_cases, add_files
 from snapcap.benchmarks.harness.workload import MODELS
 from snapcap.service.config.reader import Parser, SettingsError
 from snapcap.warmup.machine.installation import MachineError, resolve_device
@@ -43,20 +42,11 @@ def make_parser() -> argparse.ArgumentParser:
         )
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         add_files(measure)
+        add_cases(measure, module.TITLES, module.DEFAULT)
         module.add_arguments(measure)
     text = (figures.__doc__ or "").partition("\n")[0].removesuffix(".")
     adder.add_parser("report", help=text, description=figures.__doc__, allow_abbrev=False)
     return parser
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Turns SIGTERM into KeyboardInterrupt: servers are stopped, and results so far are shown."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,8 +61,9 @@ def main(arguments: Sequence[str]) -> int:
             figures.write()
             return 0
         device = resolve_device(options.device).partition(":")[0]
-        with _terminated_as_interrupted():
-            status: int = MEASURES[options.measure].run(options, device)
+        # Servers are stopped and results so far are shown, as after an interruption.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        status: int = MEASURES[options.measure].run(options, device)
     except (MachineError, figures.FiguresError) as error:
         raise SettingsError(str(error)) from error
     return status

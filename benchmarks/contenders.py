@@ -13,30 +13,29 @@ import importlib.util
 import json
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count, seconds
+from snapcap.benchmarks.harness.arguments import add_serve, count, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
-from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, serving
+from snapcap.benchmarks.harness.server import SNAPCAP_API, Endpoint, Server, ask
 from snapcap.benchmarks.harness.workload import (
-    ROOT,
+    FIRST_IMAGE,
     UNPREPARED,
     Workload,
     build_store,
-    environment,
     fresh_caches,
     open_workload,
+    run_module,
     scratch,
     serve_command,
 )
@@ -75,11 +74,8 @@ class Peer:
         """Exports the model to a folder of this run, if the peer serves an export."""
         output = self.model(workload, work)
         if not output.is_dir():
-            command = [sys.executable, "-m", "snapcap.benchmarks.peers.onnx_export"]
-            command += ["--model", str(workload.folder), "--output", str(output), "--precision", self.precision]
-            done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"the export to ONNX failed:\n{done.stderr}")
+            export = (str(workload.folder), str(output), self.precision)
+            run_module("snapcap.benchmarks.peers.onnx_export", *export)
 
     def model(self, workload: Workload, work: Path) -> Path:
         """Returns the folder that the peer serves."""
@@ -104,6 +100,7 @@ _ONNX_RUNTIME = Peer(
     "FastAPI + ONNX Runtime, batched",
     "snapcap.benchmarks.peers.onnx_server",
     ("onnxruntime", "onnxscript", "transformers", "fastapi", "uvicorn"),
+    options=("--batch", "8"),
     precision="float32",
 )
 PEERS = {
@@ -122,7 +119,7 @@ PEERS = {
     "onnxruntime-int8": replace(
         _ONNX_RUNTIME,
         title="FastAPI + ONNX Runtime int8, batched",
-        options=("--threads", str(available_cpus())),
+        options=("--batch", "8", "--threads", str(available_cpus())),
         precision="int8",
     ),
 }
@@ -214,7 +211,6 @@ class Contenders(Turns):
 
     sets: the cache folder with the artifact store.
     work: files of this run.
-    images: folder of JPEGs.
     serve: further options of `snapcap serve`.
     """
 
@@ -222,7 +218,6 @@ class Contenders(Turns):
     device: str
     sets: Path
     work: Path
-    images: Path
     serve: tuple[str, ...]
 
     def options(self, backend: str) -> tuple[str, ...]:
@@ -260,12 +255,12 @@ class Contenders(Turns):
 
     def first_captions(self, server: Server) -> Start:
         """Waits until a server is ready, and asks for a first caption, then for more until it is warm."""
-        image, _ = self.workload.first_image
+        image = (self.workload.images / FIRST_IMAGE).read_bytes()
         start = Start({})
         connection = server.connect()
         is_snapcap = server.api is SNAPCAP_API
         if is_snapcap:
-            connection.request("/livez")
+            ask(connection, "/livez")
             start.values["live"] = server.seconds()
         server.wait_ready(connection)
         ready = start.values["ready"] = server.seconds()
@@ -273,10 +268,10 @@ class Contenders(Turns):
         total = start.values["total"] = server.seconds()
         self.workload.check(reply.json())
         if is_snapcap:
-            start.startup = connection.request("/startup").json()
+            start.startup = ask(connection, "/startup").json()
             # Buckets that are made ready after READY take time of the device meanwhile.
             end = time.monotonic() + MAKING_READY_S
-            while time.monotonic() < end and b'"pending"' in connection.request("/startup").body:
+            while time.monotonic() < end and b'"pending"' in ask(connection, "/startup").body:
                 time.sleep(0.05)
         lone: list[float] = []
         while len(lone) < 3 or (len(lone) < STEADY_CAPTIONS and sum(lone) < STEADY_LIMIT_S):
@@ -289,23 +284,21 @@ class Contenders(Turns):
         return start
 
 
-def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) -> Contenders:
-    """Returns the contenders of the options, with the artifact set built and the peers prepared."""
+@contextlib.contextmanager
+def open_contenders(options: argparse.Namespace, device: str) -> Iterator[Contenders]:
+    """Yields the contenders of the options, with the artifact set built and the peers prepared."""
     end = time.monotonic() + options.time_limit
-    cache = stack.enter_context(scratch(options.cache))
-    work = stack.enter_context(scratch())
-    workload = open_workload(options.model, cache)
-    images = workload.write_images(work / "images")
-    serve = tuple(shlex.split(options.serve))
-    contenders = Contenders(workload, device, cache / "sets" / workload.name, work, images, serve, end=end)
-    for name in [name for name in options.cases if name not in BARE]:
-        with contenders.attempt(name):
-            contenders.prepare(name)
-    return contenders
+    with scratch(options.cache) as cache, scratch() as work:
+        workload = open_workload(options.model, cache)
+        serve = tuple(shlex.split(options.serve))
+        contenders = Contenders(workload, device, cache / "sets" / workload.name, work, serve, end=end)
+        for name in [name for name in options.cases if name not in BARE]:
+            with contenders.attempt(name):
+                contenders.prepare(name)
+        yield contenders
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
     text = "number of keep-alive connections (default: %(default)s)"
     parser.add_argument("--clients", type=count, default=16, metavar="N", help=text)
@@ -319,7 +312,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(contenders: Contenders, name: str, load: HttpLoad) -> dict[str, float]:
     """Starts one server, measures it, and ends it."""
-    with scratch() as folder, serving(*contenders.command(name), fresh_caches(folder)) as server:
+    with scratch() as folder, closing(Server(*contenders.command(name), fresh_caches(folder))) as server:
         start = contenders.first_captions(server).values
         # For a slower server, the first captions were the warm-up.
         if load.clients * start["steady_ms"] / 1000 < load.seconds:
@@ -333,11 +326,10 @@ def measure(contenders: Contenders, name: str, load: HttpLoad) -> dict[str, floa
 def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every server that is installed gave results."""
     report = Report()
-    with ExitStack() as stack:
-        contenders = open_contenders(stack, options, device)
+    with open_contenders(options, device) as contenders:
         # An interruption while something was built has ended the time.
         contenders.end = contenders.end and time.monotonic() + options.time_limit
-        load = HttpLoad(contenders.images, options.clients, options.seconds)
+        load = HttpLoad(contenders.workload.images, options.clients, options.seconds)
         found = contenders.rounds(options.cases, options.rounds, lambda name: measure(contenders, name, load))
     results = {name: Samples.of(rounds) for name, rounds in found.items()}
     _table(report, results, options.clients)

@@ -100,7 +100,7 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
             continue
         batch = (images * bucket.size)[: bucket.size]
         rewind = partial(runner.admit, 0, [SlotRequest()] * bucket.size)
-        timed = partial(_each, rewind=rewind, wait=runner.device.wait)
+        timed = partial(series_ms, rewind=rewind, wait=runner.device.wait)
         steps = found[str(bucket.size)] = {"decode_step_ms": timed(partial(runner.decode_step, bucket))}
         if runner.is_bound("encoder", bucket):
             steps["encode_ms"] = timed(partial(runner.encode, bucket, batch, 0))
@@ -109,8 +109,9 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
     return found
 
 
-def _each(run: Callable[[], object], rewind: Callable[[], object], wait: Callable[[], object]) -> float:
-    """Returns the milliseconds of one call: the best of three series, after a first series that does not count.
+def series_ms(run: Callable[[], object], rewind: Callable[[], object], wait: Callable[[], object]) -> float:
+    """Returns the milliseconds of one call: the mean of a series, the best of three series after one that does not
+    count.
 
     A series has as many calls as a caption has steps, so no row runs out of its cache.
     """

@@ -50,66 +50,44 @@ class FiguresError(ValueError):
 
 @cache
 def result(name: str) -> dict[str, Any]:
-    """Returns a file of results.
-
-    Raises:
-        FiguresError: there is no such file.
-    """
-    try:
-        found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    except OSError as error:
-        raise FiguresError(f"there is no benchmarks/results/{name}.json") from error
+    """Returns a file of results."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return found
 
 
-def figure(file: str, name: str) -> float:
-    """Returns one figure of a file of results.
-
-    Raises:
-        FiguresError: the file has no such figure.
-    """
-    try:
-        return float(result(file)["figures"][name])
-    except KeyError as error:
-        raise FiguresError(f"{file} has no figure {name}") from error
-
-
 def with_figures(page: Path) -> str:
-    """Returns the text of a page with its figures and tables updated from the results.
+    """Returns the text of a page with its figures and tables updated from the results. A table leaves out missing
+    runs, and is empty without any run.
 
     Raises:
-        FiguresError: the page quotes a figure that no result has.
+        FiguresError: the page quotes a figure that no result has, or names a table that does not exist.
     """
 
     def quoted(match: re.Match[str]) -> str:
-        value = figure(match["file"], match["one"])
+        figures = result(match["file"])["figures"]
+        value = figures[match["one"]]
         if match["two"]:
-            other = figure(match["file"], match["two"])
+            other = figures[match["two"]]
             value = value / other if match["sign"] == "/" else value - other
         return f"{value:{match['format'] or '.2f'}}{match['comment']}"
 
     def tabled(match: re.Match[str]) -> str:
-        if match["name"] not in TABLES:
-            raise FiguresError(f"{page}: there is no table {match['name']}")
-        table = TABLES[match["name"]](match["files"].split(), folder)
-        return match["begin"] + (f"\n{table}\n\n" if table else "") + match["end"]
+        made = [name for name in match["files"].split() if (RESULTS / f"{name}.json").exists()]
+        table = f"\n{TABLES[match['name']](made, folder)}\n\n" if made else ""
+        return match["begin"] + table + match["end"]
 
     folder = "../" * (len(page.resolve().relative_to(ROOT).parts) - 1) + "benchmarks/results"
     try:
         return _TABLE.sub(tabled, _FIGURE.sub(quoted, page.read_text()))
-    except FiguresError as error:
-        raise FiguresError(f"{page.name}: {error}") from error
+    except (KeyError, OSError) as error:
+        raise FiguresError(f"{page.name}: the results lack {error}") from error
 
 
 def peers(files: Sequence[str], folder: str) -> str:
     """Returns a table with a row for each server of each run of `snapcap bench peers`, and the runs below it.
 
-    ``folder`` is the path from the page to the results. Missing runs are left out; without any run there is no
-    table.
+    ``folder`` is the path from the page to the results.
     """
-    files = [name for name in files if (RESULTS / f"{name}.json").exists()]
-    if not files:
-        return ""
     rows = []
     for found in map(result, files):
         figures: Mapping[str, float] = found["figures"]
@@ -122,17 +100,14 @@ def peers(files: Sequence[str], folder: str) -> str:
 
 
 def headline(files: Sequence[str], folder: str) -> str:
-    """Returns a table with a row for each run of `snapcap bench peers`, and the main servers side by side.
-
-    Missing runs are left out; without any run there is no table.
-    """
-    runs = [result(name) for name in files if (RESULTS / f"{name}.json").exists()]
+    """Returns a table with a row for each run of `snapcap bench peers`, and the main servers side by side."""
+    runs = [result(name) for name in files]
     cases = [name for name in _SHOWN if any(f"{name}.ready" in run["figures"] for run in runs)]
     rows = []
     for run in runs:
         cells = [", ".join(_three(run["figures"], case)) for case in cases]
         rows.append([_run(run), f"**{cells[0]}/s**", *(cell and f"{cell}/s" for cell in cells[1:])])
-    return f"{_HEADLINE}\n\n{_rows(['', *(TITLES[name] for name in cases)], rows)}" if rows else ""
+    return f"{_HEADLINE}\n\n{_rows(['', *(TITLES[name] for name in cases)], rows)}"
 
 
 def _three(figures: Mapping[str, float], case: str) -> list[str]:

@@ -8,16 +8,16 @@ The engine of this server is measured in a process of its own, with images decod
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders, open_contenders
-from snapcap.benchmarks.harness.arguments import add_cases, add_serve, counts, seconds
+from snapcap.benchmarks.harness.arguments import add_serve, counts, seconds
 from snapcap.benchmarks.harness.load import HttpLoad
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
-from snapcap.benchmarks.harness.server import run_measured, serving
+from snapcap.benchmarks.harness.server import Server, run_measured
 
 DEFAULT = ("aot", "eager", "transformers-eager", "onnxruntime")
 DEFAULT_CONCURRENCY = {"cuda": (1, 4, 16, 64, 128), "cpu": (1, 4, 16)}
@@ -29,7 +29,6 @@ OPEN = "open"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
     text = "numbers of clients (default: 1,4,16,64,128 on cuda, 1,4,16 on cpu)"
     parser.add_argument("--concurrency", type=counts, metavar="N,N,…", help=text)
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def over_http(contenders: Contenders, name: str, concurrency: Sequence[int], load: HttpLoad) -> dict[str, Any]:
     """Measures one server: its first request, every concurrency, and an open loop at 70 % of the server's
     highest rate."""
-    with serving(*contenders.command(name)) as server:
+    with closing(Server(*contenders.command(name))) as server:
         start = contenders.first_captions(server).values
         most = replace(load, clients=max(concurrency))
         replace(most, seconds=min(2.0, load.seconds)).run(server)  # warms up, and does not count
@@ -55,7 +54,7 @@ def over_http(contenders: Contenders, name: str, concurrency: Sequence[int], loa
 
 def engine(contenders: Contenders, name: str, concurrency: Sequence[int], seconds: float) -> dict[str, Any]:
     """Returns the results of `benchmarks.engine`, in a process of its own."""
-    command = [sys.executable, "-m", "snapcap.benchmarks.engine", "--images", str(contenders.images)]
+    command = [sys.executable, "-m", "snapcap.benchmarks.engine", "--images", str(contenders.workload.images)]
     command += ["--concurrency", ",".join(map(str, concurrency)), "--seconds", str(seconds)]
     return run_measured([*command, *contenders.options(name)], ENGINE_LIMIT_S)[1]
 
@@ -64,9 +63,8 @@ def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every server that is installed gave results."""
     concurrency = options.concurrency or list(DEFAULT_CONCURRENCY[device])
     report = Report()
-    with ExitStack() as stack:
-        contenders = open_contenders(stack, options, device)
-        load = HttpLoad(contenders.images, 1, options.seconds)
+    with open_contenders(options, device) as contenders:
+        load = HttpLoad(contenders.workload.images, 1, options.seconds)
 
         def measure(name: str) -> dict[str, Any]:
             found = {}

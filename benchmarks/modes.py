@@ -11,14 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.contenders import Turns, UnavailableError
-from snapcap.benchmarks.harness.arguments import add_cases, count, counts
-from snapcap.benchmarks.harness.compiled_case import How, Job, Mode, Setup
+from snapcap.benchmarks.harness.arguments import count, counts
+from snapcap.benchmarks.harness.compiled_case import How, Job, Mode
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import run_measured
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, fresh_caches, open_workload, scratch
@@ -56,6 +55,10 @@ CASES = {
     "tuned": Case("regional, both max-autotune", How("regional", None, _TUNED, _TUNED)),
     "reduce-overhead": Case("full model, reduce-overhead", How("full", None, _REDUCED, _REDUCED), cuda=True),
 }
+
+
+TITLES = {name: case.title for name, case in CASES.items()}
+DEFAULT = tuple(CASES)
 
 
 def with_needed(names: Iterable[str]) -> list[str]:
@@ -96,13 +99,12 @@ def fill(
                 columns[f"{what} × {size}"] = f"{component}_{size}{suffix} .3f"
                 columns[f"{what} × {size} /eager"] = beside(f"{component}_{size}{suffix}")
         measured = {name: each for name, each in cases.items() if f"encoder_{buckets[0]}{suffix}" in each.values}
-        out.add_cases(title, measured, columns, "Medians, ms.")
+        out.add_cases(title, measured, columns, "Medians, ms, of means of 20 in a row.")
     wrong = [[CASES[name].title] for name, found in tokens.items() if found != tokens.get(EAGER, found)]
     out.add("Tokens", ["other than eager's"], wrong)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cases(parser, CASES, CASES)
     text = "number of fresh processes of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=1, metavar="N", help=text)
     text = "batch sizes that are compiled (default: %(default)s)"
@@ -112,14 +114,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every case that can run here gave results."""
     report = Report()
-    with ExitStack() as stack:
-        cache = stack.enter_context(scratch(options.cache))
-        work = stack.enter_context(scratch())
+    with scratch(options.cache) as cache, scratch() as work:
         workload = open_workload(options.model, cache)
-        images = workload.write_images(work / "images")
-        setup = Setup(workload.folder, images / FIRST_IMAGE, device, tuple(options.buckets))
+        job = Job(workload.folder, workload.images / FIRST_IMAGE, device, tuple(options.buckets), CASES[EAGER].how)
         turns = Turns(end=time.monotonic() + options.time_limit)
-        found = measure_all(turns, with_needed(options.cases), options.runs, setup, work)
+        found = measure_all(turns, with_needed(options.cases), options.runs, job, work)
     samples = {
         name: Samples.of(
             {key: value for key, value in each.items() if isinstance(value, int | float)} for each in runs
@@ -128,37 +127,34 @@ def run(options: argparse.Namespace, device: str) -> int:
     }
     tokens = {name: runs[-1]["tokens"] for name, runs in found.items()}
     fill(report, samples, tokens, options.buckets)
-    titles = {name: case.title for name, case in CASES.items()}
-    return report.end(options, device, turns.problems, titles, samples, tokens=tokens)
+    return report.end(options, device, turns.problems, TITLES, samples, tokens=tokens)
 
 
 def measure_all(
-    turns: Turns, names: Sequence[str], runs: int, setup: Setup, kept: Path
+    turns: Turns, names: Sequence[str], runs: int, job: Job, kept: Path
 ) -> dict[str, list[dict[str, Any]]]:
     """Runs every case once, and then all again. Returns what each case found in each run."""
 
     def run(name: str) -> dict[str, Any]:
         case = CASES[name]
-        if case.cuda and setup.device != "cuda":
+        if case.cuda and job.device != "cuda":
             raise UnavailableError("needs a CUDA device")
         if case.restores in turns.problems:
             raise UnavailableError(f"there is nothing to restore of {CASES[case.restores].title}")
-        return measure(name, setup, kept)
+        return measure(name, job, kept)
 
     return turns.rounds(names, runs, run)
 
 
-def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
-    """Runs a case in a process of its own. Returns its numbers, and the seconds until each of its marks.
+def measure(name: str, job: Job, kept: Path) -> dict[str, Any]:
+    """Runs a case of ``job`` in a process of its own. Returns its numbers, and the seconds until each of its marks.
 
     Raises:
         RuntimeError: the case failed, or took too long.
     """
     case = CASES[name]
-    is_restored = any(other.restores == name for other in CASES.values())
-    save = kept / name if is_restored else None
-    restore = kept / case.restores if case.restores else None
-    job = Job(setup, case.how, save, restore)
+    save = kept / name if any(other.restores == name for other in CASES.values()) else None
+    job = replace(job, how=case.how, save=save, restore=kept / case.restores if case.restores else None)
     command = (sys.executable, "-m", "snapcap.benchmarks.harness.compiled_case", to_json(job))
     with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
         marks, found = run_measured(command, CASE_LIMIT_S, fresh_caches(Path(folder)))

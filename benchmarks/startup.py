@@ -8,23 +8,23 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.contenders import BACKENDS, PEERS, Contenders, Start, UnavailableError, open_contenders
-from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
+from snapcap.benchmarks.harness.arguments import add_serve, count
 from snapcap.benchmarks.harness.processes import descendants, own_parts, peak_host_bytes
 from snapcap.benchmarks.harness.report import Column, Report, Samples, ratio
 from snapcap.benchmarks.harness.server import (
+    CREDENTIALS,
     SNAPCAP_API,
     START_LIMIT_S,
     Endpoint,
-    S3Artifacts,
+    Server,
     run_measured,
     s3_artifacts,
-    serving,
 )
 from snapcap.benchmarks.harness.workload import fresh_caches, scratch, serve_command
 
@@ -65,42 +65,46 @@ class Bench:
 
     contenders: Contenders
     stack: ExitStack
-    _remote: S3Artifacts | None = None
+    _remote: tuple[str, ...] = ()
 
     def start(self, case: str) -> Start:
         """Starts one case in a fresh process with fresh caches.
 
         Raises:
             UnavailableError: the case cannot be run here.
-            RuntimeError: it failed, or served something else than the case says.
+            RuntimeError: it failed, compiled after READY, or served something else than the case says.
         """
         with scratch() as folder:
             extra, contenders = fresh_caches(folder), self.contenders
             if case in (FLOOR, IMPORT_TORCH):
-                return self._floor(case, extra)
+                command = [sys.executable, "-m", "snapcap.benchmarks.harness.marks", contenders.device]
+                command += [str(contenders.workload.folder)] if case == FLOOR else []
+                marks, found = run_measured(command, START_LIMIT_S, extra)
+                return Start({"total": marks[-1][1], **found})
             if case == PUBLISHED:
                 return self._from_s3(folder / "cache", extra)
             if case == COLD:
                 options = (*contenders.model_options, "--cache-dir", str(folder / "cache"))
-                start = self._serve(serve_command(*options), extra)
+                start = self._serve(serve_command(*options), SNAPCAP_API, extra)
                 require_backend(start.startup, "eager", later=True)
                 return start
-            command, api = contenders.command(case)
-            start = self._serve(command, extra, api)
+            start = self._serve(*contenders.command(case), extra)
             if case in BACKENDS:
                 require_backend(start.startup, case)
             return start
 
-    def _serve(self, command: Sequence[str], extra: Mapping[str, str], api: Endpoint = SNAPCAP_API) -> Start:
+    def _serve(self, command: Sequence[str], api: Endpoint, extra: Mapping[str, str]) -> Start:
         """Starts a server, asks for captions, and ends the server."""
         is_snapcap = api is SNAPCAP_API
-        with serving(command, api, extra) as server:
+        with closing(Server(command, api, extra)) as server:
             try:
                 start = self.contenders.first_captions(server)
             except OSError as error:
                 server.check()  # raises with the server's exit, if it has ended
                 raise RuntimeError(f"{error}: {server.last_line()}") from error
             start.values |= server.compiles()
+            if start.values.get("compiles_serving"):
+                raise RuntimeError(f"it compiled {start.values['compiles_serving']:.0f} graphs after READY")
             # The workers of a peer are parts of it. The compilers of a build are no parts of this server.
             parts = own_parts(server.pid) if is_snapcap else descendants(server.pid)
             peaks = [peak_host_bytes(pid) for pid in (server.pid, *parts)]
@@ -108,23 +112,17 @@ class Bench:
                 start.values["peak_host_mib"] = sum(peak for peak in peaks if peak is not None) / (1 << 20)
             return start
 
-    def _floor(self, case: str, extra: Mapping[str, str]) -> Start:
-        command = [sys.executable, "-m", "snapcap.benchmarks.harness.marks", self.contenders.device]
-        command += [str(self.contenders.workload.folder)] if case == FLOOR else []
-        marks, found = run_measured(command, START_LIMIT_S, extra)
-        return Start({"total": marks[-1][1], **found})
-
     def _from_s3(self, empty: Path, extra: Mapping[str, str]) -> Start:
         """Starts from packages, checkpoint and weights in S3. This machine does not have them."""
         contenders = self.contenders
         if importlib.util.find_spec("moto") is None:
             raise UnavailableError("not installed: moto, which stands in for S3")
-        if self._remote is None:
+        if not self._remote:
             given = (contenders.sets, contenders.work, contenders.model_options[2:], contenders.workload.folder)
-            self._remote = self.stack.enter_context(s3_artifacts(*given))
+            _, self._remote = self.stack.enter_context(s3_artifacts(*given))
         # The remote options name the model, which may be named once. Other later options override earlier ones.
-        options = (*contenders.options("aot")[2:], "--cache-dir", str(empty), *self._remote.options)
-        start = self._serve(serve_command(*options), {**extra, **self._remote.environment})
+        options = (*contenders.options("aot")[2:], "--cache-dir", str(empty), *self._remote)
+        start = self._serve(serve_command(*options), SNAPCAP_API, {**extra, **CREDENTIALS})
         require_backend(start.startup, "aot")
         fetched = start.startup["weights"] or {}
         if fetched.get("result") != "hit" or not fetched["bytes_fetched"]:
@@ -157,7 +155,6 @@ def _totals(report: Report, samples: Mapping[str, Samples]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
     text = "number of starts of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
@@ -166,21 +163,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, device: str) -> int:
     """Runs the measurement. The exit status is 0 if every case that can run here gave results."""
     report = Report()
-    with ExitStack() as stack:
-        contenders = open_contenders(stack, options, device)
+    with open_contenders(options, device) as contenders, ExitStack() as stack:
         bench = Bench(contenders, stack)
         # Brings files into the page cache: the first import of a package reads the disk.
         contenders.rounds([name for name in options.cases if name in (FLOOR, *PEERS)], 1, bench.start)
         starts = contenders.rounds(options.cases, options.runs, bench.start)
-    judge(starts, contenders.problems)
     samples = {name: Samples.of(start.values for start in found) for name, found in starts.items()}
     _totals(report, samples)
     return report.end(options, device, contenders.problems, TITLES, samples)
-
-
-def judge(starts: Mapping[str, Sequence[Start]], problems: dict[str, str]) -> None:
-    """Records a failure of each case that compiled after READY, however fast it was."""
-    for name, found in starts.items():
-        graphs = sum(start.values.get("compiles_serving", 0.0) for start in found)
-        if graphs:
-            problems[name] = f"failed: it compiled {graphs:.0f} graphs after READY"

@@ -8,12 +8,12 @@ module with a `Job` as JSON.
 
 import math
 import shutil
-import statistics
 import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 Way = Literal["eager", "full", "hierarchical", "regional", "jit"]
 Mode = Literal["default", "max-autotune", "reduce-overhead"]
-REPEATS = 30
 TOKENS = 20
 
 
@@ -65,20 +64,14 @@ class How:
 
 
 @dataclass(frozen=True)
-class Setup:
-    """The checkpoint folder, the image, the device and the batch sizes, which all cases share."""
+class Job:
+    """A case on a checkpoint, with one image, on a device, in all batch sizes. The compiled code is read from the
+    folder ``restore`` first, or written to ``save`` at the end."""
 
     model: Path
     image: Path
     device: str
     buckets: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A case. The compiled code is read from the folder ``restore`` first, or written to ``save`` at the end."""
-
-    setup: Setup
     how: How
     save: Path | None = None
     restore: Path | None = None
@@ -113,7 +106,8 @@ class CompiledRunner(Runner[Any]):
         if way in ("regional", "jit"):
             return self._compiled(component, function, f"{region.name}_b{bucket.size}")
         if way == "hierarchical" and region.layers > 1:
-            function = torch.compiler.nested_compile_region(_plain(function))
+            plain = region.function  # torch cannot mark a `functools.partial` as a nested region, but a lambda
+            function = torch.compiler.nested_compile_region(lambda *inputs: plain(*inputs))  # noqa: PLW0108
         return function
 
     def _calls(
@@ -181,15 +175,6 @@ class CompiledRunner(Runner[Any]):
         return found
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a plain function, because torch cannot mark a `functools.partial` as a nested region."""
-
-    def run(*inputs: Any) -> Any:
-        return function(*inputs)
-
-    return run
-
-
 def first_steps(runner: CompiledRunner, buckets: Sequence[Bucket], image: Pixels) -> dict[str, float]:
     """Runs every component and bucket for the first time, which compiles it. Returns seconds by component."""
     seconds = dict.fromkeys((f"initial_{component}" for component in COMPONENTS), 0.0)
@@ -207,16 +192,14 @@ def first_steps(runner: CompiledRunner, buckets: Sequence[Bucket], image: Pixels
 def steady_steps(
     runner: CompiledRunner, buckets: Sequence[Bucket], image: Pixels, suffix: str = ""
 ) -> dict[str, float]:
-    """Returns the median milliseconds of every component and bucket once compiled."""
+    """Returns the milliseconds of every component and bucket once compiled."""
+    from snapcap.benchmarks.engine import series_ms
+
     found = {}
-    for component, bucket in product(COMPONENTS, buckets):
-        seconds = []
-        for _ in range(REPEATS + 3):
-            runner.begin(bucket)
-            began = time.perf_counter()
-            runner.step(component, bucket, image)
-            seconds.append(time.perf_counter() - began)
-        found[f"{component}_{bucket.size}{suffix}"] = statistics.median(seconds[3:]) * 1000
+    for bucket in buckets:
+        timed = partial(series_ms, rewind=partial(runner.begin, bucket), wait=runner.device.wait)
+        found[f"encoder_{bucket.size}{suffix}"] = timed(partial(runner.encode, bucket, [image] * bucket.size, 0))
+        found[f"decoder_{bucket.size}{suffix}"] = timed(partial(runner.decode_step, bucket))
     return found
 
 
@@ -245,7 +228,7 @@ def save(folder: Path) -> None:
 
 def main() -> int:
     job = from_json(Job, sys.argv[1])
-    setup, how = job.setup, job.how
+    how = job.how
     mark("interpreter")
     import torch
 
@@ -254,8 +237,8 @@ def main() -> int:
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.runtime.torch_model import load_model, open_device, torch_device
 
-    compute = ComputeOptions(device=setup.device, backend="eager", buckets=setup.buckets)
-    start = StartOptions(ModelOptions(str(setup.model)), compute)
+    compute = ComputeOptions(device=job.device, backend="eager", buckets=job.buckets)
+    start = StartOptions(ModelOptions(str(job.model)), compute)
     checkpoint = read_checkpoint(start)
     plan = make_plan(checkpoint.config, start)
     mark("checkpoint")
@@ -263,7 +246,7 @@ def main() -> int:
     mark("device_init")
     model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
     mark("load_weights")
-    image, buckets = checkpoint.transform.decode(setup.image.read_bytes()).pixels, plan.table.buckets
+    image, buckets = checkpoint.transform.decode(job.image.read_bytes()).pixels, plan.table.buckets
     if how.way != "eager":
         import torch._dynamo
         import torch._inductor.compile_fx

@@ -13,9 +13,11 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Barrier
 
 import uvloop
 
@@ -25,16 +27,14 @@ from snapcap.benchmarks.harness.server import AsyncConnection, Endpoint, Server,
 from snapcap.benchmarks.harness.workload import read_images
 from snapcap.warmup.machine.capacity import available_cpus
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
 GRACE_S = 120.0  # time for the last replies after the load has ended
 Request = tuple[bytes, bytes]  # a whole request, and the text that its reply must contain
 
 
 @dataclass
 class Tally:
-    """The counts of all clients. Latencies are in seconds, of the replies to requests due before ``until``."""
+    """The counts of all clients, from ``began`` to the ``last`` reply. Latencies are in seconds, of the replies to
+    requests due before ``until``."""
 
     began: float = 0.0
     until: float = 0.0
@@ -43,11 +43,6 @@ class Tally:
     wrong: int = 0
     errors: int = 0
     unanswered: int = 0  # requests under way
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds until the last reply."""
-        return max(self.last - self.began, 0.0)
 
 
 async def ask(client: AsyncConnection, request: Request, due: float, tally: Tally) -> bool:
@@ -127,7 +122,7 @@ class HttpLoad:
         if wrong or not latencies:
             what = f"{wrong} wrong captions, {errors} errors, {unanswered} unanswered, {len(latencies)} replies"
             raise RuntimeError(f"{what}: {server.log()}")
-        elapsed = max(tally.elapsed for tally in tallies)
+        elapsed = max(tally.last - tally.began for tally in tallies)
         return {
             "captions_per_s": len(latencies) / elapsed,
             "errors": float(errors + unanswered),
@@ -137,40 +132,20 @@ class HttpLoad:
         }
 
     def _generate(self, server: Server) -> list[Tally]:
-        """Starts the client processes, lets them begin together, and collects their counts."""
+        """Starts the client processes, which begin together, and returns their counts."""
         # Clients with one process for four CPUs, at most 8, keep up with a server without taking its CPUs.
         count = min(max(available_cpus() // 4, 1), 8, self.clients)
+        numbers = [self.clients // count + (index < self.clients % count) for index in range(count)]
+        shares = [replace(self, clients=number, rate=self.rate / count) for number in numbers]
         context = multiprocessing.get_context("spawn")
-        running, ends = [], []
-        for index in range(count):
-            clients = self.clients // count + (index < self.clients % count)
-            share = replace(self, clients=clients, rate=self.rate / count)
-            end, far_end = context.Pipe()
-            ends.append(end)
-            process = context.Process(target=_clients, args=(far_end, share, server.port, server.api, index))
-            process.start()
-            running.append(process)
-            far_end.close()
-        try:
-            for end in ends:
-                end.recv()
-            for end in ends:
-                end.send("go")
-            return [end.recv() for end in ends]
-        except EOFError as error:
-            raise RuntimeError("a client process ended before its time") from error
-        finally:
-            for process in running:
-                process.kill()
-                process.join()
+        # Each process has one share, as it waits for the other processes before it begins.
+        with context.Manager() as manager, ProcessPoolExecutor(count, context) as pool:
+            same = (server.port, server.api, manager.Barrier(count))
+            return list(pool.map(_clients, shares, range(count), *map(repeat, same)))
 
 
-def _clients(end: "Connection[Any, Any]", load: HttpLoad, port: int, api: Endpoint, seed: int) -> None:
-    def wait() -> None:
-        end.send("connected")
-        end.recv()
-
-    end.send(uvloop.run(generate(load, port, api, seed, wait)))
+def _clients(load: HttpLoad, seed: int, port: int, api: Endpoint, begin: Barrier) -> Tally:
+    return uvloop.run(generate(load, port, api, seed, begin.wait))
 
 
 async def generate(load: HttpLoad, port: int, api: Endpoint, seed: int, wait: Callable[[], object]) -> Tally:

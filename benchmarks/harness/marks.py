@@ -15,14 +15,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.processes import peak_host_bytes
 
 Marks = list[tuple[str, float]]
-_RESULT = "bench-result "
+RESULT = "bench-result "
 _marks: Marks = []
 
 
@@ -33,7 +33,7 @@ def mark(name: str) -> None:
 
 def result(value: Mapping[str, Any]) -> None:
     """Prints the marks so far and other results for the parent."""
-    print(_RESULT + json.dumps([_marks, value]), flush=True)
+    print(RESULT + json.dumps([_marks, value]), flush=True)
 
 
 def memory() -> dict[str, float]:
@@ -44,19 +44,6 @@ def memory() -> dict[str, float]:
         free, total = torch.cuda.mem_get_info()
         found["device_used_mib"] = (total - free) / (1 << 20)
     return found
-
-
-def read_result(lines: Iterable[str]) -> tuple[Marks, dict[str, Any]]:
-    """Returns the marks, in seconds of ``time.monotonic``, and the other results in a child's output.
-
-    Raises:
-        RuntimeError: the child printed no result.
-    """
-    for line in lines:
-        if line.startswith(_RESULT):
-            marks, found = json.loads(line.removeprefix(_RESULT))
-            return marks, found
-    raise RuntimeError("the program printed no result")
 
 
 def main(device: str, *folders: str) -> None:

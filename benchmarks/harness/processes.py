@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,11 +12,10 @@ def own_parts(pid: int) -> list[int]:
     The first is the engine process. The second, if any, is the parent of the decode processes, followed by these.
     Other forks, such as those of the engine process, are not included.
     """
-    parents, arguments = _parents(), _arguments(pid)
+    arguments = _arguments(pid)
 
     def forks(of: int) -> list[int]:
-        born = sorted(child for child, parent in parents.items() if parent == of)
-        return [child for child in born if _arguments(child) == arguments != b""]
+        return [child for child in _children(of) if _arguments(child) == arguments != b""]
 
     direct = forks(pid)[:2]
     return [*direct, *(child for parent in direct[1:] for child in forks(parent))]
@@ -25,15 +23,8 @@ def own_parts(pid: int) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """Returns the process ids of the children of ``pid``, their children, and so on."""
-    below: dict[int, list[int]] = {}
-    for child, parent in _parents().items():
-        below.setdefault(parent, []).append(child)
-    found, waiting = list[int](), [pid]
-    while waiting:
-        born = below.get(waiting.pop(), [])
-        found += born
-        waiting += born
-    return found
+    direct = _children(pid)
+    return [*direct, *(below for child in direct for below in descendants(child))]
 
 
 def peak_host_bytes(pid: int) -> int | None:
@@ -53,12 +44,12 @@ def process_memory(pid: int) -> int:
 
 def tree_memory(pid: int) -> int:
     """Returns the memory of ``pid`` and its descendants in bytes, each shared page once, or 0 if none is alive."""
-    return sum(map(process_memory, _tree(pid)))
+    return sum(map(process_memory, [pid, *descendants(pid)]))
 
 
 def tree_cpu_seconds(pid: int) -> float:
     """Returns the CPU seconds of ``pid`` and its descendants so far."""
-    return sum(map(cpu_seconds, _tree(pid)))
+    return sum(map(cpu_seconds, [pid, *descendants(pid)]))
 
 
 def is_gone(pid: int) -> bool:
@@ -74,17 +65,11 @@ def cpu_seconds(pid: int) -> float:
 
 def gpu_name() -> str | None:
     """Returns the name of the first NVIDIA GPU and its driver, or None without one."""
-    if shutil.which("nvidia-smi") is None:
-        return None
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return lines[0].replace(", ", ", driver ") if lines else None
-
-
-def _tree(pid: int) -> list[int]:
-    """Returns a process and its descendants."""
-    return [pid, *descendants(pid)]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout.splitlines()[0].replace(", ", ", driver ")
+    return None
 
 
 def _field_bytes(pid: int, file: str, field: str) -> int | None:
@@ -114,7 +99,10 @@ def _arguments(pid: int) -> bytes:
         return b""
 
 
-def _parents() -> dict[int, int]:
-    """Returns the parent of each process."""
-    found = ((int(entry), _stat(int(entry))) for entry in os.listdir("/proc") if entry.isdigit())
-    return {pid: int(fields[1]) for pid, fields in found if fields}
+def _children(pid: int) -> list[int]:
+    """Returns the children of a process, in the order of their ids, whichever thread started them."""
+    found: list[int] = []
+    for each in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the process has ended
+            found += map(int, each.read_text().split())
+    return sorted(found)

@@ -8,23 +8,29 @@ each caption is exactly as long as its limit, and has no meaning.
 """
 
 import contextlib
+import importlib
 import json
 import re
 import string
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice, pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from snapcap.benchmarks.harness.arguments import make_parser
+import torch
+from tokenizers.implementations.base_tokenizer import BaseTokenizer
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
-if TYPE_CHECKING:
-    from tokenizers.implementations.base_tokenizer import BaseTokenizer
+from snapcap.benchmarks.harness.workload import NEW_TOKENS
 
+# Untyped, because its configurations accept more than their types say.
+transformers: Any = importlib.import_module("transformers")
 SEED = 0
-NEW_TOKENS = 20
 # With the usual initial 0.02, a tied head repeats the last token for ever. These values make captions vary.
 _MATRIX_STD, _POSITION_STD = 0.03, 0.5
 _CROSS_STD = 0.2  # for Florence-2's cross-attention, so that a caption depends on the image
@@ -71,14 +77,14 @@ class Captioner:
     architecture: str
     special: Mapping[str, int | None]
     processor: Mapping[str, Any]
-    tokenizer: "BaseTokenizer"
+    tokenizer: BaseTokenizer
     tokenizer_config: Mapping[str, Any]
     fixed: Mapping[str, Mapping[Any, float]] = field(default_factory=dict)
     template: str = ""
 
     def model(self) -> Any:
         """Returns transformers' model, with weights as its configuration initialises them."""
-        return getattr(_transformers(), self.architecture)(self.config)
+        return getattr(transformers, self.architecture)(self.config)
 
 
 @dataclass(frozen=True)
@@ -94,17 +100,8 @@ class RandomModel:
         return self.family(dict(self.vision), dict(self.text))
 
 
-def _transformers() -> Any:
-    """Imports transformers late. Returns it untyped, because its configurations accept more than their types
-    say."""
-    import transformers
-
-    return transformers
-
-
 def _vit_gpt2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     """Returns a pair without an end token. The start token is the last token, as in GPT-2."""
-    transformers = _transformers()
     decoder = {"add_cross_attention": True, "is_decoder": True, **text}
     encoder, config = transformers.ViTConfig(**vision), transformers.GPT2Config(**decoder)
     last = config.vocab_size - 1
@@ -118,12 +115,7 @@ def _vit_gpt2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         special,
         _processor("ViTImageProcessor", encoder.image_size),
         _byte_pairs(config.vocab_size),
-        {
-            "tokenizer_class": "GPT2Tokenizer",
-            "add_prefix_space": False,
-            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), _END),
-            "model_max_length": config.n_positions,
-        },
+        _byte_pair_config("GPT2Tokenizer", config.n_positions, add_prefix_space=False),
     )
 
 
@@ -132,7 +124,6 @@ def _blip(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
 
     BLIP needs an end token, and transformers counts only the tokens before it or [PAD].
     """
-    transformers = _transformers()
     size = text.get("vocab_size", 30524)
     special = {"bos_token_id": size - 2, "eos_token_id": _SEP, "pad_token_id": _PADDING}  # [DEC] begins a text
     heads = {"num_attention_heads": 12, **text}  # the published checkpoint's number, not transformers' default
@@ -150,7 +141,6 @@ def _blip(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
 
 def _git(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     """Returns GIT, whose head never chooses [SEP] or [PAD], for the same reason as BLIP's."""
-    transformers = _transformers()
     special = {"bos_token_id": _CLS, "eos_token_id": _SEP, "pad_token_id": _PADDING}
     config = transformers.GitConfig(vision_config=vision, **special, **text)
     side = config.vision_config.image_size
@@ -172,7 +162,6 @@ def _florence2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     The end token is the last byte pair. Its row in the head is zero, so another token always has a higher score.
     Captions are greedy, as those of the other models. Checkpoints on the hub search with three beams.
     """
-    transformers = _transformers()
     side, size = vision.pop("image_size", 768), text["vocab_size"]
     end = size - len(_TASK_WORDS) - 2
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -199,18 +188,12 @@ def _florence2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
             "image_std": [0.229, 0.224, 0.225],
         },
         tokenizer,
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), _END),
-            "model_max_length": config.text_config.max_position_embeddings,
-        },
+        _byte_pair_config("PreTrainedTokenizerFast", text["max_position_embeddings"]),
         {"shared.weight": {end: 0.0}},
     )
 
 
 def _smolvlm(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
-    transformers = _transformers()
     shuffle = vision.pop("scale_factor")
     rope = {"rope_type": "default", "rope_theta": 100000.0}
     config = transformers.Idefics3Config(
@@ -228,7 +211,6 @@ def _smolvlm(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
 
 def _llava(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     """Returns JoyCaption's shapes: SigLIP without its last layer, two linear layers, and Llama 3.1."""
-    transformers = _transformers()
     length = min(8192, text["max_position_embeddings"] // 2)
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
     rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": length}
@@ -250,7 +232,6 @@ def _llava(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
 
 def _qwen3_vl(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
     """Returns Qwen3-VL, whose head is the embedding: the end token's row is zero in both."""
-    transformers = _transformers()
     half = text["head_dim"] // 2
     rows = half * 5 // 16
     rope = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_interleaved": True}
@@ -300,14 +281,9 @@ def _chat(
         _chat_ids(text),
         processor,
         tokenizer,
-        {
-            "tokenizer_class": "GPT2TokenizerFast",
-            "bos_token": tokens[0],
-            "eos_token": tokens[-1],
-            "pad_token": _END,
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": text["max_position_embeddings"],
-        },
+        _byte_pair_config(
+            "GPT2TokenizerFast", text["max_position_embeddings"], bos_token=tokens[0], eos_token=tokens[-1]
+        ),
         {"lm_head.weight": {text["vocab_size"] - 1: 0.0}},
         template.replace("<image>", image),
     )
@@ -331,21 +307,29 @@ def _processor(kind: str, side: int) -> dict[str, Any]:
     return {"image_processor_type": kind, "size": {"height": side, "width": side}}
 
 
+def _byte_pair_config(kind: str, length: int, **further: Any) -> dict[str, Any]:
+    ends = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), _END)
+    return {
+        "tokenizer_class": kind,
+        "clean_up_tokenization_spaces": False,
+        **ends,
+        "model_max_length": length,
+        **further,
+    }
+
+
 def _bert_tokenizer(length: int) -> dict[str, Any]:
     tokens = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
     flags = {"do_lower_case": True, "clean_up_tokenization_spaces": True}
     return {"tokenizer_class": "BertTokenizer", **flags, **tokens, "model_max_length": length}
 
 
-def _byte_pairs(size: int, *words: str) -> "BaseTokenizer":
+def _byte_pairs(size: int, *words: str) -> BaseTokenizer:
     """Returns a byte-level BPE tokenizer with made-up merges, which at GPT-2's size takes as long to load as
     GPT-2's.
 
     Each of ``words``, written with Ġ for a space, is one token. The last token is the end token.
     """
-    from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
-    from tokenizers.pre_tokenizers import ByteLevel
-
     vocab = {symbol: index for index, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[tuple[str, str]] = []
     for word in (*words, *_words(size, "Ġ" + string.ascii_letters)):
@@ -359,11 +343,9 @@ def _byte_pairs(size: int, *words: str) -> "BaseTokenizer":
     return tokenizer
 
 
-def _word_pieces(size: int) -> "BaseTokenizer":
+def _word_pieces(size: int) -> BaseTokenizer:
     """Returns a WordPiece tokenizer with made-up words, laid out like BLIP's: BERT's uncased one, then [DEC] and
     [ENC]."""
-    from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
-
     specials = {"[PAD]": _PADDING, "[UNK]": _UNKNOWN, "[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
     specials |= {"[DEC]": size - 2, "[ENC]": size - 1}
     characters = string.ascii_lowercase + string.digits
@@ -379,10 +361,6 @@ def _words(count: int, letters: str) -> Iterator[str]:
     """Yields made-up words of two letters, then of three, and so on."""
     words = (product(letters, *[letters.removeprefix("Ġ")] * length) for length in range(1, 5))
     return islice(("".join(word) for word in chain.from_iterable(words)), count)
-
-
-def _siglip(**further: int) -> dict[str, int]:
-    return {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, **further}
 
 
 RANDOM_MODELS = {
@@ -403,7 +381,8 @@ RANDOM_MODELS = {
     # HuggingFaceTB/SmolVLM-256M-Instruct: SigLIP-B/16 at 512 pixels and thirty layers of SmolLM2's 135M.
     "smolvlm-256m": RandomModel(
         _smolvlm,
-        _siglip(image_size=512, patch_size=16, scale_factor=4),
+        {"image_size": 512, "patch_size": 16, "hidden_size": 768, "num_attention_heads": 12}
+        | {"intermediate_size": 3072, "scale_factor": 4},
         {"vocab_size": 49280, "max_position_embeddings": 8192, "num_hidden_layers": 30, "hidden_size": 576}
         | {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536},
     ),
@@ -451,7 +430,7 @@ def write_files(captioner: Captioner, folder: Path) -> None:
     config = captioner.config.to_dict()
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         part.pop("dtype", None)
-    generation = _transformers().GenerationConfig(max_new_tokens=NEW_TOKENS, **captioner.special)
+    generation = transformers.GenerationConfig(max_new_tokens=NEW_TOKENS, **captioner.special)
     files = {
         "config.json": config,
         "generation_config.json": generation.to_diff_dict(),
@@ -467,8 +446,6 @@ def write_files(captioner: Captioner, folder: Path) -> None:
 
 def write_weights(captioner: Captioner, dtype: str, folder: Path) -> None:
     """Fills transformers' model with random weights, and saves it."""
-    import torch
-
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
@@ -495,13 +472,5 @@ def fill(name: str, tensor: Any, generator: Any) -> None:
     tensor.normal_(0.0, std, generator=generator)
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("model", choices=RANDOM_MODELS)
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
-    write_checkpoint(RANDOM_MODELS[options.model], options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    write_checkpoint(RANDOM_MODELS[sys.argv[1]], Path(sys.argv[2]))

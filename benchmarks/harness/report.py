@@ -18,14 +18,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
 from snapcap.benchmarks.harness.processes import gpu_name
 from snapcap.benchmarks.harness.workload import ROOT
+from snapcap.warmup.machine.capacity import CPUINFO
 
 VERSIONS = ("torch", "triton", "transformers", "litserve", "onnxruntime", "fastapi", "uvicorn")
+PERCENTILES = (50, 90, 99)
 # Width of output to a file, which fits the widest table.
 FILE_WIDTH = 150
 
@@ -41,12 +44,9 @@ class Samples:
         """Returns the values of several rounds."""
         samples = cls()
         for measured in rounds:
-            samples.add(measured)
+            for name, value in measured.items():
+                samples.values.setdefault(name, []).append(value)
         return samples
-
-    def add(self, measured: Mapping[str, float]) -> None:
-        for name, value in measured.items():
-            self.values.setdefault(name, []).append(value)
 
     def median(self, name: str) -> float:
         """Returns the median of a measurement, or NaN if the case has none."""
@@ -56,27 +56,10 @@ class Samples:
 Column = str | Callable[[Samples], str]
 
 
-def figures_of(cases: Mapping[str, Samples]) -> dict[str, float]:
-    """Returns the median of each measurement of each case, named ``case.measurement``."""
-    return {f"{case}.{name}": samples.median(name) for case, samples in cases.items() for name in samples.values}
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Returns the nearest-rank percentile of values in ascending order. ``share`` is from 0 to 1.
-
-    Raises:
-        ValueError: there are no values.
-    """
-    if not ordered:
-        raise ValueError("a percentile of no values")
-    rank = math.ceil(round(share * len(ordered), 9))  # without rounding, 0.07 * 100 is 7.000000000000001
-    return ordered[min(max(rank, 1), len(ordered)) - 1]
-
-
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Returns p50, p90 and p99 of latencies, in milliseconds."""
-    ordered = sorted(seconds)
-    return {f"p{round(share * 100)}_ms": percentile(ordered, share) * 1000 for share in (0.50, 0.90, 0.99)}
+    """Returns p50, p90 and p99 of latencies by the nearest rank, in milliseconds."""
+    found = np.percentile(seconds, PERCENTILES, method="inverted_cdf")
+    return {f"p{share}_ms": float(value) * 1000 for share, value in zip(PERCENTILES, found, strict=True)}
 
 
 @dataclass
@@ -111,15 +94,6 @@ class Report:
         rows = [[name, *(cell(case, column) for column in columns.values())] for name, case in cases.items()]
         self.add(title, ["", *columns], rows, note)
 
-    def add_problems(self, problems: Mapping[str, str], titles: Mapping[str, str]) -> int:
-        """Adds the cases that were not measured, with the reasons.
-
-        Returns the exit status, which is 1 if a case failed that could have been measured here.
-        """
-        rows = [[titles[name], why] for name, why in problems.items()]
-        self.add("Not measured, or not to be trusted", ["", "because"], rows)
-        return int(any(why.startswith("failed") for why in problems.values()))
-
     def end(
         self,
         options: argparse.Namespace,
@@ -129,12 +103,18 @@ class Report:
         samples: Mapping[str, Samples],
         **further: Any,
     ) -> int:
-        """Prints and writes a measurement of several cases. Returns the exit status, as `add_problems` does."""
-        status = self.add_problems(problems, titles)
+        """Prints and writes a measurement of several cases, also those that were not measured, with the reasons.
+
+        Returns the exit status, which is 1 if a case failed that could have been measured here.
+        """
+        rows = [[titles[name], why] for name, why in problems.items()]
+        self.add("Not measured, or not to be trusted", ["", "because"], rows)
         about = {"benchmark": options.measure, "model": options.model, "device": device, "problems": problems}
         values = {name: case.values for name, case in samples.items()}
-        self.write(options.json, figures_of(samples), **about, samples=values, **further)
-        return status
+        # The median of each measurement, by the names of the case and the measurement.
+        figures = {f"{case}.{name}": samples[case].median(name) for case, names in values.items() for name in names}
+        self.write(options.json, figures, **about, samples=values, **further)
+        return int(any(why.startswith("failed") for why in problems.values()))
 
     def write(self, file: Path | None, figures: Mapping[str, float], **further: Any) -> None:
         """Prints all tables.
@@ -163,24 +143,22 @@ def setting() -> dict[str, str]:
     module = sys.modules["__main__"].__spec__
     name = (module.name if module is not None else Path(sys.argv[0]).stem).removesuffix(".__main__")
     command = "snapcap" if name == "snapcap" else f"python -m {name}"
-    parts = [cpu_model(), f"{len(os.sched_getaffinity(0))} CPUs", f"{platform.system()} {platform.release()}"]
+    processor = re.search(r"^model name\s*: (.+)$", CPUINFO.read_text(), re.MULTILINE)
+    cpu = processor[1] if processor else platform.processor() or platform.machine()
+    parts = [cpu, f"{len(os.sched_getaffinity(0))} CPUs", f"{platform.system()} {platform.release()}"]
     gpu = gpu_name()
+    versions = [f"Python {platform.python_version()}"]
+    for package in VERSIONS:
+        with contextlib.suppress(PackageNotFoundError):  # the package is not installed
+            versions.append(f"{package} {version(package)}")
     return {
         "machine": ", ".join([gpu, *parts] if gpu else parts),
-        "versions": ", ".join([f"Python {platform.python_version()}", *_versions()]),
+        "versions": ", ".join(versions),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         # Without the places of files, which are this machine's.
         "command": re.sub(r" --(?:cache|json)[= ]\S+", "", f"{command} {shlex.join(sys.argv[1:])}"),
     }
-
-
-def cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def commit() -> str:
@@ -199,12 +177,3 @@ def ratio(value: float, base: float) -> str:
 
 def per_second(rate: float) -> str:
     return f"{rate:.{0 if rate >= 100 else 1}f}"
-
-
-def _versions() -> list[str]:
-    """Returns the versions of the packages that matter and are installed."""
-    found = []
-    for name in VERSIONS:
-        with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return found

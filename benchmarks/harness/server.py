@@ -6,7 +6,6 @@ An S3 server on loopback is one of them, which has signed artifacts.
 import asyncio
 import base64
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -17,14 +16,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import IO, Any, NamedTuple, TextIO
 
-from snapcap.benchmarks.harness.marks import Marks, read_result
-from snapcap.benchmarks.harness.workload import ROOT, build_store, environment, free_port, run_snapcap
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+from snapcap.benchmarks.harness.marks import RESULT, Marks
+from snapcap.benchmarks.harness.workload import ROOT, build_store, environment, free_port, run_module
 
 BINARY = "application/octet-stream"
 START_LIMIT_S = 600.0
@@ -41,32 +38,20 @@ class Reply(NamedTuple):
         return json.loads(self.body)
 
 
-class Connection:
-    """A keep-alive connection to a port of this machine. Raises `OSError` if it is refused or lost."""
-
-    def __init__(self, port: int, timeout: float = 120.0) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-        self._http.connect()
-
-    def request(self, path: str, body: bytes | None = None, content_type: str = BINARY) -> Reply:
-        """Sends a GET, or a POST if there is a body, and waits for the reply."""
-        if body is None:
-            self._http.request("GET", path)
-        else:
-            self._http.request("POST", path, body, {"Content-Type": content_type})
-        reply = self._http.getresponse()
-        return Reply(reply.status, reply.read(), {})
-
-    def close(self) -> None:
-        self._http.close()
+def ask(connection: HTTPConnection, path: str, body: bytes | None = None, content_type: str = BINARY) -> Reply:
+    """Sends a GET, or a POST if there is a body, and waits for the reply. Raises `OSError` if the connection is
+    lost."""
+    connection.request("GET" if body is None else "POST", path, body, {"Content-Type": content_type})
+    reply = connection.getresponse()
+    return Reply(reply.status, reply.read(), {})
 
 
+@dataclass(frozen=True)
 class AsyncConnection:
     """A keep-alive connection to a port of this machine, for an event loop, with one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
     @classmethod
     async def open(cls, port: int) -> "AsyncConnection":
@@ -78,18 +63,18 @@ class AsyncConnection:
         Raises:
             OSError: the connection was lost before the reply was whole.
         """
-        self._writer.write(request)
+        self.writer.write(request)
         try:
-            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             pairs = (line.partition(":") for line in head[1:])
             fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
-            body = await self._reader.readexactly(int(fields.get("content-length", "0")))
+            body = await self.reader.readexactly(int(fields.get("content-length", "0")))
         except asyncio.IncompleteReadError as error:
             raise ConnectionResetError("the reply was cut") from error
         return Reply(int(head[0].split()[1]), body, fields)
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()
 
 
 def request_bytes(path: str, body: bytes | None = None, content_type: str = BINARY) -> bytes:
@@ -140,7 +125,7 @@ class Process:
     """A child whose output goes to a file. Seconds are counted from just before its spawn."""
 
     def __init__(self, command: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
-        self._log: TextIO = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by stop
+        self._log: TextIO = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by close
         self.spawned = time.monotonic()
         self._process = spawn(command, self._log, extra)
 
@@ -185,7 +170,7 @@ class Process:
         lines = [line for line in self.log().splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it has written nothing"
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Ends the process with SIGTERM, and then its whole group with SIGKILL."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -203,15 +188,15 @@ def run_measured(
     """Runs a program that ends by itself. Returns its marks, in seconds since its spawn, and its results.
 
     Raises:
-        RuntimeError: it failed, or took longer than ``limit`` seconds.
+        RuntimeError: it failed, printed no result, or took longer than ``limit`` seconds.
     """
-    process = Process(command, extra)
-    try:
+    with contextlib.closing(Process(command, extra)) as process:
         process.wait(limit)
-        marks, found = read_result(process.log().splitlines())
+        lines = [line for line in process.log().splitlines() if line.startswith(RESULT)]
+        if not lines:
+            raise RuntimeError("the program printed no result")
+        marks, found = json.loads(lines[0].removeprefix(RESULT))
         return [(name, moment - process.spawned) for name, moment in marks], found
-    finally:
-        process.stop()
 
 
 class Server(Process):
@@ -224,23 +209,26 @@ class Server(Process):
         self.api = api
         super().__init__([*command, "--port", str(self.port)], extra)
 
-    def connect(self) -> Connection:
-        """Returns a connection as soon as the port is bound."""
+    def connect(self) -> HTTPConnection:
+        """Returns a keep-alive connection as soon as the port is bound."""
         while True:
+            connection = HTTPConnection("127.0.0.1", self.port, timeout=START_LIMIT_S)
             try:
-                return Connection(self.port, START_LIMIT_S)
+                connection.connect()
             except ConnectionRefusedError:
                 self.check()
                 time.sleep(0.002)
+            else:
+                return connection
 
-    def wait_ready(self, connection: Connection) -> None:
+    def wait_ready(self, connection: HTTPConnection) -> None:
         """Waits until readiness answers 200. A server without such a path is ready once its port is bound."""
-        while self.api.ready is not None and connection.request(self.api.ready).status != 200:
+        while self.api.ready is not None and ask(connection, self.api.ready).status != 200:
             self.check()
             time.sleep(0.005)
 
-    def caption(self, connection: Connection, image: bytes) -> Reply:
-        reply = connection.request(self.api.caption, *self.api.body(image))
+    def caption(self, connection: HTTPConnection, image: bytes) -> Reply:
+        reply = ask(connection, self.api.caption, *self.api.body(image))
         if reply.status != 200:
             raise RuntimeError(f"status {reply.status}: {reply.body.decode()}\n{self.log()}")
         return reply
@@ -250,59 +238,30 @@ class Server(Process):
         if self.api is not SNAPCAP_API:
             return {}
         connection = self.connect()
-        metrics = connection.request("/metrics").body.decode()
+        metrics = ask(connection, "/metrics").body.decode()
         connection.close()
         found = re.search(r'^snapcap_compile_events_total{when="serving"} (\S+)$', metrics, re.MULTILINE)
         return {"compiles_serving": float(found[1]) if found else 0.0}
 
 
-@contextlib.contextmanager
-def serving(
-    command: Sequence[str], api: Endpoint = SNAPCAP_API, extra: Mapping[str, str] | None = None
-) -> Iterator[Server]:
-    server = Server(command, api, extra)
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-_CREDENTIALS = {
+CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_CONFIG_FILE": "/dev/null",
-    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    "AWS_SHAREDCREDENTIALS_FILE": "/dev/null",
     "AWS_EC2_METADATA_DISABLED": "true",
     "NO_PROXY": "127.0.0.1,localhost",
 }
 _BUCKET = "bench"
 
 
-@dataclass(frozen=True)
-class S3Artifacts:
-    """The options and environment with which a server finds the set, and the port of the S3 server."""
-
-    port: int
-    options: tuple[str, ...]
-    environment: dict[str, str]
-
-
-def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
-    """Uploads the files of a folder to S3, and returns their source for `--model`."""
-    from snapcap.warmup.checkpoints.local import checkpoint_names
-
-    names = [path.name for path in checkpoint.iterdir()]
-    for name in checkpoint_names(names, lambda index: (checkpoint / index).read_bytes()):
-        s3.upload_file(str(checkpoint / name), _BUCKET, f"model/{name}")
-    return f"s3://{_BUCKET}/model"
-
-
 @contextlib.contextmanager
 def s3_artifacts(
     cache: Path, folder: Path, options: tuple[str, ...] = (), checkpoint: Path | None = None
-) -> Iterator[S3Artifacts]:
-    """Publishes and signs the artifact set that `cache` holds, and yields how to find it. Keys go to `folder`.
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Publishes and signs the artifact set that `cache` holds. Keys go to `folder`. Yields the port of the S3
+    server and the options with which a server finds the set, whose environment has ``CREDENTIALS``.
 
     `options` name the model. With a `checkpoint`, they lack the model's name: the checkpoint is uploaded to S3,
     and published with its weights.
@@ -311,24 +270,27 @@ def s3_artifacts(
 
     key = folder / "bench.key"
     # S3 is another process too. A server inside the measuring process would share its interpreter lock.
-    with serving((sys.executable, "-m", "moto.server"), Endpoint("/", None), _CREDENTIALS) as moto:
+    command = (sys.executable, "-m", "moto.server")
+    with contextlib.closing(Server(command, Endpoint("/", None), CREDENTIALS)) as moto:
         moto.connect().close()
         endpoint = f"http://127.0.0.1:{moto.port}"
         s3 = boto3.client(
             "s3",
             endpoint_url=endpoint,
             region_name="us-east-1",
-            aws_access_key_id=_CREDENTIALS["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
         )
         s3.create_bucket(Bucket=_BUCKET)
         if not key.exists():
-            run_snapcap("keygen", str(key))
+            run_module("snapcap", "keygen", str(key))
         store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
         trusted: tuple[str, ...] = ("--trusted-key", f"{key}.pub")
         signing: tuple[str, ...] = ("--sign-key", str(key))
         if checkpoint is not None:
-            trusted += ("--model", _uploaded(s3, checkpoint))
+            for path in (*checkpoint.glob("*.json"), *checkpoint.glob("*.safetensors")):
+                s3.upload_file(str(path), _BUCKET, f"model/{path.name}")
+            trusted += ("--model", f"s3://{_BUCKET}/model")
             signing += ("--weights",)
-        build_store(cache, *options, *store, *signing, *trusted, extra=_CREDENTIALS)
-        yield S3Artifacts(moto.port, (*store, *trusted), _CREDENTIALS)
+        build_store(cache, *options, *store, *signing, *trusted, extra=CREDENTIALS)
+        yield moto.port, (*store, *trusted)

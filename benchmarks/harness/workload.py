@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapcap.benchmarks.harness.random_checkpoint import NEW_TOKENS, RANDOM_MODELS
 from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, add_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
 SAMPLES = DEMO / "samples"
-SNAPCAP = (sys.executable, "-m", "snapcap")
-MODELS = ("demo", *RANDOM_MODELS)
+# All but the first are in `random_checkpoint.py`, which imports transformers.
+MODELS = (
+    *("demo", "vit-b16-gpt2", "blip-base", "git-base", "florence2-base"),
+    *("smolvlm-256m", "llava-llama3-8b", "qwen3-vl-2b"),
+)
+NEW_TOKENS = 20  # the length of each caption of random weights
 JPEG_SIZE = (500, 375)
 FIRST_IMAGE = "pair-1.jpg"
 JPEG_QUALITY = 90
@@ -65,17 +68,19 @@ UNPREPARED = ("--no-prepared-weights",)
 
 
 def serve_command(*options: str) -> tuple[str, ...]:
-    return (*SNAPCAP, "serve", "--host", "127.0.0.1", *options)
+    return (sys.executable, "-m", "snapcap", "serve", "--host", "127.0.0.1", *options)
 
 
-def run_snapcap(*arguments: str, extra: Mapping[str, str] | None = None) -> None:
-    """Runs a command and waits for it.
+def run_module(module: str, *arguments: str, extra: Mapping[str, str] | None = None) -> None:
+    """Runs a program and waits for it. Its messages are shown.
 
     Raises:
-        subprocess.CalledProcessError: the command failed.
+        RuntimeError: the program failed.
     """
-    environ, nowhere = environment(**(extra or {})), subprocess.DEVNULL
-    subprocess.run([*SNAPCAP, *arguments], cwd=ROOT, env=environ, stdout=nowhere, check=True)
+    command, environ = [sys.executable, "-m", module, *arguments], environment(**(extra or {}))
+    done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[2:4])} ended with status {done.returncode}")
 
 
 def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = None) -> None:
@@ -85,7 +90,7 @@ def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = No
     add_arguments(parser, BUILD_GROUPS, without=BUILD_WITHOUT)
     _, of_servers = parser.parse_known_args(options)
     kept = [each for each in options if each not in of_servers]
-    run_snapcap("build", "--cache-dir", str(cache), *kept, extra=extra)
+    run_module("snapcap", "build", "--cache-dir", str(cache), *kept, extra=extra)
 
 
 @contextlib.contextmanager
@@ -104,18 +109,14 @@ class Workload:
     """A checkpoint, and images for requests.
 
     folder: the checkpoint.
-    images: by name, a JPEG and the caption that it must get. The caption of random weights is None.
+    images: folder of JPEGs, each with the caption that it must get. The caption of random weights is None.
     tokens: number of tokens of each caption of random weights. None for a trained model.
     """
 
     name: str
     folder: Path
-    images: Mapping[str, tuple[bytes, str | None]]
+    images: Path
     tokens: int | None
-
-    @property
-    def first_image(self) -> tuple[bytes, str | None]:
-        return self.images[FIRST_IMAGE]
 
     def check(self, reply: Mapping[str, Any]) -> None:
         """Checks a reply to the first image, because a fast but wrong caption is no result.
@@ -123,36 +124,33 @@ class Workload:
         Raises:
             RuntimeError: the caption is wrong.
         """
-        _, caption = self.first_image
+        caption = json.loads((self.images / _CAPTIONS).read_text())[FIRST_IMAGE]
         tokens = reply.get("tokens", self.tokens)
         if (caption is not None and reply["caption"] != caption) or (self.tokens not in (None, tokens)):
             raise RuntimeError(f"a wrong caption: {reply}")
 
-    def write_images(self, folder: Path) -> Path:
-        """Writes the images to files, for load generators in other processes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, (data, _) in self.images.items():
-            (folder / name).write_bytes(data)
-        (folder / _CAPTIONS).write_text(json.dumps({name: caption for name, (_, caption) in self.images.items()}))
-        return folder
-
 
 def read_images(folder: Path) -> list[tuple[bytes, str | None]]:
-    """Returns the images that ``write_images`` wrote."""
+    """Returns the images of a workload with their captions."""
     captions: dict[str, str | None] = json.loads((folder / _CAPTIONS).read_text())
     return [((folder / name).read_bytes(), caption) for name, caption in captions.items()]
 
 
 def open_workload(name: str, cache: Path) -> Workload:
-    """Opens ``demo``, or a model of random weights, which is made in ``cache`` the first time."""
-    jpegs = {png.replace(".png", ".jpg"): (_jpeg(data), caption) for png, (data, caption) in samples().items()}
+    """Opens ``demo``, or a model of random weights. The images, and the first time random weights, are written to
+    ``cache``."""
+    images, captions = cache / "images" / name, {}
+    images.mkdir(parents=True, exist_ok=True)
+    for png, (data, caption) in samples().items():
+        jpeg = png.replace(".png", ".jpg")
+        (images / jpeg).write_bytes(_jpeg(data))
+        captions[jpeg] = caption if name == "demo" else None
+    (images / _CAPTIONS).write_text(json.dumps(captions))
     if name == "demo":
-        return Workload(name, DEMO, jpegs, None)
+        return Workload(name, DEMO, images, None)
     folder = cache / "models" / name
     if not folder.is_dir():
-        command = [sys.executable, "-m", "snapcap.benchmarks.harness.random_checkpoint", name, str(folder)]
-        subprocess.run(command, cwd=ROOT, env=environment(), check=True)
-    images = {name: (data, None) for name, (data, _) in jpegs.items()}
+        run_module("snapcap.benchmarks.harness.random_checkpoint", name, str(folder))
     return Workload(name, folder, images, NEW_TOKENS)
 
 

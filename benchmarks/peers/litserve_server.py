@@ -14,7 +14,7 @@ import litserve  # type: ignore[import-not-found, unused-ignore]  # measured whe
 from fastapi import Response
 
 from snapcap.benchmarks.harness.arguments import make_server_parser
-from snapcap.benchmarks.peers.transformers_server import Captioner
+from snapcap.benchmarks.peers.transformers_server import Captioner, decode
 
 BATCH_TIMEOUT_S = 0.005
 
@@ -32,16 +32,10 @@ class CaptionApi(litserve.LitAPI):  # type: ignore[misc, unused-ignore]  # LitSe
         self._captioner = Captioner(self._folder, self._model_device)
 
     def decode_request(self, request):  # type: ignore[no-untyped-def]  # LitServe would take an annotation for a form
-        return base64.b64decode(request["image"])
+        return decode(base64.b64decode(request["image"]))
 
-    def batch(self, inputs: list[bytes]) -> list[bytes]:
-        return inputs
-
-    def predict(self, images: list[bytes]) -> list[dict[str, Any]]:
-        return self._captioner.generate(self._captioner.pixels(images))
-
-    def unbatch(self, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return output
+    def predict(self, pictures: list[Any]) -> list[dict[str, Any]]:
+        return self._captioner.captions(pictures)
 
     def encode_response(self, output: dict[str, Any]) -> Response:
         return Response(json.dumps(output), media_type="application/json")

@@ -1,6 +1,6 @@
 """Exports a checkpoint to ONNX and optimises it for this machine, ahead of any start.
 
-    python -m snapcap.benchmarks.peers.onnx_export --model models/demo --output FOLDER
+    python -m snapcap.benchmarks.peers.onnx_export models/demo FOLDER int8
 
 There are two models. The encoder ends with the keys and values of the cross-attentions. A decode step takes past
 keys and values. ONNX Runtime's optimised graphs are saved with their weights beside them, which a start maps. In
@@ -9,6 +9,7 @@ int8, `quantize_dynamic` has rounded the weights of products, with a scale for e
 
 import json
 import shutil
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,6 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
-from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.random_checkpoint import complete_folder
 from snapcap.benchmarks.peers.onnx_server import DECODER, DESCRIPTION, ENCODER, TOKENIZER, Description
 
@@ -172,15 +172,10 @@ def _optimise(source: Path, output: Path) -> None:
     onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    parser.add_argument("--output", type=Path, required=True, help="folder to be made")
-    parser.add_argument("--precision", choices=("float32", "int8"), default="float32")
-    options = parser.parse_args()
-    with complete_folder(options.output) as folder, tempfile.TemporaryDirectory() as work:
-        export(options.model, folder, Path(work), int8=options.precision == "int8")
+def main(checkpoint: str, output: str, precision: str) -> None:
+    with complete_folder(Path(output)) as folder, tempfile.TemporaryDirectory() as work:
+        export(Path(checkpoint), folder, Path(work), int8=precision == "int8")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

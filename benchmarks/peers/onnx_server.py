@@ -1,15 +1,13 @@
 """Serves the peer without torch: FastAPI, uvicorn and ONNX Runtime over models exported ahead of time.
 
-    python -m snapcap.benchmarks.peers.onnx_export --model models/demo --output FOLDER
-    python -m snapcap.benchmarks.peers.onnx_server --model FOLDER --port 8102
+    python -m snapcap.benchmarks.peers.onnx_export models/demo FOLDER float32
+    python -m snapcap.benchmarks.peers.onnx_server --model FOLDER --port 8102 --batch 8
 
 The models are opened while FastAPI is imported, before the port is bound. Images are decoded in a thread pool.
-Decoded images that wait for the model go through it as one batch, of up to eight. With that, and one CPU less for
+Decoded images that wait for the model go through it as one batch. With up to eight in a batch, and one CPU less for
 the model, 16 clients of the demo model got most captions/s on two CPUs (`benchmarks/NOTES.md`).
 """
 
-import asyncio
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -24,10 +22,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer
 
-from snapcap.benchmarks.harness.arguments import count, make_parser
-from snapcap.benchmarks.peers.transformers_server import Batcher
+from snapcap.benchmarks.harness.arguments import count, make_server_parser
+from snapcap.benchmarks.peers.transformers_server import create_app, decode
 
-_BATCH = 8
 ENCODER, DECODER, TOKENIZER = "encoder.onnx", "decoder.onnx", "tokenizer.json"
 DESCRIPTION = "captioner.json"
 Pixels = NDArray[np.float32]
@@ -78,36 +75,26 @@ class Captioner:
     def pixels(self, image: bytes) -> Pixels:
         """Returns an encoded image as [3, H, W], normalised as by transformers' processor."""
         about = self.description
-        picture = Image.open(io.BytesIO(image)).convert("RGB")
-        picture = picture.resize((about.width, about.height), Image.Resampling(about.resample))
+        picture = decode(image).resize((about.width, about.height), Image.Resampling(about.resample))
         values = np.asarray(picture, np.float32) * self._scale + self._shift
         return np.ascontiguousarray(values.transpose(2, 0, 1))
 
-    def encode(self, pixels: Pixels) -> dict[str, Any]:
-        """Encodes a batch [B, 3, H, W]. Returns the decoder's inputs before its first step."""
-        about, rows = self.description, len(pixels)
-        values = {"pixels": _value(pixels)}
-        cross = self._encoder.run_with_ort_values(self._cross, values)
-        empty = _value(np.zeros((rows, about.heads, 0, about.head_size), np.float32))
-        start = _value(np.full((rows, 1), about.start, np.int64))
-        return {"tokens": start, **dict.fromkeys(self._past, empty), **dict(zip(self._cross, cross, strict=True))}
-
-    def step(self, inputs: dict[str, Any]) -> NDArray[np.int64]:
-        """Decodes one token, and updates ``inputs`` for the next step. Only the tokens leave the runtime."""
-        tokens, *present = self._decoder.run_with_ort_values(self._next, inputs)
-        inputs.update(zip(["tokens", *self._past], [tokens, *present], strict=True))
-        chosen: NDArray[np.int64] = tokens.numpy()[:, 0]
-        return chosen
-
     def generate(self, pixels: Pixels) -> list[list[int]]:
-        """Returns the tokens of each row, without the end token."""
-        inputs, ends = self.encode(pixels), self.description.ends
+        """Returns the tokens of each image of a batch [B, 3, H, W], without the end token. Only tokens leave the
+        runtime."""
+        about, count = self.description, len(pixels)
+        cross = self._encoder.run_with_ort_values(self._cross, {"pixels": _value(pixels)})
+        empty = _value(np.zeros((count, about.heads, 0, about.head_size), np.float32))
+        inputs = {"tokens": _value(np.full((count, 1), about.start, np.int64)), **dict.fromkeys(self._past, empty)}
+        inputs |= zip(self._cross, cross, strict=True)
         rows: list[list[int]] = [[] for _ in pixels]
-        going = set(range(len(rows)))
-        for _ in range(self.description.limit):
-            chosen = self.step(inputs).tolist()
+        going = set(range(count))
+        for _ in range(about.limit):
+            tokens, *present = self._decoder.run_with_ort_values(self._next, inputs)
+            inputs |= zip(["tokens", *self._past], [tokens, *present], strict=True)
+            chosen = tokens.numpy()[:, 0].tolist()
             for row in list(going):
-                if chosen[row] in ends:
+                if chosen[row] in about.ends:
                     going.remove(row)
                 else:
                     rows[row].append(chosen[row])
@@ -115,9 +102,11 @@ class Captioner:
                 break
         return rows
 
-    def text(self, tokens: list[int]) -> str:
-        caption: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return caption.strip()
+    def captions(self, batch: Sequence[Pixels]) -> list[dict[str, Any]]:
+        """Returns the captions of images, with their numbers of tokens."""
+        rows = self.generate(np.stack(batch))
+        texts = self._tokenizer.decode_batch(rows, skip_special_tokens=True)
+        return [{"caption": text.strip(), "tokens": len(row)} for text, row in zip(texts, rows, strict=True)]
 
 
 def _open(model: Path, threads: int) -> Any:
@@ -132,42 +121,18 @@ def _value(array: NDArray[Any]) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def create_app(captioner: Captioner) -> Any:
-    """Returns the application over an open captioner."""
-    from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse
-
-    def run(batch: Sequence[Pixels]) -> list[list[int]]:
-        return captioner.generate(np.stack(batch))
-
-    app = FastAPI()
-    batcher = Batcher(run, _BATCH)
-    decoders = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-
-    @app.post("/caption")
-    async def caption(request: Request) -> JSONResponse:
-        image = await request.body()
-        pixels = await asyncio.get_running_loop().run_in_executor(decoders, captioner.pixels, image)
-        tokens = await asyncio.wrap_future(batcher.submit(pixels))
-        return JSONResponse({"caption": captioner.text(tokens), "tokens": len(tokens)})
-
-    return app
-
-
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the export")
-    parser.add_argument("--device", choices=("cpu",), default="cpu")
-    parser.add_argument("--port", type=int, default=8102)
+    parser = make_server_parser(__doc__, port=8102)
     text = "CPU threads of one operation (default: all CPUs but one, which HTTP has)"
     parser.add_argument("--threads", type=count, default=max(len(os.sched_getaffinity(0)) - 1, 1), help=text)
     options = parser.parse_args()
     with ThreadPoolExecutor(1) as beside:  # the runtime releases Python's lock while it opens models
-        opening = beside.submit(Captioner, options.model, options.threads)
+        opening = beside.submit(Captioner, Path(options.model), options.threads)
         import fastapi  # noqa: F401
         import uvicorn
 
-        app = create_app(opening.result())
+        captioner = opening.result()
+        app = create_app(captioner.pixels, captioner.captions, options.batch)
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", ws="none", lifespan="off")
 
 

@@ -24,7 +24,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,19 +33,12 @@ from typing import Any
 from rich.console import Console
 
 from snapcap.benchmarks.harness.arguments import add_files, add_serve, count, make_parser, some_of
-from snapcap.benchmarks.harness.processes import descendants, is_gone
+from snapcap.benchmarks.harness.processes import descendants, is_gone, own_parts
 from snapcap.benchmarks.harness.report import Report
-from snapcap.benchmarks.harness.server import S3Artifacts, request_bytes, s3_artifacts
-from snapcap.benchmarks.harness.workload import SNAPCAP, samples, scratch
-from snapcap.benchmarks.soak.clients import (
-    BadClients,
-    GoodClients,
-    captions_rightly,
-    leave,
-    requests,
-    status_of,
-)
-from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica
+from snapcap.benchmarks.harness.server import CREDENTIALS, request_bytes, s3_artifacts
+from snapcap.benchmarks.harness.workload import samples, scratch, serve_command
+from snapcap.benchmarks.soak.clients import BadClients, GoodClients, captions_rightly, leave, requests
+from snapcap.benchmarks.soak.servers import Lie, LyingProxy, Replica, ask
 
 NAMES = ("one", "two")
 # Time limits are short enough for a campaign to wait for. There are two decode processes, to be stopped and
@@ -58,24 +52,13 @@ RECOVERY_LIMIT_S = 180.0
 START_LIMIT_S = 300.0
 QUIET_S = 2.0  # between two faults
 CACHE_BYTES = 512 << 20
-ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # indexes of `Replica.parts`
+ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # indexes of `own_parts`
 Healed = Callable[[], bool]
-STALLED, STALL_S = 200, 5.0
-LEAVING = 300
+STALL_S = 5.0
 FLOOD = 400
 
 
-@dataclass(frozen=True)
-class World:
-    """Everything that a fault can reach. ``proxy`` is None if the servers have no store but their own folders."""
-
-    replicas: Sequence[Replica]
-    proxy: LyingProxy | None
-    bad: BadClients
-    chooser: Random
-
-
-Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
+Injection = Callable[["Campaign", Replica], AbstractAsyncContextManager[Healed]]
 
 
 @dataclass(frozen=True)
@@ -92,189 +75,27 @@ class Fault:
     inject: Injection
 
 
-def signalled(number: int, part: int | None) -> Injection:
-    """Returns a fault that sends a signal to a part of the server, or to the process that answers if ``part`` is
-    None.
-
-    A stopped process is never continued. The server has recovered when this process is gone, and there are as many
-    parts as before.
-    """
-
-    @asynccontextmanager
-    async def inject(_: World, replica: Replica) -> AsyncIterator[Healed]:
-        before = replica.parts
-        pid = replica.pid if part is None else before[part]
-        os.kill(pid, number)
-
-        def healed() -> bool:
-            try:
-                return is_gone(pid) and len(replica.parts) >= (len(before) if part != DECODE_PARENT else 1)
-            except RuntimeError:
-                return False
-
-        yield healed
-
-    return inject
-
-
-@asynccontextmanager
-async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Drains the server, as a rolling update does."""
-    start = replica.starts
-    replica.signal(signal.SIGTERM)
-    yield lambda: replica.starts > start
-
-
-@asynccontextmanager
-async def model_killed(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Kills a process of a model that wakes, is ready or leaves, or an engine process in reserve."""
-    born = descendants(replica.pid)
-    pid = world.chooser.choice(born) if born else 0
-    if pid:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    yield lambda: not pid or is_gone(pid)
-
-
-PROCESS_FAULTS = (
-    Fault("engine-stopped", "parts", signalled(signal.SIGSTOP, ENGINE)),
-    Fault("engine-killed", "parts", signalled(signal.SIGKILL, ENGINE)),
-    Fault("decode-stopped", "parts", signalled(signal.SIGSTOP, FIRST_DECODE)),
-    Fault("decode-killed", "parts", signalled(signal.SIGKILL, FIRST_DECODE)),
-    Fault("decode-parent-killed", "parts", signalled(signal.SIGKILL, DECODE_PARENT)),
-    Fault("server-stopped", "processes", signalled(signal.SIGSTOP, None)),
-    Fault("server-killed", "processes", signalled(signal.SIGKILL, None)),
-    Fault("drained", "processes", drained),
-    Fault("model-killed", "models", model_killed),
-)
-
-
-def store_that(lie: Lie) -> Injection:
-    """Returns a fault that starts a server without a cache, while the store's proxy applies ``lie``."""
-
-    @asynccontextmanager
-    async def inject(world: World, replica: Replica) -> AsyncIterator[Healed]:
-        if world.proxy is None:
-            raise RuntimeError("there is no store")
-        world.proxy.lie = lie
-        try:
-            replica.empty_cache()
-            async with drained(world, replica) as healed:
-                yield healed
-        finally:
-            world.proxy.lie = Lie.NONE
-
-    return inject
-
-
-@asynccontextmanager
-async def disk_full(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Starts a server with an empty cache folder, on a disk without a free byte."""
-    filler = replica.cache / "filler"
-    replica.empty_cache()
-    try:
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while file.write(b"\0" * (1 << 16)):
-                pass
-        async with drained(world, replica) as healed:
-            yield healed
-    finally:
-        filler.unlink(missing_ok=True)
-
-
-@asynccontextmanager
-async def disk_read_only(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Starts a server with a read-only cache folder, like a volume whose file system has an error."""
-    remount(replica.cache, "ro")
-    try:
-        async with drained(world, replica) as healed:
-            yield healed
-    finally:
-        remount(replica.cache, "rw")
-
-
-def remount(folder: Path, mode: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], check=True, capture_output=True)
-
-
-STORE_FAULTS = (
-    Fault("s3-black-hole", "s3", store_that(Lie.SILENCE)),
-    Fault("s3-slow", "s3", store_that(Lie.DELAY)),
-    Fault("s3-truncates", "s3", store_that(Lie.CUT)),
-    Fault("s3-corrupts", "s3", store_that(Lie.CORRUPTION)),
-    Fault("disk-full", "disk", disk_full),
-    Fault("disk-read-only", "disk", disk_read_only),
-)
-
-
-def good_request() -> bytes:
-    return request_bytes("/v1/caption", next(iter(samples().values()))[0], "image/png")
-
-
-@asynccontextmanager
-async def stalled(_: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Sends half a body from each client, and nothing more."""
-    half = good_request()[:-100]
-    stalling = asyncio.gather(*(leave(replica.port, half, STALL_S) for _ in range(STALLED)))
-    yield lambda: True
-    await stalling
-
-
-@asynccontextmanager
-async def left(_: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Sends a whole request from each client, which leaves before the reply."""
-    leaving = asyncio.gather(*(leave(replica.port, good_request(), turn % 10 / 100) for turn in range(LEAVING)))
-    yield lambda: True
-    await leaving
-
-
-@asynccontextmanager
-async def flooded(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Sends many times more good requests than the queue holds."""
-    asking = asyncio.gather(*(status_of(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
-    yield asking.done
-    world.bad.answered.update(await asking)
-
-
-CLIENT_FAULTS = (
-    Fault("clients-stall", "clients", stalled),
-    Fault("clients-leave", "clients", left),
-    Fault("clients-flood", "clients", flooded),
-)
-
-
-FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS)
-
-
-@dataclass(frozen=True)
-class Strike:
-    """A fault that was injected.
-
-    at: seconds since the campaign's beginning.
-    recovered: seconds until the server was ready, captioned rightly, and had recovered the broken part. None if it
-        took longer than the limit.
-    """
-
-    fault: str
-    replica: str
-    at: float
-    recovered: float | None
-    problem: str = ""
-
-
 class Campaign:
-    """Injects faults one after the other, and measures the recovery from each."""
+    """Injects faults one after the other, and measures the recovery from each.
 
-    def __init__(self, world: World) -> None:
-        self.strikes: list[Strike] = []
-        self._world = world
+    strikes: the faults so far. ``at`` is seconds since the campaign's beginning. ``recovered`` is seconds until the
+        server was ready, captioned rightly, and had recovered the broken part, or None if it took longer than the
+        limit.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], proxy: LyingProxy, bad: BadClients, chooser: Random) -> None:
+        self.strikes: list[dict[str, Any]] = []
+        self.replicas = replicas
+        self.proxy = proxy
+        self.bad = bad
+        self.chooser = chooser
         self._console = Console(stderr=True, highlight=False)
-        self._requests = requests()
+        self._request = requests()[0]
         self._began = time.monotonic()
 
     async def run(self, faults: Sequence[Fault], seconds: float) -> None:
         """Injects each fault once, however long that takes, and then faults at random until the time is over."""
-        chooser, end = self._world.chooser, time.monotonic() + seconds
+        chooser, end = self.chooser, time.monotonic() + seconds
         turns = chooser.sample(faults, len(faults))
         while turns or time.monotonic() < end:
             await asyncio.sleep(QUIET_S)
@@ -284,15 +105,15 @@ class Campaign:
 
     async def all_well(self) -> bool:
         """Returns whether every server is ready and captions rightly, within a time limit."""
-        recoveries = (self._recovery(each, lambda: True, START_LIMIT_S) for each in self._world.replicas)
+        recoveries = (self._recovery(each, lambda: True, START_LIMIT_S) for each in self.replicas)
         return None not in await asyncio.gather(*recoveries)
 
     async def _strike(self, fault: Fault) -> None:
-        replica = self._world.chooser.choice(self._world.replicas)
+        replica = self.chooser.choice(self.replicas)
         at, problem = time.monotonic() - self._began, ""
         recovered: float | None = None
         try:
-            async with fault.inject(self._world, replica) as healed:
+            async with fault.inject(self, replica) as healed:
                 recovered = await self._recovery(replica, healed, RECOVERY_LIMIT_S)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
@@ -300,9 +121,16 @@ class Campaign:
             # The campaign goes on. Killing the container also removes the rest of the fault.
             replica.kill()
             await self._recovery(replica, lambda: True, RECOVERY_LIMIT_S)
-        for each in self._world.replicas:
+        for each in self.replicas:
             each.sample_memory()
-        self.strikes.append(Strike(fault.name, replica.name, at, recovered, problem))
+        strike = {
+            "fault": fault.name,
+            "replica": replica.name,
+            "at": at,
+            "recovered": recovered,
+            "problem": problem,
+        }
+        self.strikes.append(strike)
         told = "NOT RECOVERED" if recovered is None else f"{recovered:.1f} s"
         self._console.print(f"{at:6.0f} s  {fault.name} on {replica.name}: {told} {problem}")
 
@@ -311,11 +139,148 @@ class Campaign:
         after ``limit``."""
         began = time.monotonic()
         while time.monotonic() - began < limit:
-            ready = healed() and await replica.answers("/readyz", 2.0)
-            if ready and await captions_rightly(replica.port, self._requests):
+            ready = healed() and (await ask(replica.port, request_bytes("/readyz"), 2.0)).status == 200
+            if ready and await captions_rightly(replica.port, self._request):
                 return time.monotonic() - began
             await asyncio.sleep(0.1)
         return None
+
+
+def signalled(number: int, part: int | None) -> Injection:
+    """Returns a fault that sends a signal to a part of the server, or to the process that answers if ``part`` is
+    None.
+
+    A stopped process is never continued. The server has recovered when this process is gone, and there are as many
+    parts as before.
+    """
+
+    @asynccontextmanager
+    async def inject(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+        before = own_parts(replica.pid)
+        pid = replica.pid if part is None else before[part]
+        os.kill(pid, number)
+
+        def healed() -> bool:
+            try:
+                return is_gone(pid) and len(own_parts(replica.pid)) >= (len(before) if part != DECODE_PARENT else 1)
+            except RuntimeError:
+                return False
+
+        yield healed
+
+    return inject
+
+
+@asynccontextmanager
+async def drained(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Drains the server, as a rolling update does."""
+    start = replica.starts
+    replica.signal(signal.SIGTERM)
+    yield lambda: replica.starts > start
+
+
+@asynccontextmanager
+async def model_killed(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Kills a process of a model that wakes, is ready or leaves, or an engine process in reserve."""
+    born = descendants(replica.pid)
+    pid = campaign.chooser.choice(born) if born else 0
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    yield lambda: not pid or is_gone(pid)
+
+
+def store_that(lie: Lie) -> Injection:
+    """Returns a fault that starts a server without a cache, while the store's proxy applies ``lie``."""
+
+    @asynccontextmanager
+    async def inject(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+        campaign.proxy.lie = lie
+        try:
+            replica.empty_cache()
+            async with drained(campaign, replica) as healed:
+                yield healed
+        finally:
+            campaign.proxy.lie = Lie.NONE
+
+    return inject
+
+
+@asynccontextmanager
+async def disk_full(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server with an empty cache folder, on a disk without a free byte."""
+    filler = replica.cache / "filler"
+    replica.empty_cache()
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"\0" * (1 << 16)):
+                pass
+        async with drained(campaign, replica) as healed:
+            yield healed
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def disk_read_only(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Starts a server with a read-only cache folder, like a volume whose file system has an error."""
+    remount = partial(subprocess.run, check=True, capture_output=True)
+    command = ["mount", str(replica.cache), "-o"]
+    await asyncio.to_thread(remount, [*command, "remount,ro"])
+    try:
+        async with drained(campaign, replica) as healed:
+            yield healed
+    finally:
+        await asyncio.to_thread(remount, [*command, "remount,rw"])
+
+
+def good_request() -> bytes:
+    return request_bytes("/v1/caption", next(iter(samples().values()))[0], "image/png")
+
+
+def left(count: int, *, whole: bool) -> Injection:
+    """Returns a fault in which many clients send a request and leave before the reply. They send half a body unless
+    ``whole``, and then stay for a while."""
+
+    @asynccontextmanager
+    async def inject(_: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+        sent = good_request() if whole else good_request()[:-100]
+        stays = (turn % 10 / 100 if whole else STALL_S for turn in range(count))
+        leaving = asyncio.gather(*(leave(replica.port, sent, stay) for stay in stays))
+        yield lambda: True
+        await leaving
+
+    return inject
+
+
+@asynccontextmanager
+async def flooded(campaign: Campaign, replica: Replica) -> AsyncIterator[Healed]:
+    """Sends many times more good requests than the queue holds."""
+    asking = asyncio.gather(*(ask(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
+    yield asking.done
+    campaign.bad.answered.update(reply.status for reply in await asking)
+
+
+FAULTS = (
+    Fault("engine-stopped", "parts", signalled(signal.SIGSTOP, ENGINE)),
+    Fault("engine-killed", "parts", signalled(signal.SIGKILL, ENGINE)),
+    Fault("decode-stopped", "parts", signalled(signal.SIGSTOP, FIRST_DECODE)),
+    Fault("decode-killed", "parts", signalled(signal.SIGKILL, FIRST_DECODE)),
+    Fault("decode-parent-killed", "parts", signalled(signal.SIGKILL, DECODE_PARENT)),
+    Fault("server-stopped", "processes", signalled(signal.SIGSTOP, None)),
+    Fault("server-killed", "processes", signalled(signal.SIGKILL, None)),
+    Fault("drained", "processes", drained),
+    Fault("model-killed", "models", model_killed),
+    Fault("s3-black-hole", "s3", store_that(Lie.SILENCE)),
+    Fault("s3-slow", "s3", store_that(Lie.DELAY)),
+    Fault("s3-truncates", "s3", store_that(Lie.CUT)),
+    Fault("s3-corrupts", "s3", store_that(Lie.CORRUPTION)),
+    Fault("disk-full", "disk", disk_full),
+    Fault("disk-read-only", "disk", disk_read_only),
+    Fault("clients-stall", "clients", left(200, whole=False)),
+    Fault("clients-leave", "clients", left(300, whole=True)),
+    Fault("clients-flood", "clients", flooded),
+)
 
 
 def went_well(totals: dict[str, Any]) -> bool:
@@ -324,13 +289,15 @@ def went_well(totals: dict[str, Any]) -> bool:
     return not failed and "500" not in totals["bad_requests_by_status"]
 
 
-def write_report(file: Path | None, strikes: list[Strike], totals: dict[str, Any], skipped: dict[str, str]) -> None:
+def write_report(
+    file: Path | None, strikes: list[dict[str, Any]], totals: dict[str, Any], skipped: dict[str, str]
+) -> None:
     """Prints the tables. Also writes the results if a file is given."""
     report = Report()
-    rows = [
-        (each.fault, each.replica, f"{each.at:.0f}", "NEVER" if each.recovered is None else f"{each.recovered:.1f}")
-        for each in strikes
-    ]
+    rows = []
+    for each in strikes:
+        recovered = "NEVER" if each["recovered"] is None else f"{each['recovered']:.1f}"
+        rows.append((each["fault"], each["replica"], f"{each['at']:.0f}", recovered))
     note = "recovered: until the server was ready, captioned rightly, and had what was broken."
     report.add(
         "Faults, in the order in which they were injected", ["fault", "server", "at s", "recovered s"], rows, note
@@ -338,24 +305,7 @@ def write_report(file: Path | None, strikes: list[Strike], totals: dict[str, Any
     report.add("Not injected", ["fault", "why"], [*skipped.items()])
     report.add("The whole campaign", ["", "value"], [(name, str(value)) for name, value in totals.items()])
     figures = {name: value for name, value in totals.items() if isinstance(value, int | float)}
-    report.write(file, figures, strikes=[asdict(each) for each in strikes], totals=totals, skipped=skipped)
-
-
-def read_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    text = "seed of everything random (default: a random seed, which is printed)"
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help=text)
-    names = some_of(fault.name for fault in FAULTS)
-    text = "all, or a comma-separated list (default: %(default)s)"
-    parser.add_argument("--faults", type=names, default="all", help=text)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--clients", type=count, default=6, help="number of good clients")
-    text = "number of models of each server, which are all the demo model (default: %(default)s)"
-    parser.add_argument("--models", type=count, default=1, help=text)
-    add_files(parser)
-    add_serve(parser)
-    return parser.parse_args()
+    report.write(file, figures, strikes=strikes, totals=totals, skipped=skipped)
 
 
 def mounted(folder: Path, exits: contextlib.ExitStack) -> str:
@@ -372,30 +322,29 @@ def mounted(folder: Path, exits: contextlib.ExitStack) -> str:
 
 
 async def run(
-    options: argparse.Namespace, folder: Path, store: S3Artifacts | None, faults: Sequence[Fault]
-) -> tuple[list[Strike], dict[str, Any]]:
-    """Runs the campaign. Returns its strikes and totals."""
+    options: argparse.Namespace, folder: Path, store: tuple[int, Sequence[str]] | None, faults: Sequence[Fault]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Runs the campaign. ``store`` is the port of a store and its options. Returns the strikes and the totals."""
     chooser = Random(options.seed)
-    command = [*SNAPCAP, "serve", "--host", "127.0.0.1", "--device", options.device, "--build", "off", *OPTIONS]
-    environment, proxy = {}, None
-    if store is None:
-        command += ["--backend", "eager"]
+    proxy = LyingProxy(store[0] if store else 0, chooser)
+    await proxy.start()
+    command = [*serve_command("--device", options.device, "--build", "off"), *OPTIONS]
+    if store:
+        command += [*store[1], "--s3-endpoint-url", f"http://127.0.0.1:{proxy.port}"]
     else:
-        environment, proxy = store.environment, LyingProxy(store.port, chooser)
-        await proxy.start()
-        command += [*store.options, "--s3-endpoint-url", f"http://127.0.0.1:{proxy.port}"]
+        command += ["--backend", "eager"]
     models = ["demo", *(f"demo-{number}" for number in range(2, options.models + 1))]
     if options.models > 1:
         command += ["--idle-unload", "1", *(word for name in models for word in ("--model", f"{name}=demo"))]
     command += shlex.split(options.serve)
-    replicas = [Replica(name, command, environment, folder / name) for name in NAMES]
+    replicas = [Replica(name, command, CREDENTIALS, folder / name) for name in NAMES]
     bad, clients = BadClients(replicas, chooser), GoodClients(replicas, chooser, models)
-    campaign = Campaign(World(replicas, proxy, bad, chooser))
+    campaign = Campaign(replicas, proxy, bad, chooser)
     try:
         for replica in replicas:
             replica.start()
         if not await campaign.all_well():
-            raise RuntimeError(f"the servers do not start:\n{replicas[0].log()[-2000:]}")
+            raise RuntimeError(f"the servers do not start:\n{replicas[0].log.read_text(errors='replace')[-2000:]}")
         began, over = time.monotonic(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(options.clients):
@@ -407,8 +356,7 @@ async def run(
         ended_well, seconds = await campaign.all_well(), time.monotonic() - began
     finally:
         await asyncio.gather(*(replica.stop() for replica in replicas))
-        if proxy is not None:
-            proxy.stop()
+        proxy.stop()
     return campaign.strikes, {
         "seed": options.seed,
         "seconds": round(seconds, 1),
@@ -418,13 +366,26 @@ async def run(
         "server_starts": {each.name: each.starts for each in replicas},
         "exit_statuses": {each.name: each.exits for each in replicas},
         "memory_mib": {each.name: each.memory_mib for each in replicas},
-        "not_recovered": [each.fault for each in campaign.strikes if each.recovered is None],
+        "not_recovered": [each["fault"] for each in campaign.strikes if each["recovered"] is None],
         "ended_well": ended_well,
     }
 
 
 def main() -> int:
-    options = read_arguments()
+    parser = make_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    text = "seed of everything random (default: a random seed, which is printed)"
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help=text)
+    names = some_of(fault.name for fault in FAULTS)
+    text = "all, or a comma-separated list (default: %(default)s)"
+    parser.add_argument("--faults", type=names, default="all", help=text)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--clients", type=count, default=6, help="number of good clients")
+    text = "number of models of each server, which are all the demo model (default: %(default)s)"
+    parser.add_argument("--models", type=count, default=1, help=text)
+    add_files(parser)
+    add_serve(parser)
+    options = parser.parse_args()
     # Raises SystemExit, so that servers are stopped and mounts removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     chosen = [fault for fault in FAULTS if fault.name in options.faults]

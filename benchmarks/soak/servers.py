@@ -14,9 +14,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
-from snapcap.benchmarks.harness.processes import own_parts, tree_memory
+from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.server import AsyncConnection, Reply, request_bytes, spawn
 from snapcap.benchmarks.harness.workload import free_port
 
@@ -30,18 +29,17 @@ PIECE = 1 << 16
 
 
 async def ask(port: int, request: bytes, within: float) -> Reply:
-    """Sends a whole request on a connection of its own and returns its reply.
-
-    Raises:
-        OSError: the connection was refused, or lost before the reply was whole.
-        TimeoutError: there was no whole reply ``within`` seconds.
-    """
-    async with asyncio.timeout(within):
-        connection = await AsyncConnection.open(port)
-        try:
-            return await connection.ask(request)
-        finally:
-            connection.close()
+    """Sends a whole request on a connection of its own and returns its reply. Without a whole reply ``within``
+    seconds, the status is 0 and the body has the reason."""
+    try:
+        async with asyncio.timeout(within):
+            connection = await AsyncConnection.open(port)
+            try:
+                return await connection.ask(request)
+            finally:
+                connection.close()
+    except (OSError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
+        return Reply(0, f"{type(error).__name__}: {error}".encode(), {})
 
 
 class Replica:
@@ -62,7 +60,7 @@ class Replica:
         self._extra = {"PYTHONFAULTHANDLER": "1", **extra}
         self._command = [*command, "--port", str(self.port), "--cache-dir", str(cache)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = cache.with_suffix(".log")
+        self.log = cache.with_suffix(".log")
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -76,11 +74,6 @@ class Replica:
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"{self.name} does not run")
         return self._process.pid
-
-    @property
-    def parts(self) -> list[int]:
-        """The process ids of the engine process, the parent of the decode processes, and these."""
-        return own_parts(self.pid)
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(job) for job in (self._supervise(), self._look_for_life())]
@@ -109,23 +102,14 @@ class Replica:
         for entry in self.cache.iterdir():
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
 
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
     def sample_memory(self) -> None:
         with contextlib.suppress(RuntimeError):
             self.memory_mib.append(tree_memory(self.pid) >> 20)
 
-    async def answers(self, path: str, within: float) -> bool:
-        """Returns whether a GET of a path is answered with 200."""
-        with contextlib.suppress(OSError, TimeoutError):
-            return (await ask(self.port, request_bytes(path), within)).status == 200
-        return False
-
     async def _supervise(self) -> None:
         while not self._over:
             self.cache.mkdir(parents=True, exist_ok=True)
-            with self._log.open("ab") as log:
+            with self.log.open("ab") as log:
                 self._process = spawn(self._command, log, self._extra)
             self.starts += 1
             group = self._process.pid
@@ -140,7 +124,8 @@ class Replica:
             await asyncio.sleep(LIVENESS_PERIOD_S)
             if start != self.starts:
                 failures, start = 0, self.starts
-            failures = 0 if await self.answers("/livez", LIVENESS_TIMEOUT_S) else failures + 1
+            alive = await ask(self.port, request_bytes("/livez"), LIVENESS_TIMEOUT_S)
+            failures = 0 if alive.status == 200 else failures + 1
             if failures == LIVENESS_FAILURES:
                 self.signal(signal.SIGTERM)
                 await asyncio.sleep(TERMINATION_S)
@@ -167,8 +152,6 @@ class LyingProxy:
         self._store_port = store_port
         self._chooser = chooser
         self._server: asyncio.Server | None = None
-        # Keeps references, because otherwise a task that waits for a silent store could be collected.
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -179,41 +162,34 @@ class LyingProxy:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (task := asyncio.current_task()) is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(OSError):
             store_reader, store_writer = await asyncio.open_connection("127.0.0.1", self._store_port)
-            asks = asyncio.create_task(_copy(reader, store_writer))
+            asks = asyncio.create_task(self._pass_on(reader, store_writer, lies=False))
             with contextlib.suppress(OSError):
-                await self._answer(store_reader, writer)
+                await self._pass_on(store_reader, writer, lies=True)
             asks.cancel()
             store_writer.close()
         writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, lies: bool) -> None:
         while piece := await reader.read(PIECE):
-            while self.lie is Lie.SILENCE:  # noqa: ASYNC110 - until somebody changes it
+            while lies and self.lie is Lie.SILENCE:  # noqa: ASYNC110 - until somebody changes it
                 await asyncio.sleep(0.1)
-            if self.lie is Lie.DELAY:
+            lie = self.lie if lies else Lie.NONE
+            is_cut = lie is Lie.CUT and len(piece) > 1000
+            if lie is Lie.DELAY:
                 await asyncio.sleep(DELAY_S)
-            elif self.lie is Lie.CUT and len(piece) > 1000:
-                writer.write(piece[: len(piece) // 2])
-                await writer.drain()
-                return
-            elif self.lie is Lie.CORRUPTION and len(piece) > 1000:
+            elif is_cut:
+                piece = piece[: len(piece) // 2]
+            elif lie is Lie.CORRUPTION and len(piece) > 1000:
                 piece = self._corrupted(piece)
             writer.write(piece)
             await writer.drain()
+            if is_cut:
+                return
 
     def _corrupted(self, piece: bytes) -> bytes:
         """Returns the piece with one bit of its second half flipped, so the head of a reply stays intact."""
         changed = bytearray(piece)
         changed[self._chooser.randrange(len(piece) // 2, len(piece))] ^= 1 << self._chooser.randrange(8)
         return bytes(changed)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while piece := await reader.read(PIECE):
-        writer.write(piece)
-        await writer.drain()

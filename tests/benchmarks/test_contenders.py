@@ -2,19 +2,19 @@
 
 import argparse
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from snapcap.benchmarks import contenders
-from snapcap.benchmarks.contenders import PEERS, TITLES, Contenders, Start
-from snapcap.benchmarks.harness.report import Report
+from snapcap.benchmarks import contenders, startup
+from snapcap.benchmarks.contenders import PEERS, Contenders, Start
 from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import Workload, open_workload
-from snapcap.benchmarks.startup import judge
+from snapcap.benchmarks.startup import Bench
 
 
 class Rounds:
@@ -25,8 +25,9 @@ class Rounds:
         self.broken: dict[str, BaseException] = {}
         self.clock = 0.0
         self._file = tmp_path / "peers.json"
-        found = Contenders(cast(Workload, None), "cpu", *[tmp_path] * 3, (), end=100.0, problems=problems)
-        monkeypatch.setattr(contenders, "open_contenders", lambda *_: found)
+        workload = cast(Workload, SimpleNamespace(images=tmp_path))
+        found = Contenders(workload, "cpu", *[tmp_path] * 2, (), end=100.0, problems=problems)
+        monkeypatch.setattr(contenders, "open_contenders", lambda *_: nullcontext(found))
         monkeypatch.setattr(contenders, "measure", lambda _, name, __: self._measure(name))
         monkeypatch.setattr("time.monotonic", lambda: self.clock)
 
@@ -57,7 +58,8 @@ def test_no_round_begins_that_would_end_after_the_time(monkeypatch: pytest.Monke
     rounds = Rounds(monkeypatch, tmp_path, {})
     status, written = rounds.run("aot", "eager", rounds=5)
     assert (status, rounds.order) == (0, ["aot", "eager", "aot"])
-    assert [len(case["ready"]) for case in written["samples"].values()] == [2, 1]
+    assert written["samples"]["aot"]["ready"] == [1.0, 3.0]
+    assert (written["figures"]["aot.ready"], written["figures"]["eager.ready"]) == (2.0, 2.0)
     assert written["problems"] == {}
 
 
@@ -91,26 +93,30 @@ def test_an_interruption_between_two_measurements_shows_what_there_is(
     assert set(written["problems"]) == {"aot", "eager"}
 
 
-def test_a_server_that_cannot_be_measured_here_is_no_failure(tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_measured_here_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     workload = replace(open_workload("demo", tmp_path), folder=tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["BlipForConditionalGeneration"]}')
     options = argparse.Namespace(
         cases=["onnxruntime", "eager"], model="demo", cache=None, serve="", time_limit=60.0
     )
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(contenders, "open_workload", lambda *_: workload)
-        found = contenders.open_contenders(stack, options, "cpu")
+    monkeypatch.setattr(contenders, "open_workload", lambda *_: workload)
+    with contenders.open_contenders(options, "cpu") as found:
         assert found.rounds(options.cases, 2, lambda name: name) == {"eager": ["eager", "eager"]}
     assert "gpt2" in found.problems["onnxruntime"]
-    assert Report().add_problems(found.problems, TITLES) == 0
+    assert not found.problems["onnxruntime"].startswith("failed")
 
 
-def test_a_start_that_compiles_after_ready_has_failed() -> None:
-    starts = [Start({"compiles_serving": graphs}) for graphs in (0.0, 2.0)]
-    problems: dict[str, str] = {}
-    judge({"eager": starts[:1], "aot": starts}, problems)
-    assert problems == {"aot": "failed: it compiled 2 graphs after READY"}
-    assert Report().add_problems(problems, TITLES) == 1
+def test_a_start_that_compiles_after_ready_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimpleNamespace(compiles=lambda: {"compiles_serving": 2.0}, close=lambda: None)
+    monkeypatch.setattr(startup, "Server", lambda *_: server)
+    found = Contenders(
+        cast(Workload, SimpleNamespace(folder=Path("x"))), "cpu", *[Path()] * 2, (), end=float("inf")
+    )
+    monkeypatch.setattr(found, "first_captions", lambda _: Start({"ready": 1.0}))
+    found.rounds(["aot"], 1, Bench(found, ExitStack()).start)
+    assert found.problems == {"aot": "failed: it compiled 2 graphs after READY"}
 
 
 def test_an_image_comes_as_the_server_takes_it() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from snapcap.benchmarks import startup
 from snapcap.benchmarks.contenders import Contenders, Start
-from snapcap.benchmarks.harness.server import S3Artifacts
 from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.startup import PUBLISHED, Bench
 
@@ -21,9 +20,9 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, An
     seen: list[Any] = []
 
     @contextmanager
-    def artifacts(*given: Any) -> Iterator[S3Artifacts]:
+    def artifacts(*given: Any) -> Iterator[tuple[int, tuple[str, ...]]]:
         seen.append(given[2:])
-        yield S3Artifacts(1, ("--store", "s3://x"), {"KEY": "x"})
+        yield 1, ("--store", "s3://x")
 
     def serve(_: Bench, command: tuple[str, ...], *__: Any) -> Start:
         seen.append(command)
@@ -34,7 +33,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: dict[str, An
     monkeypatch.setattr(Bench, "_serve", serve)
     workload = open_workload("demo", tmp_path)
     with ExitStack() as stack:
-        contenders = Contenders(workload, "cpu", *[tmp_path] * 3, ("--buckets=1",), end=float("inf"))
+        contenders = Contenders(workload, "cpu", *[tmp_path] * 2, ("--buckets=1",), end=float("inf"))
         return Bench(contenders, stack).start(PUBLISHED), seen
 
 

@@ -58,6 +58,10 @@ def load(port: int, images: Path, clients: int, seconds: float, rate: float = 0.
     return asyncio.run(generate(HttpLoad(images, clients, seconds, rate=rate), port, api, 0, lambda: None))
 
 
+def elapsed(tally: Tally) -> float:
+    return tally.last - tally.began
+
+
 def right(body: bytes) -> tuple[int, bytes]:
     return 200, b'{"caption": "%s"}' % body.replace(b"image", b"caption")
 
@@ -67,8 +71,8 @@ def test_right_captions_are_counted_with_their_latencies(images: Path) -> None:
         result = load(port, images, 3, 0.5)
     assert (result.wrong, result.errors) == (0, 0)
     assert len(result.latencies) >= 3
-    assert all(0 < latency <= result.elapsed for latency in result.latencies)
-    assert result.elapsed > 0.4
+    assert all(0 < latency <= elapsed(result) for latency in result.latencies)
+    assert elapsed(result) > 0.4
 
 
 def test_a_reply_that_comes_after_the_time_is_counted_with_the_time_it_took(images: Path) -> None:
@@ -79,7 +83,7 @@ def test_a_reply_that_comes_after_the_time_is_counted_with_the_time_it_took(imag
     with answering(slowly) as port:
         result = load(port, images, 2, 0.2)
     assert len(result.latencies) == 2
-    assert result.elapsed >= max(result.latencies) > 0.6
+    assert elapsed(result) >= max(result.latencies) > 0.6
 
 
 def test_what_has_no_reply_at_the_end_costs_no_other_reply(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +99,7 @@ def test_what_has_no_reply_at_the_end_costs_no_other_reply(images: Path, monkeyp
         result = load(port, images, 2, 0.3)
         released.set()
     assert (len(result.latencies), result.errors, result.unanswered) == (1, 0, 2)
-    assert 0 < result.elapsed < 0.3
+    assert 0 < elapsed(result) < 0.3
 
 
 def test_wrong_captions_are_counted(images: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,27 +12,25 @@ from support.checkpoints.qwen3_vl_files import VISION_END, generated, picture, p
 
 from snapcap.benchmarks import modes
 from snapcap.benchmarks.contenders import Turns
-from snapcap.benchmarks.harness.compiled_case import Mode, Way
+from snapcap.benchmarks.harness.compiled_case import How, Job, Mode, Way
 from snapcap.benchmarks.harness.report import Report, Samples
 from snapcap.benchmarks.harness.workload import DEMO, SAMPLES
-from snapcap.benchmarks.modes import CASES, Setup, measure, measure_all, with_needed
+from snapcap.benchmarks.modes import CASES, measure, measure_all, with_needed
 
-SETUP = Setup(DEMO, SAMPLES / "pair-1.png", "cpu", (1, 2))
+JOB = Job(DEMO, SAMPLES / "pair-1.png", "cpu", (1, 2), How("eager"))
 FOREVER = float("inf")
 
 
 def samples(**values: float) -> Samples:
-    found = Samples()
-    found.add(values)
-    return found
+    return Samples.of([values])
 
 
 def test_the_eager_case_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
-    found = measure("eager", SETUP, tmp_path)
+    found = measure("eager", JOB, tmp_path)
     assert len(found["tokens"]) == 20
     assert 0 < found["until_interpreter"] < found["until_import_torch"] < found["until_first_step"]
     assert found["until_first_step"] < found["until_all_buckets"]
-    steady = [found[f"{component}_{size}"] for component in ("encoder", "decoder") for size in SETUP.buckets]
+    steady = [found[f"{component}_{size}"] for component in ("encoder", "decoder") for size in JOB.buckets]
     assert all(value > 0 for value in steady)
     assert found["initial_encoder"] > 0
     assert found["peak_host_mib"] > 100
@@ -44,19 +43,19 @@ def test_a_picture_of_any_shape_is_encoded_for_the_fewest_tokens_that_hold_it(tm
     model.generation_config.eos_token_id = None
     folder, image = written(model, tmp_path / "model"), picture(4, 3)
     image.save(tmp_path / "image.png")
-    found = measure("eager", Setup(folder, tmp_path / "image.png", "cpu", (2,)), tmp_path)
+    found = measure("eager", replace(JOB, model=folder, image=tmp_path / "image.png", buckets=(2,)), tmp_path)
     assert found["tokens"] == generated(model, image, prefix(), [VISION_END], 20)[0]
 
 
 def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one(name: str, _setup: Setup, _kept: Path) -> dict[str, object]:
+    def one(name: str, _job: Job, _kept: Path) -> dict[str, object]:
         if name == "full":
             raise RuntimeError("no compiler")
         return {"until_first_step": 1.0, "tokens": [1]}
 
     monkeypatch.setattr(modes, "measure", one)
     turns = Turns(end=FOREVER)
-    found = measure_all(turns, list(CASES), 2, SETUP, tmp_path)
+    found = measure_all(turns, list(CASES), 2, JOB, tmp_path)
     assert turns.problems == {
         "full": "failed: no compiler",
         "full-restored": f"there is nothing to restore of {CASES['full'].title}",
@@ -68,12 +67,12 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeyp
 
 def test_a_case_without_an_image_fails_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-image"):
-        measure("eager", Setup(DEMO, Path("no-such-image"), "cpu", (1,)), tmp_path)
+        measure("eager", replace(JOB, image=Path("no-such-image")), tmp_path)
 
 
 def test_nothing_is_begun_after_the_time_limit(tmp_path: Path) -> None:
     turns = Turns(end=time.monotonic())
-    assert not measure_all(turns, ["eager", "full"], 1, SETUP, tmp_path)
+    assert not measure_all(turns, ["eager", "full"], 1, JOB, tmp_path)
     assert set(turns.problems.values()) == {"not run in full: the time limit"}
 
 
@@ -86,10 +85,10 @@ def shown(results: dict[str, Samples], tokens: dict[str, list[int]], buckets: tu
 
 
 def test_ratios_are_to_eager_and_other_tokens_are_named() -> None:
-    eager = samples(until_first_step=2, until_all_buckets=2, peak_host_mib=200)
-    eager.add({"encoder_1": 10, "encoder_2": 20, "decoder_1": 4, "decoder_2": 6})
-    full = samples(until_first_step=30, until_all_buckets=50, peak_host_mib=300)
-    full.add({"encoder_1": 4, "encoder_2": 8, "decoder_1": 2, "decoder_2": 3})
+    steps = {"encoder_1": 10, "encoder_2": 20, "decoder_1": 4, "decoder_2": 6}
+    eager = samples(until_first_step=2, until_all_buckets=2, peak_host_mib=200, **steps)
+    steps = {"encoder_1": 4, "encoder_2": 8, "decoder_1": 2, "decoder_2": 3}
+    full = samples(until_first_step=30, until_all_buckets=50, peak_host_mib=300, **steps)
     lines = shown({"eager": eager, "full": full}, {"eager": [1, 2], "full": [1, 3]}, (1, 2))
     assert ["full", "model", "30.0", "15.00", "×", "50.0", "25.00", "×", "300"] in lines
     times = ["4.000", "0.40", "×", "8.000", "0.40", "×", "2.000", "0.50", "×", "3.000", "0.50", "×"]

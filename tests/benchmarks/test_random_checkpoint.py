@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.servers.server_process import snapcap
 
-from snapcap.benchmarks.harness.random_checkpoint import NEW_TOKENS, RANDOM_MODELS, RandomModel, write_checkpoint
+from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
+from snapcap.benchmarks.harness.workload import MODELS, NEW_TOKENS
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
 
@@ -104,6 +104,10 @@ def test_the_real_shapes_have_the_parameters_they_are_quoted_with(name: str, mil
     assert round(count / 1e6) == millions
 
 
+def test_the_options_name_every_model() -> None:
+    assert list(MODELS[1:]) == list(RANDOM_MODELS)
+
+
 def test_transformers_finds_every_weight_and_only_those(tiny: Path) -> None:
     _, information = transformers_model(tiny)
     assert not any(information.values()), information
@@ -136,18 +140,16 @@ def test_the_tokenizer_has_the_whole_vocabulary_and_reads_what_it_writes(name: s
     assert len(ids) < len(text.encode())  # some tokens are longer than a letter
 
 
-def test_transformers_and_snapcap_caption_alike(name: str, tiny: Path, samples: dict[Path, str]) -> None:
-    from snapcap.benchmarks.peers.transformers_server import Captioner
+def test_transformers_and_snapcap_caption_alike(tiny: Path, samples: dict[Path, str], tmp_path: Path) -> None:
+    from snapcap import Captioner as Snapcap
+    from snapcap.benchmarks.peers.transformers_server import Captioner, decode
 
     images = list(samples)[:2]
     captioner = Captioner(str(tiny), "cpu")
-    expected = captioner.generate(captioner.pixels([image.read_bytes() for image in images]))
+    expected = captioner.captions([decode(image.read_bytes()) for image in images])
     assert [reply["tokens"] for reply in expected] == [NEW_TOKENS] * 2
-    # In a process of its own: the command ends its process without ado.
-    done = snapcap("caption", "--model", str(tiny), "--backend", "eager", *map(str, images))
-    assert done.returncode == 0, done.stderr
-    captions = [line.partition("\t")[2] for line in done.stdout.splitlines()]
-    assert captions == [" ".join(reply["caption"].splitlines()) for reply in expected]
+    with Snapcap(tiny, backend="eager", buckets=(1, 2), cache_dir=tmp_path) as ours:
+        assert [str(caption) for caption in ours.batch(images)] == [reply["caption"] for reply in expected]
 
 
 def test_captions_of_random_weights_are_not_one_token_repeated(name: str, tiny: Path) -> None:
@@ -156,14 +158,14 @@ def test_captions_of_random_weights_are_not_one_token_repeated(name: str, tiny: 
     captioner = Captioner(str(tiny), "cpu")
     torch.manual_seed(0)
     side = SIDES.get(name, 32)
-    images: Any = torch.randn(2, 3, side, side)
+    images = {"pixel_values": torch.randn(2, 3, side, side)}
     if name == "qwen3-vl-2b":
         images = {
             "pixel_values": torch.randn(2 * 16, 3 * 2 * 16 * 16),
             "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
         }
-    if name == "smolvlm-256m":
-        images = images.unsqueeze(1)  # a tile of each
+    if name == "smolvlm-256m":  # with a tile of each
+        images = {"pixel_values": images["pixel_values"].unsqueeze(1)}
     first, second = (reply["caption"] for reply in captioner.generate(images))
     assert first != second
     assert min(len(set(first)), len(set(second))) > 6, "several words or letters"

@@ -46,7 +46,7 @@ def test_the_report_says_where_and_how_it_was_measured(startup: tuple[str, dict[
 
 def test_peers_of_the_demo_model(tmp_path: Path) -> None:
     cases = "--cases=eager,transformers-batched"
-    options = (cases, "--clients=2", "--seconds=1", "--rounds=1", "--serve=--buckets=1,2")
+    options = (cases, "--clients=2", "--seconds=0.5", "--rounds=1", "--serve=--buckets=1,2")
     done = snapcap("bench", "peers", *options, f"--json={tmp_path / 'p.json'}", timeout=300)
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "p.json").read_text())
@@ -60,7 +60,7 @@ def test_peers_of_the_demo_model(tmp_path: Path) -> None:
 
 
 def test_latency_in_the_engine_and_over_http(tmp_path: Path) -> None:
-    options = ("--cases=eager", "--concurrency=1,2", "--seconds=1", "--serve=--buckets=1,2")
+    options = ("--cases=eager", "--concurrency=1,2", "--seconds=0.4", "--serve=--buckets=1,2")
     done = snapcap("bench", "latency", *options, f"--json={tmp_path / 'l.json'}")
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "l.json").read_text())["figures"]

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints.build_folders import build_with_choices
 from support.parity.served import write_pictures
-from support.servers.server_process import ServerProcess, snapcap
+from support.servers.server_process import ServerProcess
 
 pytestmark = pytest.mark.timeout(900)  # compiling
-INSTRUCTION = "Write a descriptive caption for this image in a formal tone."
+INSTRUCTION = "Write a descriptive caption."
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +66,11 @@ def reference(folder: Path) -> Callable[..., str]:
 
 
 def test_a_compiled_server_without_torch_answers_as_transformers_does(
-    folder: Path, tmp_path: Path, reference: Callable[..., str]
+    built_cache: Path, folder: Path, tmp_path: Path, reference: Callable[..., str]
 ) -> None:
-    options = ("--model", str(folder), "--cache-dir", str(tmp_path / "store"), "--buckets", "4")
-    run = snapcap("build", *options, "--prepared-weights", "--build-workers", "1", timeout=600)
-    assert run.returncode == 0, run.stderr
+    model = ("--model", str(folder), "--buckets", "4", "--cache-length", "48")
+    options = ("--cache-dir", str(tmp_path / "store"), *model)
+    build_with_choices(built_cache, tmp_path / "store", *model)
     (tmp_path / "images").mkdir()
     images = write_pictures(tmp_path / "images")
     expected = {path: reference(path, INSTRUCTION) for path in images}

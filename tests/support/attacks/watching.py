@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.processes import tree_memory
-from snapcap.benchmarks.harness.report import percentile
+from snapcap.benchmarks.harness.report import percentiles_ms
 from snapcap.benchmarks.harness.workload import ROOT, environment
 
 ON, OFF = "on\n", "off\n"
@@ -60,7 +60,7 @@ class Latencies:
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Latencies":
         values = sorted(seconds) or [0.0]
-        return cls(len(values), percentile(values, 0.99), values[-1])
+        return cls(len(values), percentiles_ms(values)["p99_ms"] / 1000, values[-1])
 
 
 @dataclass(frozen=True)
