@@ -33,7 +33,6 @@ class QueueFull(Overloaded):
 class BodyMemoryFull(Overloaded):
     """Refuses a body because the bodies of all requests together have reached their memory limit, `limit` bytes."""
 
-    code = "body_memory_full"
     title = "Too much in flight"
 
     def __init__(self, limit: int) -> None:
@@ -44,7 +43,6 @@ class BodyMemoryFull(Overloaded):
 class ImageFetchesFull(Overloaded):
     """Refuses an image URL because `MAX_IMAGE_FETCHES` images are being fetched already."""
 
-    code = "image_fetches_full"
     title = "Too many image URLs"
     what = f"The server is fetching {MAX_IMAGE_FETCHES} images from URLs already, which is its limit"
 
@@ -52,7 +50,6 @@ class ImageFetchesFull(Overloaded):
 class EngineChannelFull(Overloaded):
     """Refuses a request because `ENGINE_CHANNEL_BYTES` of messages wait for the engine process to read them."""
 
-    code = "engine_channel_full"
     title = "Engine does not keep up"
     what = "The engine process does not keep up with its requests"
 
@@ -61,7 +58,6 @@ class TooManyConnections(Overloaded):
     """Refuses a connection because the maximum number of connections is open."""
 
     status = 503
-    code = "too_many_connections"
     title = "Too many connections"
     what = "The server has no room for another connection"
 
@@ -70,7 +66,6 @@ class HeadTooLarge(BadRequest):
     """Refuses a request whose head has too many bytes or too many fields. `unit`: "bytes" or "fields"."""
 
     status = 431
-    code = "head_too_large"
     title = "Head too large"
 
     def __init__(self, limit: int, unit: str) -> None:

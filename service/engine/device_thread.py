@@ -24,8 +24,8 @@ from snapcap.warmup.start.start import StartedModel, load
 if TYPE_CHECKING:
     from snapcap.warmup.weights.published import ModelFetcher
 
-# Seconds to wait, when the engine ends, for the package that is being opened: an interpreter that is finalized while
-# a thread runs native code can crash.
+# Seconds to wait, when the engine ends, for the package that is being opened: an interpreter that is finalized
+# while a thread runs native code can crash.
 _WARMING_ENDS_S = 5.0
 _LOOK_S = 0.01
 _logger = logging.getLogger("snapcap.start")

@@ -58,7 +58,6 @@ class ImageProcessError(RuntimeError):
 class ImageMemoryFull(Overloaded):
     """Refuses a large image because the maximum number of large images already wait for memory."""
 
-    code = "image_memory_full"
     title = "Too many large images"
     what = "Too many large images wait for memory to be decoded"
 
