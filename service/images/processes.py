@@ -26,9 +26,10 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import sniff
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses
-from snapcap.service.images.messages import HEAD, AnswerReader, BadAnswer, Began, Ended, Notice, NoticeReader, Setup
+from snapcap.service.images.messages import HEAD, AnswerReader, BadAnswer, Began, Ended, Notice, Setup
+from snapcap.service.ipc.channel import LoopChannel
 from snapcap.service.ipc.fork import how_it_ended
-from snapcap.service.ipc.framing import RECEIVE_BYTES, pack, receive
+from snapcap.service.ipc.framing import RECEIVE_BYTES, receive
 from snapcap.service.telemetry.metrics import Metrics, Why
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class Worker:
             self._family.loop.remove_writer(self._end)
 
 
-class NoticeChannel:
+class NoticeChannel(LoopChannel[Notice]):
     """Receives notices on the event loop. Calls `began` for a new decode process, with its socket and the file of
     its pixels; `said` for every other notice; `gone` when the parent has ended."""
 
@@ -246,67 +247,43 @@ class NoticeChannel:
         said: Callable[[Notice], object],
         gone: Callable[[], object],
     ) -> None:
-        end.setblocking(False)
-        self._end = end
-        self._loop = loop
+        super().__init__(end, loop, self._hear, gone)
         self._began = began
         self._said = said
-        self._gone = gone
-        self._reader = NoticeReader()
         self._files: deque[int] = deque()
-        loop.add_reader(end, self._receive)
-
-    def send(self, setup: Setup, library: bytes | None) -> None:
-        """Sends the setup and the image library from any thread, without waiting: they are the only message to the
-        parent and fit the socket's buffer, or else the library is left out."""
-        with suppress(OSError):  # the parent has ended; the end of file follows
-            fits = len(library or b"") < self._end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-            self._end.sendall(pack((setup, library if fits else None)))
-
-    def leave(self) -> None:
-        """Stops receiving notices, on the event loop."""
-        self._loop.remove_reader(self._end)
 
     def close(self) -> None:
-        """Stops receiving notices, on the event loop, and closes the files."""
-        self.leave()
-        self.shut()
-
-    def shut(self) -> None:
-        """Closes the socket and the received files after the event loop has stopped."""
+        """Closes the socket and the received files, after the event loop has stopped or after `leave`."""
         self._end.close()
         while self._files:
             os.close(self._files.popleft())
 
-    def _receive(self) -> None:
+    def _arrived(self) -> bytes | None:
         try:
             data, files, _, _ = socket.recv_fds(self._end, RECEIVE_BYTES, _FILES)
         except (BlockingIOError, InterruptedError):
-            return
+            return None
         except OSError:
-            data, files = b"", []
+            return b""
         if len(files) == _FILES:
             self._files += files
         else:  # the files are incomplete, because this process has too many open files
             for each in files:
                 os.close(each)
-        if not data:
-            self._loop.remove_reader(self._end)
-            self._gone()
-            return
-        for notice in self._reader.feed(data):
-            if not isinstance(notice, Began):
-                self._said(notice)
-            elif self._files:
-                for each in self._files:
-                    os.set_inheritable(each, False)  # received files are inheritable unless this is set
-                end = socket.socket(fileno=self._files.popleft())
-                self._began(notice, end, self._files.popleft())
-            else:  # this process closed the socket of the decode process, which therefore ends and is replaced
-                _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})
-                with suppress(OSError):  # the parent is asked to wait before it starts the next one
-                    self._end.send(b"\0")
-                self._said(notice)
+        return data
+
+    def _hear(self, notice: Notice) -> None:
+        if not isinstance(notice, Began):
+            self._said(notice)
+        elif self._files:
+            for each in self._files:
+                os.set_inheritable(each, False)  # received files are inheritable unless this is set
+            end = socket.socket(fileno=self._files.popleft())
+            self._began(notice, end, self._files.popleft())
+        else:  # this process closed the socket of the decode process, which therefore ends and is replaced
+            _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})
+            self.send(None)  # asks the parent to wait before it starts the next one
+            self._said(notice)
 
 
 class ImageProcessFamily:
@@ -348,7 +325,7 @@ class ImageProcessFamily:
     def begin(self, setup: Setup, library: bytes | None) -> bool:
         """Sends the setup and the image library to the parent and waits for the first process. Call this outside
         the event loop. Returns False if none starts."""
-        self._notices.send(setup, library)
+        self._notices.send((setup, library))
         try:
             return self._up.result(START_S)
         except TimeoutError:
@@ -420,6 +397,7 @@ class ImageProcessFamily:
         if self.over:
             return
         self.over = True
+        self._notices.leave()
         self._notices.close()
         self._end_parent(0)
         # Some systems do not end a process with its parent; each end closes a socket and is handled there.
@@ -446,7 +424,7 @@ class ImageProcessFamily:
         if self.over:
             return
         self.over = True
-        self._notices.shut()  # closed first, so that the parent replaces no process
+        self._notices.close()  # closed first, so that the parent replaces no process
         for worker in self.workers:
             worker.close()
         self._end_parent(_END_S)

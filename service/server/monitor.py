@@ -17,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 from snapcap.service.config.settings import Settings
-from snapcap.service.engine.remote.client import LoopChannel, RemoteEngine
+from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import (
     ArtifactsFound,
     Beat,
@@ -34,6 +34,7 @@ from snapcap.service.engine.remote.messages import (
     Usage,
 )
 from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
+from snapcap.service.ipc.channel import LoopChannel
 from snapcap.service.ipc.fork import how_it_ended, return_large_memory, trim_heap
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.memory import decode_memory
@@ -80,7 +81,7 @@ class EngineClient:
     def __post_init__(self) -> None:
         parts, settings, services, loop = self.parts, self.settings, self.services, self.loop
         self._slots = Slots(parts.pixels.slots)
-        self._channel = LoopChannel(parts.engine.end, loop, self._take)
+        self._channel: LoopChannel[Message] = LoopChannel(parts.engine.end, loop, self._take)
         self._image_decoder = ProcessImageDecoder(
             parts.images,
             parts.pixels,

@@ -5,8 +5,9 @@ from support.fakes.decode_world import COMPLETION, MEMORY, SLOTS, World, of, pla
 
 from snapcap.service.engine.remote.messages import Turn
 from snapcap.service.errors import UnprocessableImage
-from snapcap.service.images.messages import Answer, Broken, Ended, Needs, Refused, pack_notice
+from snapcap.service.images.messages import Answer, Broken, Ended, Needs, Refused
 from snapcap.service.images.pool import ImageMemoryFull, ImageProcessError
+from snapcap.service.ipc.framing import pack
 
 
 def test_an_image_goes_to_a_process_and_its_slot_to_the_engine() -> None:
@@ -194,7 +195,7 @@ def test_processes_that_died_idle_cost_no_image_an_attempt(caplog: pytest.LogCap
         for each in world.processes:
             each.die()
         future = await world.ask(1)  # before their ends were heard
-        world.control.sendall(pack_notice(Ended(7, -9)))
+        world.control.sendall(pack(Ended(7, -9)))
         world.add()
         await turns()
         world.processes[-1].answer()

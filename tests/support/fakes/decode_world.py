@@ -31,11 +31,10 @@ from snapcap.service.images.messages import (
     Decoded,
     Setup,
     pack_answer,
-    pack_notice,
 )
 from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
 from snapcap.service.ipc.fork import ChildProcess
-from snapcap.service.ipc.framing import Unpacker
+from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots, image_file, write_image
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
@@ -135,7 +134,7 @@ class World:
         ours, theirs = socket.socketpair()
         number = 1_000_000_000 + len(self.processes)  # above what a system gives
         file = image_file(SIZE)
-        socket.send_fds(self.control, [pack_notice(Began(number))], [ours.fileno(), file])
+        socket.send_fds(self.control, [pack(Began(number))], [ours.fileno(), file])
         ours.close()
         self.processes.append(Played(number, theirs, file))
 
