@@ -1,4 +1,4 @@
-"""Answers chat requests: the code that all chat APIs share, from the parsed request to the text.
+"""Answers requests: the code that all APIs share, and for chats the code from the parsed request to the text.
 
 A caption can be the only text of a JSON object, so a request may ask for such an object: as `json_object`, whose
 member is then `caption`, or by a schema that one text meets. The decoder is not constrained, so no other schema is
@@ -6,7 +6,8 @@ served.
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -14,10 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.api.caption import open_stream
 from snapcap.service.api.conversation import OTHER_ROLES, Conversation, TextUse, text_of
 from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.captioning.captioner import Captioner, ModelFacts
+from snapcap.service.captioning.captioner import Captioner, CaptionJob, CaptionResult, ModelFacts
 from snapcap.service.captioning.options import EMPTY, NEUTRAL, CaptionOptions, options_from_json, sort_fields
 from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
@@ -32,10 +32,19 @@ from snapcap.service.http.bodies import (
     parse_received,
     read_json,
 )
-from snapcap.service.http.middleware import ProblemHandler
-from snapcap.service.http.replies import EventStream, ignored_header, ignored_names, unless_disconnected
+from snapcap.service.http.middleware import ProblemHandler, new_caption
+from snapcap.service.http.replies import (
+    EventStream,
+    RawHeaders,
+    ignored_header,
+    ignored_names,
+    unless_disconnected,
+)
+from snapcap.service.memory import body_account
 
 T = TypeVar("T")
+# Returns the image, or its URL, and the options of a request.
+Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes | str, CaptionOptions]]]
 MAX_STOPS = 16  # OpenAI takes 4, other servers any number
 MAX_STOP_CHARACTERS = 1000
 # Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
@@ -85,24 +94,53 @@ class ChatRequest:
     include_usage: bool = False
 
 
+@dataclass(frozen=True)
 class Answers:
-    """Captions the image of a chat request, whole or as a stream, with one captioner."""
+    """Captions the images of requests, whole or as a stream, with one captioner: what all APIs share. `limits`: of
+    the bodies of requests. `continue_text`: texts for a model that takes no instructions are beginnings of
+    captions."""
 
-    def __init__(
+    captioner: Captioner
+    limits: BodyLimits
+    fetcher: ImageFetcher
+    handler: ProblemHandler
+    continue_text: bool = False
+
+    async def caption(self, request: Request, read: Read, model: str = "") -> tuple[CaptionResult, RawHeaders]:
+        """Captions the image that `read` returns for a request. `model`: the model if the request names none; "":
+        the first. Returns the result and the headers of the reply."""
+        with self.captioner.admit() as permit:
+            image, options = await read(request, self.limits, self.captioner.pool)
+            options = replace(options, model=options.model or model)
+            result = await unless_disconnected(request.receive, self._caption(request, image, options, permit))
+        return result, ignored_header(options.ignored)
+
+    async def stream(
         self,
-        captioner: Captioner,
-        limits: BodyLimits,
-        fetcher: ImageFetcher,
-        handler: ProblemHandler,
+        request: Request,
+        image: bytes | str,
+        options: CaptionOptions,
+        permit: Permit,
+        stop: Sequence[str] = (),
         *,
-        continue_text: bool,
-    ) -> None:
-        """`continue_text`: texts for a model that takes no instructions are beginnings of captions."""
-        self.captioner = captioner
-        self.handler = handler
-        self._plain_use = TextUse.CONTINUE if continue_text else TextUse.IGNORE
-        self._limits = limits
-        self._fetcher = fetcher
+        live: bool = True,
+    ) -> CaptionStream:
+        """Returns the stream of an image's caption. `image`: its bytes or its URL. `stop`, `live`: see
+        `Captioner.stream`."""
+        captioner, data, job = await self._arrived(request, image, options, permit)
+        return await captioner.stream(data, options, job, stop, live=live)
+
+    def reply(
+        self,
+        request: Request,
+        stream: CaptionStream,
+        events: AsyncGenerator[str, None],
+        ignored: Sequence[str],
+        kind: type[EventStream] = EventStream,
+    ) -> Response:
+        """Returns the reply that sends the events of a stream. `ignored`: names of the ignored parts of the
+        request."""
+        return kind(events, stream.close, lambda error: self.handler.note(request, error), ignored_header(ignored))
 
     async def read(
         self,
@@ -130,7 +168,7 @@ class Answers:
                 return None
             return parse(fields, self._use(captioner.known))
 
-        wanted = await read_json(request, self._limits, pool, read)
+        wanted = await read_json(request, self.limits, pool, read)
         if unread and permit is not None:
             body, captioner = unread[0]
             captioner.take(permit)
@@ -142,7 +180,9 @@ class Answers:
     def _use(self, known: ModelFacts) -> TextUse:
         if known.takes_conversations:
             return TextUse.CONVERSE
-        return TextUse.INSTRUCT if known.takes_instructions else self._plain_use
+        if known.takes_instructions:
+            return TextUse.INSTRUCT
+        return TextUse.CONTINUE if self.continue_text else TextUse.IGNORE
 
     async def whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         """Returns the stream at its end, and the whole text."""
@@ -154,18 +194,13 @@ class Answers:
         chat: ChatRequest,
         permit: Permit,
         events: Callable[[CaptionStream, AsyncIterator[str]], AsyncGenerator[str, None]],
-        reply: type[EventStream] = EventStream,
+        kind: type[EventStream] = EventStream,
     ) -> Response:
         """Returns the reply that sends `events`, which gets the stream and the pieces of the text.
 
         The reply starts with the first text, so that an error before it still gets its status."""
         stream, first = await unless_disconnected(request.receive, begun(self._open(request, chat, permit)))
-        return reply(
-            events(stream, _pieces(stream, first, chat.member)),
-            stream.close,
-            lambda error: self.handler.note(request, error),
-            ignored_header(chat.ignored),
-        )
+        return self.reply(request, stream, events(stream, _pieces(stream, first, chat.member)), chat.ignored, kind)
 
     def warnings(self, chat: ChatRequest, stream: CaptionStream) -> dict[str, list[str]]:
         """Returns the member that tells the user of a chat what was ignored or moved; {} if nothing was."""
@@ -178,11 +213,8 @@ class Answers:
         return {"warnings": sentences} if sentences else {}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
-        image, live = chat.image, chat.stream
-        options = replace(chat.options, model=self.captioner.named(chat.model).model_name or "")
-        return await open_stream(
-            request, self.captioner, self._fetcher, image, options, permit, chat.stop, live=live
-        )
+        options = replace(chat.options, model=chat.model)
+        return await self.stream(request, chat.image, options, permit, chat.stop, live=chat.stream)
 
     async def _whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         stream = await self._open(request, chat, permit)
@@ -191,6 +223,22 @@ class Answers:
             return stream, "".join([piece async for piece in _pieces(stream, first, chat.member)])
         finally:
             stream.close()
+
+    async def _caption(
+        self, request: Request, image: bytes | str, options: CaptionOptions, permit: Permit
+    ) -> CaptionResult:
+        captioner, data, job = await self._arrived(request, image, options, permit)
+        return await captioner.caption(data, options, job)
+
+    async def _arrived(
+        self, request: Request, image: bytes | str, options: CaptionOptions, permit: Permit
+    ) -> tuple[Captioner, bytes, CaptionJob]:
+        """Returns the captioner of the model that the options name, and the bytes of an image, which is fetched if
+        it is a URL and then has its place in the queue."""
+        captioner = self.captioner.named(options.model, permit)
+        data = await self.fetcher.image(image, body_account(request.scope))
+        permit.take()
+        return captioner, data, new_caption(request.scope, permit)
 
 
 async def _pieces(stream: CaptionStream, piece: str | None, member: Member | None) -> AsyncGenerator[str, None]:

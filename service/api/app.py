@@ -15,7 +15,7 @@ from snapcap.service.api.operations import health_routes, metrics_routes, startu
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.http.access import EVERY_HOST, Guard
 from snapcap.service.http.middleware import ProblemHandler, RequestScope
-from snapcap.service.http.routing import Apis, Dispatch, RouteGroup
+from snapcap.service.http.routing import Dispatch
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.progress.status import StartupStatus
@@ -73,27 +73,15 @@ class Application:
 
     def __init__(self, metrics: Metrics, exposure: Exposure) -> None:
         origins = exposure.origins
-        self.groups: list[RouteGroup] = []
-        self.apis = Apis()
-        self.handler = ProblemHandler(metrics, self.apis)
-        self._dispatch = Dispatch(self.apis)
-        inner = Guard(self._dispatch, exposure.keys, origins, exposure.hosts)
+        self.routes = Dispatch()
+        self.handler = ProblemHandler(metrics, self.routes)
+        inner = Guard(self.routes, exposure.keys, origins, exposure.hosts)
         self._scope = RequestScope(inner, metrics, self.handler, exposure.root_path)
         self._around: ASGIApp = self._scope
         if origins:
             from snapcap.service.http.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
 
             self._around = CrossOrigin(self._around, origins, metrics)
-
-    def add(self, *groups: RouteGroup) -> None:
-        for group in groups:
-            self.groups.append(group)
-            self._dispatch.add(group)
-
-    def complete(self) -> None:
-        """Notes that all groups are added. From now on a path without a route gets "not found"; before, "not
-        ready"."""
-        self._dispatch.complete = True
 
     def trace(self, tracing: "OtelTracing | None") -> None:
         """Sets the tracing of caption requests from now on. None turns it off."""
@@ -107,20 +95,20 @@ def create_operations_app(services: Services, exposure: Exposure) -> Application
     """Returns an application with /livez, /readyz, /health and /startup, and with /metrics unless it has a port of
     its own."""
     app = Application(services.metrics, exposure)
-    app.add(
+    app.routes.add(
         health_routes(services.readiness),
         startup_routes(services.readiness, services.timeline, services.status, services.captioner),
     )
     if exposure.metrics:
-        app.add(metrics_routes(services.registry))
+        app.routes.add(metrics_routes(services.registry))
     return app
 
 
 def create_metrics_app(services: Services) -> Application:
     """Returns the application of the metrics port, with /metrics only."""
     app = Application(services.metrics, Exposure())
-    app.add(metrics_routes(services.registry))
-    app.complete()
+    app.routes.add(metrics_routes(services.registry))
+    app.routes.complete = True
     return app
 
 

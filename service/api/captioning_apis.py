@@ -18,18 +18,18 @@ from snapcap.service.http.bodies import BodyLimits
 
 def add_captioning_apis(app: Application, services: Services, limits: BodyLimits, exposure: Exposure) -> None:
     """Adds the routes to `app` and marks it complete. `limits`: the limits of request bodies."""
-    captioner = services.captioner
+    captioner, routes = services.captioner, app.routes
     fetcher = ImageFetcher(exposure.image_hosts, limits)
     answers = Answers(captioner, limits, fetcher, app.handler, continue_text=exposure.continue_text)
     v2 = V2Routes(captioner, services.readiness, limits)
-    app.add(
-        CaptionRoutes(captioner, limits, services.metrics, fetcher, app.handler).group(),
+    routes.add(
+        CaptionRoutes(answers).group(),
         OpenAIRoutes(answers).group(),
         ResponsesRoutes(answers).group(),
         OllamaRoutes(answers, services.status).group(),
-        HuggingFaceRoutes(captioner, limits, fetcher).group(),
+        HuggingFaceRoutes(answers).group(),
         v2.probes(),
         v2.group(),
     )
-    app.add(page_routes(app.groups, app.apis, exposure))
-    app.complete()
+    routes.add(page_routes(routes, exposure))
+    routes.complete = True

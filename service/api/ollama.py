@@ -198,8 +198,8 @@ class OllamaRoutes:
     def _served(self, asked: str) -> tuple[str, float]:
         """Returns the name of the model, as the client spells it or with its tag if `asked` is "", and the Unix
         time since which the model is served. Raises NotReady, ModelNotFound."""
-        found, created = self._captioner.served_model(asked or None)
-        return asked or self._tagged(found), created
+        found = self._captioner.served(asked)
+        return asked or self._tagged(str(found.model_name)), found.created
 
     def _tagged(self, name: str) -> str:
         return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"

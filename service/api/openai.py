@@ -80,8 +80,8 @@ class OpenAIRoutes:
         answers = self._answers
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_chat, read_chat, permit)
-            model, _ = answers.captioner.served_model(chat.model or None)
             identity = f"chatcmpl-{request_id(request.scope)}"
+            model = answers.captioner.served(chat.model).model_name
             head = {"id": identity, "created": int(time.time()), "model": model}
             if chat.stream:
                 return await answers.streamed(request, chat, permit, partial(self._events, request, head, chat))
@@ -93,10 +93,10 @@ class OpenAIRoutes:
         return JsonReply(whole, ignored_header(chat.ignored))
 
     def _model(self, name: str | None) -> dict[str, Any]:
-        name, created = self._answers.captioner.served_model(name)
-        state = self._answers.captioner.named(name).state
-        known = {} if state is None else {"state": state}
-        return {"id": name, "object": "model", "created": int(created), "owned_by": "snapcap", **known}
+        model = self._answers.captioner.served(name)
+        known = {} if model.state is None else {"state": model.state}
+        created = int(model.created)
+        return {"id": model.model_name, "object": "model", "created": created, "owned_by": "snapcap", **known}
 
     async def _events(
         self,

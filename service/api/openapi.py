@@ -1,6 +1,5 @@
 """Builds the OpenAPI document: FastAPI reads the routes, and the `…_schemas.py` of each API adds the rest."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -19,7 +18,7 @@ from snapcap.service.api import (
 from snapcap.service.api.schema_parts import problems
 from snapcap.service.http.access import is_open
 from snapcap.service.http.problems import ErrorShape
-from snapcap.service.http.routing import Apis, RouteGroup
+from snapcap.service.http.routing import Dispatch
 from snapcap.warmup.version import snapcap_version
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ _REQUEST_ID = {
 _KEY = "bearer"
 
 
-def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposure") -> dict[str, Any]:
+def openapi_document(routes: Dispatch, exposure: "Exposure") -> dict[str, Any]:
     """Returns the OpenAPI document of these routes, for the settings in `exposure`.
 
     Raises KeyError for a route that no `…_schemas.py` describes."""
@@ -67,7 +66,7 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
         **v2_schemas.operations(),
         **operations_schemas.operations(),
     }
-    for group in groups:
+    for group in routes.groups:
         for route in group.routes:
             methods = sorted((route.methods or set()) - {"HEAD"})
             keywords = described[route.name]
@@ -84,7 +83,7 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
     for path, by_method in document["paths"].items():
         for method, operation in by_method.items():
             key = keys and not is_open(method.upper(), path)
-            _complete(operation, apis.of(method.upper(), path).shape, key)
+            _complete(operation, routes.api_of(method.upper(), path).shape, key)
     if keys:
         components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
     return document

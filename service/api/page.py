@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from snapcap.service.http.middleware import PREFIX_HEADER, prefix_of
-from snapcap.service.http.routing import Apis, RouteGroup
+from snapcap.service.http.routing import Dispatch, RouteGroup
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Exposure
@@ -38,8 +37,8 @@ _POLICY = (
 )
 
 
-def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") -> RouteGroup:
-    """Returns the routes of the pages and of the OpenAPI document. `groups`: the routes in the document."""
+def page_routes(routes: Dispatch, exposure: "Exposure") -> RouteGroup:
+    """Returns the routes of the pages and of the OpenAPI document. `routes`: the routes in the document."""
     # Pages are read once, on the first request: few processes serve them, and the start must not wait for them.
     load = cache(load_page)
 
@@ -50,7 +49,7 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
         # Imports FastAPI and pydantic, which takes 0.2 s, and which no other request needs.
         from snapcap.service.api.openapi import openapi_document  # noqa: PLC0415
 
-        described = openapi_document(groups, apis, exposure)
+        described = openapi_document(routes, exposure)
         return json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
 
     async def page(request: Request) -> Response:

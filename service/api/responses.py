@@ -62,7 +62,7 @@ class ResponsesRoutes:
         answers = self._answers
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_response, read_response, permit)
-            model, _ = answers.captioner.served_model(chat.model or None)
+            model = str(answers.captioner.served(chat.model).model_name)
             answer_of = partial(self._answer, request_id(request.scope), model, chat)
             if chat.stream:
                 events = partial(self._events, request, answer_of)

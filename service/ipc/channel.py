@@ -13,7 +13,7 @@ from snapcap.service.limits import ENGINE_CHANNEL_BYTES
 
 class LoopChannel(Generic[M]):
     """Sends and receives messages without blocking. The event loop calls `take` with each message that arrives, and
-    sends the bytes that the socket had no room for. It calls `gone` when the other process has closed its end."""
+    sends the bytes that the socket had no room for. `gone` is called when the other process has closed its end."""
 
     def __init__(
         self,

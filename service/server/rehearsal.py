@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
+from snapcap.service.api.answers import Answers
 from snapcap.service.api.caption import CaptionRoutes
 from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
@@ -17,7 +18,7 @@ from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.middleware import ProblemHandler, identify
-from snapcap.service.http.routing import Apis
+from snapcap.service.http.routing import Dispatch
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder
 from snapcap.service.images.parent import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
@@ -51,8 +52,8 @@ def rehearse(
     try:
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config)
         captioner.attach(engine, checkpoint.name, image_decoder, defaults)
-        fetcher, handler = ImageFetcher((), _BODY), ProblemHandler(metrics, Apis())
-        run(_ask(CaptionRoutes(captioner, _BODY, metrics, fetcher, handler), picture(), times))
+        answers = Answers(captioner, _BODY, ImageFetcher((), _BODY), ProblemHandler(metrics, Dispatch()))
+        run(_ask(CaptionRoutes(answers), picture(), times))
     finally:
         captioner.close()
 

@@ -81,7 +81,7 @@ def test_an_address_that_was_joined_wrongly_is_told_the_right_one(app: Applicati
 
 
 def test_an_endpoint_takes_the_request_and_no_other_route_has_its_name(app: Application) -> None:
-    routes = [route for group in app.groups for route in group.routes]
+    routes = [route for group in app.routes.groups for route in group.routes]
     assert len({route.name for route in routes}) == len(routes) > 20
     assert all(isinstance(route, Route) for route in routes)
 

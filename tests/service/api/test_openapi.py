@@ -23,7 +23,7 @@ def test_the_openapi_document_is_valid_and_covers_every_route(client: TestClient
     assert isinstance(client.app, Application)
     served = {
         (route.path.replace(":path}", "}"), method.lower())
-        for group in client.app.groups
+        for group in client.app.routes.groups
         for route in group.routes
         for method in route.methods or ()
         if method != "HEAD"

@@ -16,9 +16,10 @@ from support.fakes.thread_decoder import PLAIN_CONFIG
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.text import PromptIds
-from snapcap.service.captioning.captioner import Captioner, CaptionLimits, CaptionResult
+from snapcap.service.captioning.captioner import Captioner, CaptionJob, CaptionLimits, CaptionResult
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
@@ -153,7 +154,7 @@ class World:
         async def caption() -> CaptionResult:
             with permit or Admission(1).admit() as held:
                 image, options = bytes([value]) * size, CaptionOptions(timeout=seconds)
-                return await self.captioner.caption(image, options, str(value), held)
+                return await self.captioner.caption(image, options, CaptionJob(str(value), held, CaptionTimes()))
 
         task = asyncio.create_task(caption())
         await asyncio.sleep(0)
