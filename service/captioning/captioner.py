@@ -16,6 +16,7 @@ from snapcap.service.captioning.model_defaults import Answer, ModelDefaults, Res
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stream import CaptionStream, LoopHandoff, until
 from snapcap.service.captioning.times import CaptionTimes
+from snapcap.service.config.settings import QueueSettings
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady, PromptTooLong, UnprocessableImage
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder, decode_threads
@@ -32,17 +33,6 @@ if TYPE_CHECKING:
 
 # Greatest number of ids of a task's text that the process for prompts returns. An encoder reads fewer.
 _MOST_TEXT_IDS = 1 << 15
-
-
-@dataclass(frozen=True)
-class CaptionLimits:
-    """Limits of captioning. `timeout`: the most seconds that a caption may take. `queue_size`: the most
-    requests that may wait. `decode_threads`: number of threads that parse bodies; 0 lets
-    `images.decode.decode_threads` choose."""
-
-    timeout: float
-    queue_size: int
-    decode_threads: int = 0
 
 
 class CaptionJob(NamedTuple):
@@ -201,8 +191,11 @@ class Captioner:
     first; empty without a `Keeper`. `facts`: None before the first `attach`. `files`: the weights on this machine,
     as far as they are known."""
 
-    def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
-        self._limits = limits
+    def __init__(
+        self, queue: QueueSettings, threads: int, readiness: Readiness, metrics: Metrics, timeline: Timeline
+    ) -> None:
+        """`threads`: number of threads that parse bodies; 0 lets `images.decode.decode_threads` choose."""
+        self._timeout = queue.timeout
         self._readiness = readiness
         self._timeline = timeline
         self._model: _Model | None = None
@@ -213,9 +206,9 @@ class Captioner:
         self.models: Mapping[str, Captioner] = {}
         self._captioned = False
         self.uses = Uses()
-        self.pool: Executor = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
+        self.pool: Executor = ThreadPoolExecutor(decode_threads(threads), thread_name_prefix="decode")
         self._metrics = metrics
-        self._admission = admission = Admission(limits.queue_size)
+        self._admission = admission = Admission(queue.size)
         metrics.queue_capacity.set(admission.capacity)
         metrics.queue_depth.set_function(lambda: admission.taken)
         self._handoff_of_loop: LoopHandoff | None = None
@@ -313,11 +306,11 @@ class Captioner:
             DeadlineExceeded: the model was not ready within the time limit of requests.
         """
         with self.uses:
-            async with until(time.monotonic() + self._limits.timeout):
+            async with until(time.monotonic() + self._timeout):
                 await self._awake()
 
     async def caption(self, image: bytes, options: CaptionOptions, job: CaptionJob) -> CaptionResult:
-        """Captions one encoded image, and fills in the times of the job while the request runs. The permit of the job
+        """Captions one encoded image, and fills in the times of `job` while the request runs. The permit of `job`
         holds the image's place in the queue, and its account counts the image's bytes.
 
         Cancelling the call withdraws the request from the engine.
@@ -396,7 +389,7 @@ class Captioner:
     def _encoded(self, image: bytes, options: CaptionOptions, job: CaptionJob) -> EncodedImage:
         """Returns the image with the deadline of its request. Raises NotReady as `_check` does."""
         self._check()
-        seconds = min(options.timeout or self._limits.timeout, self._limits.timeout)
+        seconds = min(options.timeout or self._timeout, self._timeout)
         return EncodedImage(image, job.request_id, job.times.started + seconds, job.account)
 
     async def _resolve(

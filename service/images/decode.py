@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.service.ipc.shared_pixels import FilledSlot
     from snapcap.service.memory import BodyAccount
 
 _MOST = 12  # decode processes
@@ -40,11 +39,11 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """Holds a decoded image: its pixels as uint8 [H, W, 3] or in a slot of the shared pixels, and its file's
-    format. `began` is a moment of `time.monotonic`; `seconds` is the time that decoding took. `size` is the (width,
-    height) of the upright image that was sent. `free_slot` frees the slot, if the pixels are in one."""
+    """Holds a decoded image: its pixels as uint8 [H, W, 3] or the number of their slot of the shared pixels, and
+    its file's format. `began` is a moment of `time.monotonic`; `seconds` is the time that decoding took. `size` is
+    the (width, height) of the upright image that was sent. `free_slot` frees the slot, if the pixels are in one."""
 
-    pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"
+    pixels: "np.ndarray[Any, np.dtype[np.uint8]] | int"
     format: str
     began: float
     seconds: float

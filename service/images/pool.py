@@ -28,7 +28,7 @@ from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProce
 from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
 from snapcap.service.images.parent import picture
 from snapcap.service.images.processes import TRIED_AGAIN, ImageProcessFamily, Job, Worker
-from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
+from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.service.telemetry.logs import visible
 from snapcap.service.telemetry.metrics import Metrics, Why
 
@@ -293,19 +293,19 @@ class ProcessImageDecoder:
             self._room.give_back(job.size)
         return job
 
-    def _copy_pixels(self, worker: Worker) -> FilledSlot:
-        """Copies the pixels of a process into a free slot. Raises ValueError or OSError if the process's file does
-        not have them."""
+    def _copy_pixels(self, worker: Worker) -> int:
+        """Copies the pixels of a process into a free slot, and returns its number. Raises ValueError or OSError if
+        the process's file does not have them."""
         slot = self._slots.take()
         try:
             self._pixels.copy(slot, worker.file)
         except BaseException:
             self._slots.give_back(slot)
             raise
-        return FilledSlot(slot)
+        return slot
 
     def _outcome(
-        self, answer: Decoded | Refused | Broken, pixels: FilledSlot | None, since: float
+        self, answer: Decoded | Refused | Broken, pixels: int | None, since: float
     ) -> DecodedImage | Exception:
         """Returns the outcome of a process's answer. `pixels`: the slot of the pixels, if the answer is Decoded.
         `since`: the moment when the process got the image."""
@@ -319,7 +319,7 @@ class ProcessImageDecoder:
         took = time.monotonic() - since
         # The process cannot be trusted: its decoding cannot have begun before it got the image.
         began, seconds = min(max(answer.began, since), since + took), min(answer.seconds, took)
-        free = partial(self._slots.give_back, pixels.number)
+        free = partial(self._slots.give_back, pixels)
         return DecodedImage(pixels, answer.format, began, seconds, answer.size, free)
 
     def _end(self, job: Job, outcome: DecodedImage | Exception) -> None:

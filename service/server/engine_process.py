@@ -22,10 +22,8 @@ from snapcap.service.engine.remote.messages import (
     Failed,
     Message,
     ModelLoaded,
-    PhaseSeen,
     Ready,
     Rehearsed,
-    StatusSeen,
     Submit,
     Usage,
 )
@@ -82,8 +80,8 @@ class _EngineProcess:
         self._behind = ExitStack()  # ends the background work
 
     def run(self) -> None:
-        self.timeline.listen(lambda phase: self.channel.send(PhaseSeen(phase)))
-        self._status.listen(lambda state: self.channel.send(StatusSeen(state)))
+        self.timeline.listen(self.channel.send)
+        self._status.listen(self.channel.send)
         self._begin()
         while (messages := self.channel.receive()) is not None:
             for message in messages:

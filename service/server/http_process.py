@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.types import ASGIApp
 
 from snapcap.service.api.app import Exposure, PortSwitch, Services, create_metrics_app, create_operations_app
-from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.config.settings import HttpLimits, Settings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
@@ -126,11 +126,6 @@ SWITCH_INTERVAL_S = 0.0005
 Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
 
 
-def caption_limits(settings: Settings) -> CaptionLimits:
-    """Returns the limits of captioning with one model."""
-    return CaptionLimits(settings.queue.timeout, settings.queue.size, settings.images.decode_threads)
-
-
 def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Services:
     """Makes the objects that the parts of the process share. Starts none of them. `models`: number of models that
     may wake and leave; the captioner is the first one's."""
@@ -141,7 +136,7 @@ def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Service
     metrics = Metrics(registry, CollectorRegistry() if models else None)
     readiness = Readiness(lambda: timeline.current() or "starting")
     status = StartupStatus()
-    captioner = Captioner(caption_limits(settings), readiness, metrics, timeline)
+    captioner = Captioner(settings.queue, settings.images.decode_threads, readiness, metrics, timeline)
     started = StartupCollector(timeline, status, readiness, lambda: captioner.model_name, of_model=not models)
     registry.register(started)
     register_process_collectors(registry)

@@ -25,11 +25,9 @@ from snapcap.service.engine.remote.messages import (
     Failed,
     Message,
     ModelLoaded,
-    PhaseSeen,
     Pulse,
     Ready,
     Rehearsed,
-    StatusSeen,
     Turn,
     Usage,
 )
@@ -42,6 +40,8 @@ from snapcap.service.readiness import State
 from snapcap.service.server.processes import ServerProcesses
 from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch import STACKS, EngineWatch, StalledError, Watchdog, end_on_signal, print_stacks_on_signal
+from snapcap.warmup.progress.status import StatusState
+from snapcap.warmup.progress.timeline import Phase
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Services
@@ -222,10 +222,10 @@ class EngineClient:
                 self._engine.take(message)
             case Pulse():
                 self._watch.take(message)
-            case PhaseSeen(phase):
-                services.timeline.add(phase)
-            case StatusSeen(state):
-                services.status.restore(state)
+            case Phase():
+                services.timeline.add(message)
+            case StatusState():
+                services.status.restore(message)
             case Usage(device_bytes, compiler):
                 self.device_bytes = device_bytes
                 services.metrics.device_memory_allocated.set(device_bytes)

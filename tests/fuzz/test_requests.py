@@ -33,7 +33,6 @@ from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BadRequest, EngineFailed
-from snapcap.service.ipc.shared_pixels import FilledSlot
 from snapcap.warmup.plan.plan import BucketTable
 
 TABLE = BucketTable.of((1, 4, 8))
@@ -210,7 +209,7 @@ def broken(request: CaptionRequest) -> Iterator[CaptionRequest]:
     future = request.future
     for changes in (
         {"pixels": request.array[:-1]},
-        {"pixels": FilledSlot(1)},
+        {"pixels": 1},
         {"text_ids": tuple(range(4096))},
         {"prompt_ids": (3,) * 4096},
         {"params": replace(request.params, temperature=odd)},

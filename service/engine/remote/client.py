@@ -12,7 +12,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.remote.messages import Cancel, Submit, ToEngine, Turn
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.errors import NotReady
-from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
+from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.limits import EngineChannelFull
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class RemoteEngine:
     def submit(self, request: CaptionRequest) -> None:
         """Sends a request; its result or exception arrives in ``request.future``. Raises EngineChannelFull if the
         engine process does not read its messages, NotReady if the engine has ended."""
-        if not isinstance(request.pixels, FilledSlot):
+        slot = request.pixels
+        if not isinstance(slot, int):
             raise TypeError("the engine process takes pixels that are in a slot of the shared memory")
-        slot = request.pixels.number
         with self._lock:
             if self._failed:
                 raise NotReady("failed")

@@ -74,18 +74,6 @@ class ModelLoaded(NamedTuple):
     rehearses: bool
 
 
-class PhaseSeen(NamedTuple):
-    """A phase of the start has begun or ended."""
-
-    phase: Phase
-
-
-class StatusSeen(NamedTuple):
-    """The status of the start or of a build has changed."""
-
-    state: StatusState
-
-
 class Usage(NamedTuple):
     """Bytes allocated on the device, and the counts of the compiler."""
 
@@ -128,7 +116,8 @@ class Turn(NamedTuple):
 
 
 ToEngine: TypeAlias = Submit | Cancel | Rehearsed | Beat
+# A `Phase` of the start has begun or ended; a `StatusState` is the new status of the start or of a build.
 ToHttp: TypeAlias = (
-    CheckpointFound | ArtifactsFound | ModelLoaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn | Pulse
+    CheckpointFound | ArtifactsFound | ModelLoaded | Phase | StatusState | Usage | Ready | Failed | Turn | Pulse
 )
 Message: TypeAlias = ToEngine | ToHttp

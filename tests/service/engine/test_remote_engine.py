@@ -19,7 +19,7 @@ from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.service.ipc.framing import Unpacker, pack
-from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
+from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.service.limits import EngineChannelFull
 from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -44,7 +44,7 @@ class Filling(RemoteEngine):
     def submit(self, request: CaptionRequest) -> None:
         slot = self.slots.take()
         self.pixels.read(slot)[:] = request.array
-        super().submit(replace(request, pixels=FilledSlot(slot)))
+        super().submit(replace(request, pixels=slot))
 
 
 class Sent:

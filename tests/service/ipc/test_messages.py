@@ -14,11 +14,9 @@ from snapcap.service.engine.remote.messages import (
     Failed,
     Message,
     ModelLoaded,
-    PhaseSeen,
     Pulse,
     Ready,
     Rehearsed,
-    StatusSeen,
     Submit,
     Turn,
     Usage,
@@ -33,7 +31,7 @@ from snapcap.service.errors import (
     ServiceError,
 )
 from snapcap.service.ipc.framing import Unpacker, pack
-from snapcap.warmup.progress.status import CacheCounts, CompilerCounts, StartupStatus
+from snapcap.warmup.progress.status import CacheCounts, CompilerCounts, StartupStatus, StatusState
 from snapcap.warmup.progress.timeline import Phase
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
@@ -61,7 +59,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(CheckpointFound, st.text(min_size=1).map(Path)),
     st.builds(ArtifactsFound, st.none() | st.binary()),
     st.builds(ModelLoaded, st.builds(Limits, small, small, st.frozensets(small), small), st.booleans()),
-    st.builds(PhaseSeen, st.builds(Phase, st.text(), seconds, st.none() | seconds)),
+    st.builds(Phase, st.text(), seconds, st.none() | seconds),
     st.builds(Usage, numbers, st.builds(CompilerCounts, small, st.builds(CacheCounts, small, small, small))),
     st.builds(Ready),
     st.builds(Failed, st.text()),
@@ -108,12 +106,12 @@ def test_a_status_becomes_what_it_is_told() -> None:
     """All that `/startup` and the metrics read from it."""
     status, other, unpacker = StartupStatus(), StartupStatus(), Unpacker()
 
-    def tell(message: StatusSeen) -> None:
-        for each in unpacker.feed(pack(message)):
-            assert isinstance(each, StatusSeen)
-            other.restore(each.state)
+    def tell(state: StatusState) -> None:
+        for each in unpacker.feed(pack(state)):
+            assert isinstance(each, StatusState)
+            other.restore(each)
 
-    status.listen(lambda state: tell(StatusSeen(state)))
+    status.listen(tell)
     status.expect((1, 4), "cpu", "float32")
     status.update("encoder", 1, "warm", "aot", 0.5, 1.0)
     status.swapped("swapped")

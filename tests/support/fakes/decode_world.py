@@ -16,10 +16,11 @@ from support.fakes.thread_decoder import PLAIN_CONFIG
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.text import PromptIds
-from snapcap.service.captioning.captioner import Captioner, CaptionJob, CaptionLimits, CaptionResult
+from snapcap.service.captioning.captioner import Captioner, CaptionJob, CaptionResult
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.times import CaptionTimes
+from snapcap.service.config.settings import QueueSettings
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
@@ -110,8 +111,8 @@ class World:
         )
         self.admission = Admission(QUEUE)
         self.refusals: dict[str, BaseException | None] = {}
-        limits, readiness = CaptionLimits(1e9, QUEUE, 1), Readiness(lambda: "serving")
-        self.captioner = Captioner(limits, readiness, self.metrics, Timeline(0.0))
+        queue, readiness = QueueSettings(QUEUE, 1e9), Readiness(lambda: "serving")
+        self.captioner = Captioner(queue, 1, readiness, self.metrics, Timeline(0.0))
         tokenizer: Any = SimpleNamespace(
             prompt_ids=lambda _: PromptIds(()),
             caption=lambda _, tokens: str(tokens),

@@ -65,7 +65,9 @@ class ListRunner:
         self.before_encode()
         assert len(images) <= bucket.size
         self.encoded.append((bucket.size, len(images)))
-        self.images[first_slot : first_slot + len(images)] = images
+        self.images[first_slot : first_slot + len(images)] = [
+            int(each) if isinstance(each, float) else each for each in images
+        ]
 
     def admit(self, first_slot: int, rows: list[SlotRequest]) -> None:
         self.beside = set()
@@ -201,7 +203,7 @@ class Served:
     def send(
         self, image: int, prompt: tuple[int, ...] = (), deadline: float = 1e12, **params: Any
     ) -> CaptionRequest:
-        pixels: Any = image
+        pixels: Any = float(image)  # a whole number would be a slot of the shared memory
         sent = CaptionRequest(str(image), pixels, prompt, SamplingParams(**params), deadline, Future())
         self.engine.submit(sent)
         return sent
