@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.types import ASGIApp
 
-from snapcap.service.api.app import Exposure, PortSwitch, Services, create_metrics_app, create_operations_app
+from snapcap.service.api.app import PortSwitch, Services, create_metrics_app, create_operations_app
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.config.settings import HttpLimits, Settings
 from snapcap.service.http.bodies import BodyLimits
@@ -161,8 +161,7 @@ def run(
     settings = replace(settings, http=http)
     services = assemble(settings, timeline, models)
     limits = body_limits(settings.limits, services.metrics)
-    exposure = Exposure.of(settings.http, keys, metrics=len(listeners) == 1)
-    application = create_operations_app(services, exposure)
+    application = create_operations_app(services, settings.http, keys)
     exits = ExitStack()
 
     def failed(error: BaseException) -> None:
@@ -185,7 +184,7 @@ def run(
         start = load_start()
 
         def begin() -> None:
-            add_captioning_apis(application, services, limits, exposure)
+            add_captioning_apis(application, services, limits)
             exits.callback(start(settings, services, server.begin_exit))
 
         return begin
