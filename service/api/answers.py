@@ -7,7 +7,6 @@ served.
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -44,7 +43,7 @@ from snapcap.service.memory import body_account
 
 T = TypeVar("T")
 # Returns the image, or its URL, and the options of a request.
-Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes | str, CaptionOptions]]]
+Read = Callable[[Request, BodyLimits], Awaitable[tuple[bytes | str, CaptionOptions]]]
 MAX_STOPS = 16  # OpenAI takes 4, other servers any number
 MAX_STOP_CHARACTERS = 1000
 # Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
@@ -110,7 +109,7 @@ class Answers:
         """Captions the image that `read` returns for a request. `model`: the model if the request names none; "":
         the first. Returns the result and the headers of the reply."""
         with self.captioner.admit() as permit:
-            image, options = await read(request, self.limits, self.captioner.pool)
+            image, options = await read(request, self.limits)
             options = replace(options, model=options.model or model)
             result = await unless_disconnected(request.receive, self._caption(request, image, options, permit))
         return result, ignored_header(options.ignored)
@@ -158,7 +157,7 @@ class Answers:
         kind = media_type(request)
         if not is_json(kind) and kind not in UNTYPED:
             raise UnsupportedMediaType(f"Send {JSON}.")
-        pool, unread = self.captioner.pool, list[tuple[bytes, Captioner]]()
+        unread: list[tuple[bytes, Captioner]] = []
 
         def read(body: bytes) -> T | None:
             fields = sort(body)
@@ -168,13 +167,13 @@ class Answers:
                 return None
             return parse(fields, self._use(captioner.known))
 
-        wanted = await read_json(request, self.limits, pool, read)
+        wanted = await read_json(request, self.limits, read)
         if unread and permit is not None:
             body, captioner = unread[0]
             captioner.take(permit)
             await unless_disconnected(request.receive, captioner.awake())
             permit.release()
-            wanted = await parse_received(request, body, pool, read)
+            wanted = await parse_received(request, self.limits, body, read)
         return cast(T, wanted)
 
     def _use(self, known: ModelFacts) -> TextUse:

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 from collections.abc import AsyncGenerator, Iterable
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -96,7 +95,7 @@ class CaptionRoutes:
 
     async def _streamed(self, request: Request) -> Response:
         with self._captioner.admit() as permit:
-            image, options = await read_image(request, self._answers.limits, self._captioner.pool)
+            image, options = await read_image(request, self._answers.limits)
             opening = self._answers.stream(request, image, options, permit)
             stream, first = await unless_disconnected(request.receive, begun(opening))
         return self._answers.reply(request, stream, self._events(request, stream, first), options.ignored)
@@ -121,7 +120,7 @@ class CaptionRoutes:
         The whole request fails only if the request itself is invalid, or if every image was refused for a
         temporary reason (429, 503, 504). Clients and load balancers then retry it."""
         self._captioner.admit()  # refuses early; each image gets a permit of its own after the body is read
-        images, options = await read_images(request, self._answers.limits, self._captioner.pool, MAX_IMAGES)
+        images, options = await read_images(request, self._answers.limits, MAX_IMAGES)
         self._captioner.named(options.model)  # a model that does not exist is one error, not one for each image
         outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
         errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
@@ -163,26 +162,24 @@ class CaptionRoutes:
         return problem(outcome, request.url.path, request_id(request.scope))
 
 
-async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes | str, CaptionOptions]:
+async def read_image(request: Request, limits: BodyLimits) -> tuple[bytes | str, CaptionOptions]:
     """Returns the image, or its URL, and the options of a /v1/caption request. Options in the body override options
     in the query. Raises BadRequest."""
     query = _query_options(request)
     if media_type(request) == MULTIPART:
-        images, options = await read_images(request, limits, pool, 1)
+        images, options = await read_images(request, limits, 1)
         return images[0].data, options
-    found = await read_image_or_json(request, limits, pool, lambda body: _from_json(body, query), f", {MULTIPART}")
+    found = await read_image_or_json(request, limits, lambda body: _from_json(body, query), f", {MULTIPART}")
     return (found, query) if isinstance(found, bytes) else found
 
 
-async def read_images(
-    request: Request, limits: BodyLimits, pool: Executor, at_most: int
-) -> tuple[list[Part], CaptionOptions]:
+async def read_images(request: Request, limits: BodyLimits, at_most: int) -> tuple[list[Part], CaptionOptions]:
     """Returns the images and the options of a multipart body: its parts named image or images, at least one. Raises
     BadRequest."""
     query = _query_options(request)
     if media_type(request) != MULTIPART:
         raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")
-    return await read_multipart(request, limits, pool, lambda parts: _from_form(parts, query, at_most))
+    return await read_multipart(request, limits, lambda parts: _from_form(parts, query, at_most))
 
 
 def _query_options(request: Request) -> CaptionOptions:

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from typing import Any
 
 from starlette.requests import Request
@@ -59,11 +58,9 @@ class HuggingFaceRoutes:
         return JsonReply([{"generated_text": result.caption}], headers)
 
 
-async def read_huggingface(
-    request: Request, limits: BodyLimits, pool: Executor
-) -> tuple[bytes | str, CaptionOptions]:
+async def read_huggingface(request: Request, limits: BodyLimits) -> tuple[bytes | str, CaptionOptions]:
     """Returns the image, or its URL, and the options of a request. Raises BadRequest."""
-    found = await read_image_or_json(request, limits, pool, parse_inputs)
+    found = await read_image_or_json(request, limits, parse_inputs)
     return (found, CaptionOptions(clamp=True)) if isinstance(found, bytes) else found
 
 

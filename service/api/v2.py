@@ -162,9 +162,7 @@ class V2Routes:
         captioner = self._captioner.named(name)
         with captioner.admit() as permit:
             length = request.headers.get(HEADER_LENGTH)
-            wanted = await read_json(
-                request, self._limits, self._captioner.pool, lambda body: parse_infer(body, length)
-            )
+            wanted = await read_json(request, self._limits, lambda body: parse_infer(body, length))
             permit.take(len(wanted.images))
             work = self._captions(request, captioner, wanted, permit)
             captions = await unless_disconnected(request.receive, work)

@@ -6,7 +6,7 @@ This module imports no torch, and it imports numpy only when the first caption i
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.config.settings import QueueSettings
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady, PromptTooLong, UnprocessableImage
-from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder, decode_threads
+from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder
 from snapcap.service.memory import BodyAccount
 from snapcap.service.readiness import Readiness, State
 from snapcap.service.telemetry.metrics import Metrics
@@ -186,15 +186,11 @@ class Captioner:
     the first one: `named` returns the captioner of the model that a request names. With a `Keeper`, the model may
     be absent: a request wakes it, and waits within its time limit.
 
-    `pool`: threads for work on request data that would block the event loop. `model_name`: None before the first
-    `attach`, if the captioner has no `Keeper`. `models`: the captioners of all models by name, the first model
-    first; empty without a `Keeper`. `facts`: None before the first `attach`. `files`: the weights on this machine,
-    as far as they are known."""
+    `model_name`: None before the first `attach`, if the captioner has no `Keeper`. `models`: the captioners of all
+    models by name, the first model first; empty without a `Keeper`. `facts`: None before the first `attach`.
+    `files`: the weights on this machine, as far as they are known."""
 
-    def __init__(
-        self, queue: QueueSettings, threads: int, readiness: Readiness, metrics: Metrics, timeline: Timeline
-    ) -> None:
-        """`threads`: number of threads that parse bodies; 0 lets `images.decode.decode_threads` choose."""
+    def __init__(self, queue: QueueSettings, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
         self._timeout = queue.timeout
         self._readiness = readiness
         self._timeline = timeline
@@ -206,7 +202,6 @@ class Captioner:
         self.models: Mapping[str, Captioner] = {}
         self._captioned = False
         self.uses = Uses()
-        self.pool: Executor = ThreadPoolExecutor(decode_threads(threads), thread_name_prefix="decode")
         self._metrics = metrics
         self._admission = admission = Admission(queue.size)
         metrics.queue_capacity.set(admission.capacity)
@@ -380,9 +375,7 @@ class Captioner:
         return _result(stream.model, stream.answer, stream.future.result(), stream.times)
 
     def close(self) -> None:
-        """Stops the decode threads when their present images are done, and ends the process that tokenizes
-        prompts."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the process that tokenizes prompts."""
         if self._model is not None and self._model.prompts is not None:
             self._model.prompts.close()
 

@@ -96,9 +96,9 @@ class ProcessImageDecoder:
     """Decodes images in processes. An `ImageDecoder`, which the family of the processes tells of each one. All
     methods run on the event loop.
 
-    `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for decoding. `most_s`: the
-    most CPU seconds that one image may take. `failed`: called once, with the error, when no image can be decoded
-    any more.
+    `family`: the processes. `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for
+    decoding. `most_s`: the most CPU seconds that one image may take. `failed`: called once, with the error, when no
+    image can be decoded any more.
     """
 
     def __init__(
@@ -128,21 +128,16 @@ class ProcessImageDecoder:
         self._check: Job | None = None  # the server's own picture, until its outcome is known
         self._checked_at = -math.inf  # when a process was last killed for a check after refusals
         self._idle_look: asyncio.TimerHandle | None = None
-        self._family = ImageProcessFamily(processes, metrics, loop, self)
+        self.family = ImageProcessFamily(processes, metrics, loop, self)
 
     def begin(self, transform: "ImageTransform", library: bytes | None = None) -> bool:
         """Starts the decode processes and waits for the first one. `library`: the image library's content, if the
         artifacts have it. Call this outside the event loop. Returns False if no process starts; `failed` is called
         then."""
-        return self._family.begin(Setup(transform, self._room.most), library)
-
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the decode processes and of their parent."""
-        return self._family.pids
+        return self.family.begin(Setup(transform, self._room.most), library)
 
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
-        if self._family.over or self._family.left:
+        if self.family.over or self.family.left:
             raise NotReady("failed")
         job = self._job(encoded)
         self._waiting.append(job)
@@ -159,22 +154,14 @@ class ProcessImageDecoder:
             raise outcome
         return outcome
 
-    def give_up(self, why: str) -> None:
-        """Ends the decode processes and calls `failed`, on the event loop. `why` is the reason, for the error."""
-        self._family.give_up(why)
-
-    def close(self) -> None:
-        """Ends the decode processes and waits for their ends, after the event loop has stopped or after `leave`."""
-        self._family.close()
-
     def leave(self) -> None:
         """Stops to use the decode processes while the event loop goes on: refuses images that wait or are being
         decoded."""
-        self._family.leave()
+        self.family.leave()
         if self._idle_look is not None:
             self._idle_look.cancel()
         self._idle.clear()
-        held = [self._taken_from(worker) for worker in self._family.workers]
+        held = [self._taken_from(worker) for worker in self.family.workers]
         jobs = [*self._waiting, *self._large, *(job for job in held if job is not None)]
         self._waiting.clear()
         self._large.clear()
@@ -184,7 +171,7 @@ class ProcessImageDecoder:
     def began(self, worker: Worker) -> None:
         """Gives a new process the server's own picture, if that is to be tried, or else waiting images."""
         check = self._check
-        under_way = [each.job for each in self._family.workers]
+        under_way = [each.job for each in self.family.workers]
         if check is None or check in under_way or not self._give(worker, check):
             self._rest(worker)
         self._feed()
@@ -213,14 +200,14 @@ class ProcessImageDecoder:
             self._wait_for_room(job, answer.size)
         else:
             self._end(job, self._outcome(answer, pixels, since))
-        if self._family.over:  # the process is about to be ended
+        if self.family.over:  # the process is about to be ended
             return
         if isinstance(answer, Broken):  # its libraries may be in any state, and it may have been taken over
-            self._family.kill(worker, "broken")
+            self.family.kill(worker, "broken")
         elif self._refuses_all():
             self._checked_at, self._refusals = time.monotonic(), 0
             self._begin_check()
-            self._family.kill(worker, "refusals")
+            self.family.kill(worker, "refusals")
         else:
             self._rest(worker)
         self._feed()
@@ -230,7 +217,7 @@ class ProcessImageDecoder:
         if worker.killed is None:
             if worker in self._idle:
                 self._idle.remove(worker)
-            self._family.kill(worker, "bad_answer", str(error))
+            self.family.kill(worker, "bad_answer", str(error))
 
     def ended(self, worker: Worker) -> None:
         """Handles a process that has ended or has closed its socket: its image is tried again, or refused."""
@@ -243,7 +230,7 @@ class ProcessImageDecoder:
         if worker.killed is not None and worker.killed not in TRIED_AGAIN:
             return  # `_kill` has already ended the job
         job.attempts += 1
-        if self._family.over:
+        if self.family.over:
             self._finish(job, NotReady("failed"))
         elif job.attempts < _ATTEMPTS:
             if job is self._check:  # the next new process gets it
@@ -328,7 +315,7 @@ class ProcessImageDecoder:
         crashed = isinstance(outcome, UnprocessableImage) and outcome.reason == _CRASHED
         if isinstance(outcome, ImageProcessError) or crashed:
             self._failures += 1
-            if self._failures >= _SUSPICIOUS and self._check is None and not self._family.over:
+            if self._failures >= _SUSPICIOUS and self._check is None and not self.family.over:
                 self._begin_check()
         elif isinstance(outcome, UnprocessableImage):  # by any process, so that earlier failures still count
             self._refusals += 1
@@ -360,7 +347,7 @@ class ProcessImageDecoder:
         self._check = None
         short_of_memory = isinstance(outcome, UnprocessableImage) and outcome.reason == "too_large"
         if isinstance(outcome, UnprocessableImage | ImageProcessError) and not short_of_memory:
-            self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
+            self.family.give_up("the server's own picture cannot be decoded either; the log has the cause")
         elif isinstance(outcome, DecodedImage):
             outcome.discard()
             self._failures = 0
@@ -382,7 +369,7 @@ class ProcessImageDecoder:
             self._end(job, ImageMemoryFull())
 
     def _watch(self) -> None:
-        if not self._looking and not self._family.over and not self._family.left:
+        if not self._looking and not self.family.over and not self.family.left:
             self._looking = True
             self._loop.call_later(_LOOK_S, self._look)
 
@@ -391,7 +378,7 @@ class ProcessImageDecoder:
         from calling `decode`."""
         self._looking = False
         now = time.monotonic()
-        for worker in self._family.workers:
+        for worker in self.family.workers:
             why = worker.verdict(now, self._most_s)
             if why is not None:
                 self._kill(worker, why)
@@ -401,9 +388,9 @@ class ProcessImageDecoder:
                 if reason is not None:
                     jobs.remove(job)
                     self._finish(job, reason)
-        self._family.look(_LOOK_S)
-        busy = any(worker.job is not None for worker in self._family.workers)
-        if busy or self._waiting or self._large or self._family.missing:
+        self.family.look(_LOOK_S)
+        busy = any(worker.job is not None for worker in self.family.workers)
+        if busy or self._waiting or self._large or self.family.missing:
             self._watch()
 
     def _look_at_idle(self) -> None:
@@ -412,12 +399,12 @@ class ProcessImageDecoder:
             why = worker.verdict_at_rest()
             if why is not None:
                 self._idle.remove(worker)
-                self._family.kill(worker, why)
-        if not self._family.over:
+                self.family.kill(worker, why)
+        if not self.family.over:
             self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
 
     def _kill(self, worker: Worker, why: Why) -> None:
-        self._family.kill(worker, why)
+        self.family.kill(worker, why)
         if worker.job is not None and why not in TRIED_AGAIN:
             too_complex = unreadable("too_complex", _TOO_COMPLEX_SENTENCE)
             self._finish(worker.job, too_complex if why in ("too_complex", "threads") else DeadlineExceeded())

@@ -393,7 +393,8 @@ class ImageProcessFamily:
             self.give_up(f"no process could be started for {START_S:.0f} s; the log has the cause")
 
     def give_up(self, why: str) -> None:
-        """Ends the parent and all processes, and calls `gone`; on the event loop."""
+        """Ends the parent and all processes, and calls `gone` of the user; on the event loop. `why` is the reason,
+        for the error."""
         if self.over:
             return
         self.over = True

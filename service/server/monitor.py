@@ -118,7 +118,7 @@ class EngineClient:
     @property
     def pids(self) -> list[int]:
         """The ids of the engine process and of the decode processes."""
-        return [self.parts.engine.pid, *self._image_decoder.pids]
+        return [self.parts.engine.pid, *self._image_decoder.family.pids]
 
     async def leave(self) -> None:
         """Ends the processes while the event loop goes on, and returns when they have ended and their memory is
@@ -153,7 +153,7 @@ class EngineClient:
         """Ends the processes and waits until they have ended. Called when the event loop is over, or by `leave`."""
         self._closing = True
         self._channel.close()
-        self._image_decoder.close()
+        self._image_decoder.family.close()
         self._waiter.join(_STACKS_S if self._stalled else _END_S)
         self._signal(signal.SIGKILL)
         self._waiter.join(_END_S)  # a driver may hold up the engine process's end, but must not hold up this one's
@@ -180,7 +180,7 @@ class EngineClient:
                 partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self.parts.images.count)
             )
             if not self._image_decoder.works:
-                self.loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
+                self.loop.call_soon_threadsafe(self._image_decoder.family.give_up, "no process has answered")
                 return
             limits, rehearses = self._loaded.result()
             self._checkpoint = checkpoint

@@ -49,7 +49,7 @@ def rehearse(
     metrics = Metrics(CollectorRegistry())
     readiness = Readiness(lambda: "rehearsal")
     readiness.ready()
-    captioner = Captioner(QueueSettings(times, TIMEOUT_S), 1, readiness, metrics, Timeline(time.monotonic()))
+    captioner = Captioner(QueueSettings(times, TIMEOUT_S), readiness, metrics, Timeline(time.monotonic()))
     try:
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config)
         captioner.attach(engine, checkpoint.name, image_decoder, defaults)

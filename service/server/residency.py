@@ -548,8 +548,7 @@ class Residency:
             return Resident(name, settings, services, services.metrics.of_model, self)
         registry = CollectorRegistry()
         metrics = Metrics(CollectorRegistry(), registry)
-        threads = self.settings.images.decode_threads
-        captioner = Captioner(self.settings.queue, threads, services.readiness, metrics, services.timeline)
+        captioner = Captioner(self.settings.queue, services.readiness, metrics, services.timeline)
         return Resident(name, settings, replace(services, captioner=captioner, metrics=metrics), registry, self)
 
     def _observe(self, registry: CollectorRegistry) -> None:

@@ -122,7 +122,7 @@ def make_services() -> Iterator[Callable[..., Services]]:
         timeline = timeline or Timeline.since_exec()
         status = StartupStatus()
         readiness = Readiness(lambda: timeline.current() or "starting")
-        captioner = Captioner(QueueSettings(queue_size, timeout), 2, readiness, metrics, timeline)
+        captioner = Captioner(QueueSettings(queue_size, timeout), readiness, metrics, timeline)
         registry.register(StartupCollector(timeline, status, readiness, lambda: captioner.model_name))
         made.append(Services(captioner, readiness, metrics, registry, timeline, status))
         return made[-1]

@@ -125,7 +125,7 @@ def test_a_process_whose_child_keeps_its_socket_has_ended_when_its_parent_says_s
             (process,) = world.working()
             world.control.sendall(pack(Ended(process.pid, 0)))
             await turns()
-            assert not world.decoder._family.workers
+            assert not world.decoder.family.workers
             world.add()
             await turns()
             world.processes[-1].answer()

@@ -65,7 +65,7 @@ def test_an_answer_for_a_client_that_leaves_in_the_same_turn_frees_its_slot(answ
         world = World()
         await world.begin(1)
         future = await world.ask(9)
-        (process,), (worker,) = world.working(), world.decoder._family.workers
+        (process,), (worker,) = world.working(), world.decoder.family.workers
         process.answer(answer)
         worker._receive()  # the request has its outcome, and has not run yet
         assert (len(world.slots), future.done()) == (SLOTS - (answer is None), False)
@@ -113,7 +113,7 @@ def test_an_image_that_the_socket_has_no_room_for_does_not_hold_the_loop() -> No
         process.answer()
         await turns()
         assert process.job() == bytes([6]) * 10
-        (worker,) = world.decoder._family.workers
+        (worker,) = world.decoder.family.workers
         assert len(worker._rest.obj) == 0, "the image is not held any longer"
         world.close()
 

@@ -112,7 +112,7 @@ class World:
         self.admission = Admission(QUEUE)
         self.refusals: dict[str, BaseException | None] = {}
         queue, readiness = QueueSettings(QUEUE, 1e9), Readiness(lambda: "serving")
-        self.captioner = Captioner(queue, 1, readiness, self.metrics, Timeline(0.0))
+        self.captioner = Captioner(queue, readiness, self.metrics, Timeline(0.0))
         tokenizer: Any = SimpleNamespace(
             prompt_ids=lambda _: PromptIds(()),
             caption=lambda _, tokens: str(tokens),
@@ -180,7 +180,7 @@ class World:
         assert self.parent.stdin is not None
         self.parent.stdin.close()
         self.control.close()
-        self.decoder.close()
+        self.decoder.family.close()
         self.captioner.close()
         with suppress(ChildProcessError):
             self.parent.wait()
