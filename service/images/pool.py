@@ -23,12 +23,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapcap.models.errors import UserError
-from snapcap.service.errors import DeadlineExceeded, NotReady, Overloaded, UnprocessableImage
+from snapcap.service.errors import DeadlineExceeded, NotReady, UnprocessableImage
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, unreadable
 from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
 from snapcap.service.images.parent import picture
 from snapcap.service.images.processes import TRIED_AGAIN, ImageProcessFamily, Job, Worker
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
+from snapcap.service.limits import ImageMemoryFull
 from snapcap.service.telemetry.logs import visible
 from snapcap.service.telemetry.metrics import Metrics, Why
 
@@ -53,13 +54,6 @@ _logger = logging.getLogger("snapcap.decode")
 
 class ImageProcessError(RuntimeError):
     """Reports an error in a decode process that no image should cause. The message has the traceback."""
-
-
-class ImageMemoryFull(Overloaded):
-    """Refuses a large image because the maximum number of large images already wait for memory."""
-
-    title = "Too many large images"
-    what = "Too many large images wait for memory to be decoded"
 
 
 class ImageRoom:

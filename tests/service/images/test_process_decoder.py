@@ -6,8 +6,9 @@ from support.fakes.decode_world import COMPLETION, MEMORY, SLOTS, World, of, pla
 from snapcap.service.engine.remote.messages import Turn
 from snapcap.service.errors import UnprocessableImage
 from snapcap.service.images.messages import Answer, Broken, Ended, Needs, Refused
-from snapcap.service.images.pool import ImageMemoryFull, ImageProcessError
+from snapcap.service.images.pool import ImageProcessError
 from snapcap.service.ipc.framing import pack
+from snapcap.service.limits import ImageMemoryFull
 
 
 def test_an_image_goes_to_a_process_and_its_slot_to_the_engine() -> None:
