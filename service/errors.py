@@ -326,8 +326,8 @@ class NotReady(_RetryLater):
     status = 503
     title = "Not ready"
 
-    def __init__(self, phase: str, retry_after_s: float = 1.0) -> None:
-        detail = f"The server is not ready (phase {phase}); retry when GET /readyz answers 200."
+    def __init__(self, phase: str, retry_after_s: float = 1.0, detail: str = "") -> None:
+        detail = detail or f"The server is not ready (phase {phase}); retry when GET /readyz answers 200."
         super().__init__(detail, retry_after_s, phase=phase)
         self.phase = phase
 
@@ -337,19 +337,19 @@ class BeamsNotReady(NotReady):
     ready. `most` is the number of rows of the largest bucket."""
 
     def __init__(self, num_beams: int, most: int) -> None:
-        super().__init__("ready")
-        self.detail = (
+        detail = (
             f"This server has no room for {num_beams} beams, because a larger bucket failed to become ready; send "
             f"num_beams of at most {most}, or retry to reach another server."
         )
+        super().__init__("ready", detail=detail)
 
 
 class ModelNotAwake(NotReady):
     """The model that a request names cannot wake. `reason` is a sentence without a full stop."""
 
     def __init__(self, name: str, reason: str, retry_after_s: float = 1.0) -> None:
-        super().__init__("absent", retry_after_s)
-        self.detail = f"The model {name!r} cannot wake: {reason}; retry after the time in Retry-After."
+        detail = f"The model {name!r} cannot wake: {reason}; retry after the time in Retry-After."
+        super().__init__("absent", retry_after_s, detail)
 
 
 class DeadlineExceeded(ServiceError):

@@ -79,16 +79,13 @@ class ChatFields(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """Holds a parsed request. `model` "": the served model. `image`: the bytes of a data URI, or an http(s) URL.
-    `member`: the answer is a JSON object with this member. `ignored`: names of the ignored parts of the messages
-    and of the ignored fields."""
+    """Holds a parsed request. `image`: the bytes of a data URI, or an http(s) URL. `options`: has the model and the
+    names of all ignored parts of the request. `member`: the answer is a JSON object with this member."""
 
-    model: str
     image: bytes | str
     options: CaptionOptions
     stop: tuple[str, ...]
     stream: bool
-    ignored: tuple[str, ...]
     member: Member | None = None
     include_usage: bool = False
 
@@ -199,21 +196,21 @@ class Answers:
 
         The reply starts with the first text, so that an error before it still gets its status."""
         stream, first = await unless_disconnected(request.receive, begun(self._open(request, chat, permit)))
-        return self.reply(request, stream, events(stream, _pieces(stream, first, chat.member)), chat.ignored, kind)
+        pieces = _pieces(stream, first, chat.member)
+        return self.reply(request, stream, events(stream, pieces), chat.options.ignored, kind)
 
     def warnings(self, chat: ChatRequest, stream: CaptionStream) -> dict[str, list[str]]:
         """Returns the member that tells the user of a chat what was ignored or moved; {} if nothing was."""
         sentences = [stream.warning] if stream.warning else []
-        if chat.ignored:
-            said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
-            useless = said and not self.captioner.named(chat.model).known.takes_instructions
+        if ignored := chat.options.ignored:
+            said = not {"text", *OTHER_ROLES.values()}.isdisjoint(ignored)
+            useless = said and not self.captioner.named(chat.options.model).known.takes_instructions
             why = " This model takes no instructions or questions." if useless else ""
-            sentences.insert(0, f"Ignored: {ignored_names(chat.ignored)}.{why}")
+            sentences.insert(0, f"Ignored: {ignored_names(ignored)}.{why}")
         return {"warnings": sentences} if sentences else {}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
-        options = replace(chat.options, model=chat.model)
-        return await self.stream(request, chat.image, options, permit, chat.stop, live=chat.stream)
+        return await self.stream(request, chat.image, chat.options, permit, chat.stop, live=chat.stream)
 
     async def _whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         stream = await self._open(request, chat, permit)
@@ -272,13 +269,19 @@ def usage_of(stream: CaptionStream) -> tuple[int, int]:
 
 
 def caption_options(
-    values: Mapping[str, Any], names: Mapping[str, str], asked: Conversation, member: Member | None, where: str
+    fields: ChatFields,
+    values: Mapping[str, Any],
+    names: Mapping[str, str],
+    asked: Conversation,
+    member: Member | None,
+    where: str,
 ) -> CaptionOptions:
-    """Returns the options of a request. `values`: its fields. `names`: the option that each field gives; a later
-    field overrides an earlier one of the same option. `where`: the field of the conversation's text.
+    """Returns the options of a request, with its model and the names of the ignored members and of the ignored
+    parts of the conversation. `values`: the members that have options. `names`: the option that each of them gives;
+    a later member overrides an earlier one of the same option. `where`: the member of the conversation's text.
 
     Raises InvalidOption and PromptTooLong."""
-    options = CaptionOptions(clamp=True)
+    options = CaptionOptions(clamp=True, model=fields.model, ignored=(*asked.ignored, *fields.ignored))
     for field, name in names.items():
         if field in values:
             options = _option(name, values[field], field, options)

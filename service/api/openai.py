@@ -81,7 +81,7 @@ class OpenAIRoutes:
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_chat, read_chat, permit)
             identity = f"chatcmpl-{request_id(request.scope)}"
-            model = answers.captioner.served(chat.model).model_name
+            model = answers.captioner.served(chat.options.model).model_name
             head = {"id": identity, "created": int(time.time()), "model": model}
             if chat.stream:
                 return await answers.streamed(request, chat, permit, partial(self._events, request, head, chat))
@@ -90,7 +90,7 @@ class OpenAIRoutes:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
         whole = {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(stream)}
         whole |= {**regions_member(stream.answer.regions), **answers.warnings(chat, stream)}
-        return JsonReply(whole, ignored_header(chat.ignored))
+        return JsonReply(whole, ignored_header(chat.options.ignored))
 
     def _model(self, name: str | None) -> dict[str, Any]:
         model = self._answers.captioner.served(name)
@@ -153,12 +153,10 @@ def read_chat(fields: ChatFields, use: TextUse) -> ChatRequest:
     asked = read_messages(document.get("messages"), use)
     stream = switch(document, "stream")
     return ChatRequest(
-        model=fields.model,
         image=asked.image,
-        options=caption_options(document, OPTIONS, asked, member, "messages"),
+        options=caption_options(fields, document, OPTIONS, asked, member, "messages"),
         stop=stops(document.get("stop", [])),
         stream=stream,
-        ignored=(*asked.ignored, *fields.ignored),
         member=member,
         include_usage=_include_usage(document.get("stream_options"), stream),
     )

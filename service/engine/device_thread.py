@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
-from snapcap.service.engine.engine import Engine, EngineObserver, NoObserver
+from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import BackgroundWork
+from snapcap.service.telemetry.work import Work
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import Bucket
@@ -43,13 +44,14 @@ class DeviceThread:
     ``rehearse``, if given, is called before ``on_ready``, on a thread of its own, with an engine over the model
     whose steps are not counted in metrics. An exception that it raises is logged.
 
-    ``turn_ended`` is called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` and
+    ``observe`` gets the work of the engine that serves. ``turn_ended`` is called after each turn of an engine, the
+    engine of the rehearsal included. ``fetcher`` and
     ``callbacks`` are passed to ``load``."""
 
     options: StartOptions
     timeline: Timeline
     status: StartupStatus
-    observer: EngineObserver
+    observe: Callable[[Work], object]
     on_ready: Callable[[StartedModel, Engine], None]
     on_failure: Callable[[Exception], None]
     rehearse: Callable[[Engine, StartedModel], None] | None = None
@@ -76,7 +78,7 @@ class DeviceThread:
                 with self.timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self.rehearse)
             scheduler = self._scheduler(loaded, cold=[bucket.size for bucket in loaded.cold])
-            engine = Engine(scheduler, self.observer, self.turn_ended)
+            engine = Engine(scheduler, self.observe, self.turn_ended)
             self.on_ready(loaded, engine)
             with ExitStack() as behind:
                 if loaded.cold:
@@ -92,7 +94,7 @@ class DeviceThread:
 
     def _run_rehearsal(self, loaded: StartedModel, rehearse: Callable[[Engine, StartedModel], None]) -> None:
         scheduler = self._scheduler(loaded)
-        engine = Engine(scheduler, NoObserver(), self.turn_ended)
+        engine = Engine(scheduler, turn_ended=self.turn_ended)
 
         def beside() -> None:
             try:

@@ -99,7 +99,7 @@ class _EngineProcess:
                 self.settings,
                 self.timeline,
                 self._status,
-                self._server.turns,
+                self._server.turns.observe,
                 self._ready,
                 self._failed,
                 self._rehearse,

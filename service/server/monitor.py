@@ -185,7 +185,11 @@ class EngineClient:
             limits, rehearses = self._loaded.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
-                limits, self._slots, self._channel.send, self.services.metrics, lambda: self._channel.has_room
+                limits,
+                self._slots,
+                self._channel.send,
+                self.services.metrics.worked,
+                lambda: self._channel.has_room,
             )
         except (Exception, CancelledError) as error:
             if not self._closing:

@@ -29,7 +29,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions, options_from_json, schema
-from snapcap.service.engine.engine import Engine, NoObserver
+from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BadRequest, EngineFailed
@@ -104,7 +104,7 @@ class Served:
         )
         self.tokenizer, self.config = tokenizer, config
         self.defaults = ModelDefaults(tokenizer, config)
-        self.engine = Engine(Scheduler(TABLE, limits), NoObserver())
+        self.engine = Engine(Scheduler(TABLE, limits))
         runner = build_runner(folder, TABLE, CACHE)
         self._thread = threading.Thread(target=self.engine.run, args=(runner, str), daemon=True)
         self._thread.start()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from snapcap.service.config.settings import GROUPS
-from snapcap.service.errors import Overloaded, ServiceError
+from snapcap.service.errors import BeamsNotReady, ModelNotAwake, Overloaded, ServiceError
 from snapcap.service.images.pool import _MOST_WAITING
 from snapcap.service.limits import LIMITS, OVERLOADED, REJECTED, Limit
 from snapcap.service.telemetry.metrics import CLOSED
@@ -53,3 +53,8 @@ def test_a_limit_has_a_bound_an_option_that_exists_and_a_reason_that_is_counted(
 def test_the_number_of_large_images_that_wait_is_that_of_the_room() -> None:
     (limit,) = [limit for limit in LIMITS if limit.error.code == "image_memory_full"]
     assert limit.bound == str(_MOST_WAITING)
+
+
+@pytest.mark.parametrize("error", [BeamsNotReady(8, 4), ModelNotAwake("blip", "it is gone", 3.0)])
+def test_an_error_is_printed_as_the_sentence_for_the_client(error: ServiceError) -> None:
+    assert str(error) == error.detail

@@ -6,7 +6,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.remote.messages import Cancel, Submit, ToEngine, Turn
@@ -14,9 +13,7 @@ from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.errors import NotReady
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.limits import EngineChannelFull
-
-if TYPE_CHECKING:
-    from snapcap.service.engine.engine import EngineObserver
+from snapcap.service.telemetry.work import Work
 
 
 @dataclass(eq=False)
@@ -24,13 +21,13 @@ class RemoteEngine:
     """A `CaptionEngine` that sends requests to the engine process. Each request that waits for the device holds a
     slot of the shared pixels.
 
-    ``submit`` is called from any thread, ``take`` and ``fail`` on the event loop. ``has_room`` returns whether the
-    channel to the engine process takes more messages."""
+    ``submit`` is called from any thread, ``take`` and ``fail`` on the event loop. ``observe`` gets the work of the
+    engine. ``has_room`` returns whether the channel to the engine process takes more messages."""
 
     limits: Limits
     slots: Slots
     send: Callable[[ToEngine], object]
-    observer: "EngineObserver"
+    observe: Callable[[Work], object]
     has_room: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
@@ -67,7 +64,8 @@ class RemoteEngine:
 
     def take(self, turn: Turn) -> None:
         """Completes requests with the results of a turn of the engine."""
-        self._observe(turn)
+        for work in turn.works:
+            self.observe(work)
         for number in turn.admitted:
             self._free_slot(number)  # before the queue's place: the request that gets the place needs a slot
             admitted = self._sent.get(number)
@@ -92,16 +90,6 @@ class RemoteEngine:
             numbers = list(self._sent)
         for number in numbers:
             self._fail(number, NotReady("failed"))
-
-    def _observe(self, turn: Turn) -> None:
-        for seconds in turn.waited:
-            self.observer.queue_waited(seconds)
-        for bucket, rows, seconds in turn.encoded:
-            self.observer.encoded(bucket, rows, seconds)
-        for bucket, rows, seconds in turn.stepped:
-            self.observer.decode_stepped(bucket, rows, seconds)
-        if turn.generated:
-            self.observer.tokens_generated(turn.generated)
 
     def _note_cancelled(self, number: int, future: "Future[Completion]") -> None:
         if future.cancelled() and self._forget(number) is not None:

@@ -31,6 +31,7 @@ from snapcap.service.errors import (
     ServiceError,
 )
 from snapcap.service.ipc.framing import Unpacker, pack
+from snapcap.service.telemetry.work import Batch, Work
 from snapcap.warmup.progress.status import CacheCounts, CompilerCounts, StartupStatus, StatusState
 from snapcap.warmup.progress.timeline import Phase
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -51,7 +52,7 @@ params = st.builds(
 completions = st.builds(
     Completion, tokens, st.sampled_from(("stop", "length")), st.text(), seconds, seconds, seconds
 )
-steps = st.lists(st.tuples(small, small, seconds), max_size=3)
+batches = st.builds(Batch, small, small, seconds)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Submit, numbers, st.text(), small, tokens, params, seconds, st.booleans()),
     st.builds(Cancel, numbers),
@@ -66,10 +67,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         Turn,
         st.lists(numbers),
-        st.lists(seconds),
-        steps,
-        steps,
-        small,
+        st.lists(st.builds(Work, batches, st.lists(batches, max_size=3), st.lists(seconds), small), max_size=3),
         st.lists(st.tuples(numbers, small)),
         st.lists(st.tuples(numbers, completions), max_size=3),
         st.just([]),  # errors, which are no values: see below
