@@ -232,9 +232,10 @@ class Answers:
         """Returns the captioner of the model that the options name, and the bytes of an image, which is fetched if
         it is a URL and then has its place in the queue."""
         captioner = self.captioner.named(options.model, permit)
-        data = await self.fetcher.image(image, body_account(request.scope))
+        if isinstance(image, str):
+            image = await self.fetcher.fetch(image, body_account(request.scope))
         permit.take()
-        return captioner, data, new_caption(request.scope, permit)
+        return captioner, image, new_caption(request.scope, permit)
 
 
 async def _pieces(stream: CaptionStream, piece: str | None, member: Member | None) -> AsyncGenerator[str, None]:

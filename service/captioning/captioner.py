@@ -354,12 +354,17 @@ class Captioner:
                 model = await self._awake()
                 resolved = await self._resolve(model, options, encoded, live=live)
                 decoded = await self._decode(model, encoded, times)
-                text = model.defaults.tokenizer(resolved.task).stream(resolved.prompt_ids)
-                shown = model.defaults.pieces(resolved, stop)
-                read = partial(model.defaults.answer, resolved, size=decoded.size)
-                ids, handoff = resolved.prompt_ids, self._handoff()
-                stream = CaptionStream(text.push, text.end, shown, ids, encoded.deadline, handoff, times, read)
-                stream.model, stream.warning = model, resolved.warning
+                stream = CaptionStream(
+                    model.defaults.tokenizer(resolved.task).stream(resolved.prompt_ids),
+                    model.defaults.pieces(resolved, stop),
+                    resolved.prompt_ids,
+                    encoded.deadline,
+                    self._handoff(),
+                    times,
+                    partial(model.defaults.answer, resolved, size=decoded.size),
+                    model,
+                    resolved.warning,
+                )
                 stream.future.add_done_callback(partial(self._ended, times))
                 # A stop sequence ends the generation early, so it needs each token at once. A beam search has no
                 # token to give before its end.

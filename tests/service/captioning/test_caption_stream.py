@@ -32,12 +32,10 @@ def completion(*tokens: int, reason: Any = "stop") -> Completion:
 
 def stream(*stop: str, seconds: float = PATIENCE, end: str = "") -> CaptionStream:
     """Each token is the word of its number; `end` is what the detokeniser held back."""
-    text = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
+    words: Any = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
     handoff = LoopHandoff(asyncio.get_running_loop())
     deadline = time.monotonic() + seconds
-    return CaptionStream(
-        text.push, text.end, CaptionText(stop), (7, 8, 9), deadline, handoff, CaptionTimes(), read_answer
-    )
+    return CaptionStream(words, CaptionText(stop), (7, 8, 9), deadline, handoff, CaptionTimes(), read_answer)
 
 
 def read_answer(tokens: Sequence[int]) -> Answer:

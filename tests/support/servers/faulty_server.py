@@ -149,9 +149,9 @@ def main(folder: Path, arguments: list[str]) -> int:
         patch_engine(on)
         return serve_engine(*given)
 
-    def loaded(parts: Any) -> Any:
+    def loaded(*given: Any) -> Any:
         patch_http(on)
-        return load_start(parts)
+        return load_start(*given)
 
     engine_process.serve_engine, server._load_start = serve, loaded
     return command(arguments)
