@@ -22,12 +22,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 from snapcap.service.errors import DeadlineExceeded, NotReady, UnprocessableImage
-from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, unreadable
+from snapcap.service.images.decode import DecodedImage, EncodedImage, unreadable
 from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
 from snapcap.service.images.parent import picture
 from snapcap.service.images.processes import TRIED_AGAIN, ImageProcessFamily, Job, Worker
+from snapcap.service.ipc.fork import ChildProcess
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.service.limits import ImageMemoryFull
 from snapcap.service.telemetry.logs import visible
@@ -86,32 +88,27 @@ class ImageRoom:
         self._takers -= 1
 
 
+@dataclass(eq=False)
 class ProcessImageDecoder:
     """Decodes images in processes. An `ImageDecoder`, which the family of the processes tells of each one. All
     methods run on the event loop.
 
-    `family`: the processes. `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for
-    decoding. `most_s`: the most CPU seconds that one image may take. `failed`: called once, with the error, when no
-    image can be decoded any more.
+    `parent`: of the `count` decode processes, of which `family` consists. `pixels`: gets each decoded image, in a
+    slot that `slots` gives. `room`: the memory for decoding. `most_s`: the most CPU seconds that one image may take.
+    `failed`: called once, with the error, when no image can be decoded any more.
     """
 
-    def __init__(
-        self,
-        processes: ImageProcesses,
-        pixels: SharedPixels,
-        slots: Slots,
-        room: ImageRoom,
-        most_s: float,
-        metrics: Metrics,
-        loop: asyncio.AbstractEventLoop,
-        failed: Callable[[Exception], object],
-    ) -> None:
-        self._pixels = pixels
-        self._slots = slots
-        self._room = room
-        self._most_s = most_s
-        self._loop = loop
-        self._failed = failed
+    parent: ChildProcess
+    count: int
+    pixels: SharedPixels
+    slots: Slots
+    room: ImageRoom
+    most_s: float
+    metrics: Metrics
+    loop: asyncio.AbstractEventLoop
+    failed: Callable[[Exception], object]
+
+    def __post_init__(self) -> None:
         self._waiting: deque[Job] = deque()
         self._large: deque[Job] = deque()  # jobs that wait for a large part of the memory
         self._idle: list[Worker] = []
@@ -122,13 +119,13 @@ class ProcessImageDecoder:
         self._check: Job | None = None  # the server's own picture, until its outcome is known
         self._checked_at = -math.inf  # when a process was last killed for a check after refusals
         self._idle_look: asyncio.TimerHandle | None = None
-        self.family = ImageProcessFamily(processes, metrics, loop, self)
+        self.family = ImageProcessFamily(self)
 
     def begin(self, transform: "ImageTransform", library: bytes | None = None) -> bool:
         """Starts the decode processes and waits for the first one. `library`: the image library's content, if the
         artifacts have it. Call this outside the event loop. Returns False if no process starts; `failed` is called
         then."""
-        return self.family.begin(Setup(transform, self._room.most), library)
+        return self.family.begin(Setup(transform, self.room.most), library)
 
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
         if self.family.over or self.family.left:
@@ -170,14 +167,14 @@ class ProcessImageDecoder:
             self._rest(worker)
         self._feed()
         if self._idle_look is None:
-            self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
+            self._idle_look = self.loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
 
     def answered(self, worker: Worker, answer: Answer) -> None:
         """Ends the image of a process with its answer, and gives the process the next one."""
         if worker.killed is not None:  # the answer came before the SIGKILL took effect
             return
         job, since = worker.job, worker.since
-        granted = self._room.share if job is None else job.size or self._room.share
+        granted = self.room.share if job is None else job.size or self.room.share
         if job is None or (isinstance(answer, Needs) and (job.size or answer.size <= granted)):
             self.misbehaved(worker, BadAnswer(f"{type(answer).__name__} out of turn"))
             return
@@ -240,17 +237,17 @@ class ProcessImageDecoder:
         for jobs in (self._waiting, self._large):
             while jobs:
                 self._finish(jobs.popleft(), NotReady("failed"))
-        self._failed(UserError(f"images cannot be decoded any more: {why}"))
+        self.failed(UserError(f"images cannot be decoded any more: {why}"))
 
     def _job(self, encoded: EncodedImage) -> Job:
         if encoded.account is not None:
             encoded.account.hold()  # until the job ends, even if its request ends before
-        return Job(encoded, self._loop.create_future())
+        return Job(encoded, self.loop.create_future())
 
     def _feed(self) -> None:
         """Hands waiting images to idle processes."""
         while self._idle:
-            jobs = self._large if self._large and self._room.fits(self._large[0].size) else self._waiting
+            jobs = self._large if self._large and self.room.fits(self._large[0].size) else self._waiting
             if not jobs:
                 return
             job = jobs.popleft()
@@ -261,27 +258,27 @@ class ProcessImageDecoder:
                 jobs.appendleft(job)
 
     def _give(self, worker: Worker, job: Job) -> bool:
-        if not worker.give(job, job.size or self._room.share):
+        if not worker.give(job, job.size or self.room.share):
             return False
         if job.size:
-            self._room.take(job.size)
+            self.room.take(job.size)
         return True
 
     def _taken_from(self, worker: Worker) -> Job | None:
         """Removes and returns the image that a process has, and gives back its share of the memory."""
         job, worker.job = worker.job, None
         if job is not None and job.size:
-            self._room.give_back(job.size)
+            self.room.give_back(job.size)
         return job
 
     def _copy_pixels(self, worker: Worker) -> int:
         """Copies the pixels of a process into a free slot, and returns its number. Raises ValueError or OSError if
         the process's file does not have them."""
-        slot = self._slots.take()
+        slot = self.slots.take()
         try:
-            self._pixels.copy(slot, worker.file)
+            self.pixels.copy(slot, worker.file)
         except BaseException:
-            self._slots.give_back(slot)
+            self.slots.give_back(slot)
             raise
         return slot
 
@@ -300,7 +297,7 @@ class ProcessImageDecoder:
         took = time.monotonic() - since
         # The process cannot be trusted: its decoding cannot have begun before it got the image.
         began, seconds = min(max(answer.began, since), since + took), min(answer.seconds, took)
-        free = partial(self._slots.give_back, pixels)
+        free = partial(self.slots.give_back, pixels)
         return DecodedImage(pixels, answer.format, began, seconds, answer.size, free)
 
     def _end(self, job: Job, outcome: DecodedImage | Exception) -> None:
@@ -349,10 +346,10 @@ class ProcessImageDecoder:
 
     def _wait_for_room(self, job: Job, size: int) -> None:
         """Queues an image that needs more than a share of the memory, or refuses it."""
-        if size > self._room.most:
+        if size > self.room.most:
             sentence = (
                 f"the image takes about {_mebibytes(size)} MiB of memory to be decoded, over the limit of "
-                f"{_mebibytes(self._room.most)} MiB; scale it down, or send it as baseline JPEG"
+                f"{_mebibytes(self.room.most)} MiB; scale it down, or send it as baseline JPEG"
             )
             self._end(job, unreadable("too_large", sentence))
             return
@@ -365,7 +362,7 @@ class ProcessImageDecoder:
     def _watch(self) -> None:
         if not self._looking and not self.family.over and not self.family.left:
             self._looking = True
-            self._loop.call_later(_LOOK_S, self._look)
+            self.loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
         """Kills late processes and drops late images. A timer calls this, because a full queue keeps new requests
@@ -373,7 +370,7 @@ class ProcessImageDecoder:
         self._looking = False
         now = time.monotonic()
         for worker in self.family.workers:
-            why = worker.verdict(now, self._most_s)
+            why = worker.verdict(now, self.most_s)
             if why is not None:
                 self._kill(worker, why)
         for jobs in (self._waiting, self._large):
@@ -395,7 +392,7 @@ class ProcessImageDecoder:
                 self._idle.remove(worker)
                 self.family.kill(worker, why)
         if not self.family.over:
-            self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
+            self._idle_look = self.loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
 
     def _kill(self, worker: Worker, why: Why) -> None:
         self.family.kill(worker, why)

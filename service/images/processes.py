@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import sniff
 from snapcap.service.errors import DeadlineExceeded
-from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses
+from snapcap.service.images.decode import DecodedImage, EncodedImage
 from snapcap.service.images.messages import HEAD, AnswerReader, BadAnswer, Began, Ended, Notice, Setup
 from snapcap.service.ipc.channel import LoopChannel
 from snapcap.service.ipc.fork import how_it_ended
 from snapcap.service.ipc.framing import RECEIVE_BYTES, receive
-from snapcap.service.telemetry.metrics import Metrics, Why
+from snapcap.service.telemetry.metrics import Why
 
 if TYPE_CHECKING:
     from snapcap.service.images.pool import ProcessImageDecoder
@@ -290,21 +290,16 @@ class ImageProcessFamily:
     """Tracks the decode processes for `user`: which there are, which were killed and why, and whether the parent
     still replaces those that end."""
 
-    def __init__(
-        self,
-        processes: ImageProcesses,
-        metrics: Metrics,
-        loop: asyncio.AbstractEventLoop,
-        user: "ProcessImageDecoder",
-    ) -> None:
-        """`user` is told of each process, on the event loop."""
+    def __init__(self, user: "ProcessImageDecoder") -> None:
+        """`user` has the parent and the number of the processes. It is told of each process, on the event loop."""
+        parent = user.parent
         self.workers: set[Worker] = set()
         self.over = False  # no process will be started any more
         self.left = False  # no process is used any more
-        self._parent_pid = processes.parent.pid
-        self._count = processes.count
-        self._metrics = metrics
-        self.loop = loop
+        self._parent_pid = parent.pid
+        self._count = user.count
+        self._metrics = user.metrics
+        self.loop = user.loop
         self.user = user
         self._up: Future[bool] = Future()
         self._killed: set[int] = set()
@@ -315,8 +310,8 @@ class ImageProcessFamily:
         self._silent_s = 0.0  # since the last notice of the parent
         self._none_s = 0.0  # since the last new process
         self._notices = NoticeChannel(
-            processes.parent.end,
-            loop,
+            parent.end,
+            user.loop,
             self._take,
             self._hear,
             lambda: self.give_up("the parent of the decode processes has ended"),

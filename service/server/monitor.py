@@ -84,9 +84,10 @@ class EngineClient:
         self._channel: LoopChannel[Message] = LoopChannel(parts.engine.end, loop, self._take)
         self._image_decoder = ProcessImageDecoder(
             parts.images,
+            parts.decoders,
             parts.pixels,
             self._slots,
-            ImageRoom(decode_memory(settings), parts.images.count),
+            ImageRoom(decode_memory(settings), parts.decoders),
             settings.images.decode_timeout,
             services.metrics,
             loop,
@@ -177,7 +178,7 @@ class EngineClient:
                 return
             alone = AnswersAtOnce(self._slots)
             self._rehearse(
-                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self.parts.images.count)
+                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self.parts.decoders)
             )
             if not self._image_decoder.works:
                 self.loop.call_soon_threadsafe(self._image_decoder.family.give_up, "no process has answered")

@@ -70,7 +70,7 @@ def test_a_late_image_ends_its_process_and_is_not_tried_again(
 def test_an_image_that_takes_too_long_is_refused_for_that(killed: list[int]) -> None:
     async def scene() -> None:
         world = World()
-        world.decoder._most_s = 0.0
+        world.decoder.most_s = 0.0
         await world.begin(1)
         future = await world.ask(1)
         await until(lambda: bool(killed))

@@ -252,7 +252,7 @@ def test_the_memory_of_a_process_that_died_is_there_again() -> None:
                 world.add()
                 await turns()
             assert isinstance(future.exception(), UnprocessableImage)
-        assert (world.decoder._room._taken, world.decoder._room._takers, len(world.slots)) == (0, 0, SLOTS)
+        assert (world.decoder.room._taken, world.decoder.room._takers, len(world.slots)) == (0, 0, SLOTS)
         world.close()
 
     play(scene())

@@ -25,7 +25,6 @@ from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.images.decode import ImageProcesses
 from snapcap.service.images.messages import (
     HEAD,
     Answer,
@@ -97,10 +96,10 @@ class World:
         ours, self.control = socket.socketpair()
         # To be waited for at the end, as the process that forks the others is.
         self.parent = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=-1)
-        processes = ImageProcesses(PROCESSES, ChildProcess(self.parent.pid, ours))
         self.failures: list[Exception] = []
         self.decoder = ProcessImageDecoder(
-            processes,
+            ChildProcess(self.parent.pid, ours),
+            PROCESSES,
             self.pixels,
             self.slots,
             ImageRoom(MEMORY, PROCESSES),
