@@ -94,8 +94,8 @@ class ProcessImageDecoder:
     methods run on the event loop.
 
     `parent`: of the `count` decode processes, of which `family` consists. `pixels`: gets each decoded image, in a
-    slot that `slots` gives. `room`: the memory for decoding. `most_s`: the most CPU seconds that one image may take.
-    `failed`: called once, with the error, when no image can be decoded any more.
+    slot that `slots` gives. `room`: the memory for decoding. `most_s`: the most CPU seconds that one image may
+    take. `failed`: called once, with the error, when no image can be decoded any more.
     """
 
     parent: ChildProcess

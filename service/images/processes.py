@@ -291,7 +291,8 @@ class ImageProcessFamily:
     still replaces those that end."""
 
     def __init__(self, user: "ProcessImageDecoder") -> None:
-        """`user` has the parent and the number of the processes. It is told of each process, on the event loop."""
+        """`user` has the parent and the number of the processes. The family tells `user` of each process, on the
+        event loop."""
         parent = user.parent
         self.workers: set[Worker] = set()
         self.over = False  # no process will be started any more
