@@ -1,9 +1,9 @@
 """Defines every refusal of a request that meets a limit of the server: 413, 429, 431 and 503.
 
-Each entry of `LIMITS` names the bounded quantity, the option that sets the limit, and the error and metric of a
-refusal. `python tests/support/documents/tables.py docs/security.md` writes the table of limits in the
-documentation from `LIMITS`. The reply, the log line and the metric of a 429 contain its code, and each such code
-has one entry.
+Each entry of `LIMITS` names the bounded quantity, the option that sets the limit, the error of a refusal, with its
+status and code, and the metric. `python tests/support/documents/tables.py docs/security.md` writes the table of
+limits in the documentation from `LIMITS`. The reply, the log line and the metric of a 429 contain its code, and
+each such code has one entry.
 
 `errors.py` defines `PayloadTooLarge` and `NotReady`, which have several causes each.
 """

@@ -79,8 +79,9 @@ class ChatFields(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """Holds a parsed request. `image`: the bytes of a data URI, or an http(s) URL. `options`: has the model and the
-    names of all ignored parts of the request. `member`: the answer is a JSON object with this member."""
+    """Holds a parsed request. `image`: the bytes of a data URI, or an http(s) URL. `options`: has the model, ""
+    for the served model, and the names of the ignored parts of the messages and of the ignored fields. `member`:
+    the answer is a JSON object with this member."""
 
     image: bytes | str
     options: CaptionOptions
