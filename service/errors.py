@@ -41,6 +41,7 @@ something in it is wrong. The message of an exception is a sentence for the clie
 """
 # ruff: noqa: N818 - the classes are named after conditions, as logs and metrics are, and do not end with "Error"
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -49,11 +50,15 @@ from snapcap.models.errors import suggestion
 
 class ServiceError(Exception):
     """Base of all errors of a request. `detail` is the sentence for the client, `extras` are further members of the
-    problem."""
+    problem. A class with a title has a code too: its name in lower case, unless the class sets another."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     title: ClassVar[str] = "Internal error"
+
+    def __init_subclass__(cls) -> None:
+        if "title" in vars(cls) and "code" not in vars(cls):
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, detail: str, **extras: object) -> None:
         super().__init__(detail)
@@ -67,38 +72,27 @@ class ServiceError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # An error is pickled between processes. Pickle would call a subclass with the arguments of Exception, so
         # the attributes are restored without calling it.
-        return _revive, (type(self), self.args), vars(self)
-
-
-def _revive(kind: type[ServiceError], arguments: tuple[Any, ...]) -> ServiceError:
-    error = kind.__new__(kind)
-    error.args = arguments
-    return error
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class BadRequest(ServiceError):
     status = 400
-    code = "bad_request"
     title = "Bad request"
 
 
 class EmptyBody(BadRequest):
-    code = "empty_body"
     title = "Empty body"
 
 
 class InvalidJson(BadRequest):
-    code = "invalid_json"
     title = "Invalid JSON"
 
 
 class InvalidMultipart(BadRequest):
-    code = "invalid_multipart"
     title = "Invalid multipart body"
 
 
 class InvalidEncoding(BadRequest):
-    code = "invalid_encoding"
     title = "Body cannot be decompressed"
 
     def __init__(self) -> None:
@@ -129,7 +123,6 @@ class OriginRefused(BadRequest):
     """A page of another origin sent a request, or its preflight, that is not allowed. `why` names the reason."""
 
     status = 403
-    code = "origin_refused"
     title = "Origin refused"
 
     def __init__(self, origin: str, why: str) -> None:
@@ -143,7 +136,6 @@ class HostRefused(BadRequest):
     """The request's Host is not a name that the server accepts."""
 
     status = 421
-    code = "host_refused"
     title = "Name of the server refused"
 
     def __init__(self, host: str) -> None:
@@ -154,12 +146,10 @@ class HostRefused(BadRequest):
 
 class NotFound(BadRequest):
     status = 404
-    code = "not_found"
     title = "Not found"
 
 
 class ModelNotFound(NotFound):
-    code = "model_not_found"
     title = "No such model"
 
     def __init__(self, name: str, *served: str) -> None:
@@ -169,7 +159,6 @@ class ModelNotFound(NotFound):
 
 class MethodNotAllowed(BadRequest):
     status = 405
-    code = "method_not_allowed"
     title = "Method not allowed"
 
     def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
@@ -182,7 +171,6 @@ class MethodNotAllowed(BadRequest):
 
 class BodyTimeout(BadRequest):
     status = 408
-    code = "body_timeout"
     title = "Body too slow"
 
     def headers(self) -> dict[str, str]:
@@ -192,13 +180,11 @@ class BodyTimeout(BadRequest):
 
 class PayloadTooLarge(BadRequest):
     status = 413
-    code = "payload_too_large"
     title = "Body too large"
 
 
 class QueryTooLong(BadRequest):
     status = 414
-    code = "query_too_long"
     title = "Query too long"
 
     def __init__(self, limit: int, fields: int) -> None:
@@ -210,7 +196,6 @@ class QueryTooLong(BadRequest):
 
 class UnsupportedMediaType(BadRequest):
     status = 415
-    code = "unsupported_media_type"
     title = "Unsupported media type"
 
 
@@ -229,7 +214,6 @@ class UnsupportedEncoding(UnsupportedMediaType):
 
 class Unprocessable(BadRequest):
     status = 422
-    code = "unprocessable"
     title = "Unprocessable request"
 
 
@@ -240,7 +224,6 @@ class UnknownOption(Unprocessable):
     """The request has an option that does not exist. The message suggests similar names, and lists all options if
     they are few. `within` names the member of the request that holds options, if this one stands elsewhere."""
 
-    code = "unknown_option"
     title = "Unknown option"
 
     def __init__(self, option: str, known: Iterable[str], within: str = "") -> None:
@@ -259,7 +242,6 @@ class UnknownOption(Unprocessable):
 class InvalidOption(Unprocessable):
     """An option has a bad value. `must` completes the sentence "The option … must …"."""
 
-    code = "invalid_option"
     title = "Invalid option"
 
     def __init__(self, option: str, must: str) -> None:
@@ -271,7 +253,6 @@ class UnsupportedOption(Unprocessable):
     """The server does not implement this field of an API. `instead` is a sentence that says what the client can
     do."""
 
-    code = "unsupported_option"
     title = "Unsupported option"
 
     def __init__(self, option: str, instead: str) -> None:
@@ -279,17 +260,14 @@ class UnsupportedOption(Unprocessable):
 
 
 class MissingImage(Unprocessable):
-    code = "missing_image"
     title = "No image"
 
 
 class TooManyImages(Unprocessable):
-    code = "too_many_images"
     title = "Too many images"
 
 
 class PromptTooLong(Unprocessable):
-    code = "prompt_too_long"
     title = "Prompt too long"
 
 
@@ -297,7 +275,6 @@ class UnprocessableImage(Unprocessable):
     """An image cannot be decoded. `reason` is a word of the decoder, such as empty, not_an_image, truncated,
     too_large, zero_size or crashed."""
 
-    code = "unprocessable_image"
     title = "Unprocessable image"
 
     def __init__(self, detail: str, reason: str) -> None:
@@ -306,18 +283,15 @@ class UnprocessableImage(Unprocessable):
 
 
 class ImageUrlRefused(Unprocessable):
-    code = "image_url_refused"
     title = "Image URL refused"
 
 
 class ImageNotFetched(Unprocessable):
-    code = "image_not_fetched"
     title = "Image not fetched"
 
 
 class ClientDisconnected(ServiceError):
     status = 499
-    code = "client_disconnected"
     title = "Client closed the connection"
 
     def __init__(self) -> None:
@@ -350,11 +324,10 @@ class NotReady(_RetryLater):
     """The model is not served yet, or not any more. `phase` names the phase of the start, or the server's state."""
 
     status = 503
-    code = "not_ready"
     title = "Not ready"
 
-    def __init__(self, phase: str, retry_after_s: float = 1.0) -> None:
-        detail = f"The server is not ready (phase {phase}); retry when GET /readyz answers 200."
+    def __init__(self, phase: str, retry_after_s: float = 1.0, detail: str = "") -> None:
+        detail = detail or f"The server is not ready (phase {phase}); retry when GET /readyz answers 200."
         super().__init__(detail, retry_after_s, phase=phase)
         self.phase = phase
 
@@ -364,24 +337,23 @@ class BeamsNotReady(NotReady):
     ready. `most` is the number of rows of the largest bucket."""
 
     def __init__(self, num_beams: int, most: int) -> None:
-        super().__init__("ready")
-        self.detail = (
+        detail = (
             f"This server has no room for {num_beams} beams, because a larger bucket failed to become ready; send "
             f"num_beams of at most {most}, or retry to reach another server."
         )
+        super().__init__("ready", detail=detail)
 
 
 class ModelNotAwake(NotReady):
     """The model that a request names cannot wake. `reason` is a sentence without a full stop."""
 
     def __init__(self, name: str, reason: str, retry_after_s: float = 1.0) -> None:
-        super().__init__("absent", retry_after_s)
-        self.detail = f"The model {name!r} cannot wake: {reason}; retry after the time in Retry-After."
+        detail = f"The model {name!r} cannot wake: {reason}; retry after the time in Retry-After."
+        super().__init__("absent", retry_after_s, detail)
 
 
 class DeadlineExceeded(ServiceError):
     status = 504
-    code = "deadline_exceeded"
     title = "Deadline exceeded"
 
     def __init__(self) -> None:

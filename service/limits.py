@@ -1,16 +1,15 @@
 """Defines every refusal of a request that meets a limit of the server: 413, 429, 431 and 503.
 
-Each entry of `LIMITS` names the bounded quantity, the option that sets the limit, and the status, code and metric
-of a refusal. `python tests/support/documents/tables.py docs/security.md` writes the table of limits in the
-documentation from `LIMITS`. The reply, the log line and the metric of a 429 contain its code, and each such code
-has one entry.
+Each entry of `LIMITS` names the bounded quantity, the option that sets the limit, the error of a refusal, with its
+status and code, and the metric. `python tests/support/documents/tables.py docs/security.md` writes the table of
+limits in the documentation from `LIMITS`. The reply, the log line and the metric of a 429 contain its code, and
+each such code has one entry.
 
-`errors.py` defines `PayloadTooLarge` and `NotReady`, which have several causes each. `images/pool.py` defines
-`ImageMemoryFull`.
+`errors.py` defines `PayloadTooLarge` and `NotReady`, which have several causes each.
 """
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.errors import BadRequest, Overloaded
+from snapcap.service.errors import BadRequest, NotReady, Overloaded, PayloadTooLarge, ServiceError
 
 # The limits that no option sets.
 MAX_IMAGE_FETCHES = 64  # each uses one of the file descriptors that `server/http_process.py` reserves
@@ -33,7 +32,6 @@ class QueueFull(Overloaded):
 class BodyMemoryFull(Overloaded):
     """Refuses a body because the bodies of all requests together have reached their memory limit, `limit` bytes."""
 
-    code = "body_memory_full"
     title = "Too much in flight"
 
     def __init__(self, limit: int) -> None:
@@ -44,7 +42,6 @@ class BodyMemoryFull(Overloaded):
 class ImageFetchesFull(Overloaded):
     """Refuses an image URL because `MAX_IMAGE_FETCHES` images are being fetched already."""
 
-    code = "image_fetches_full"
     title = "Too many image URLs"
     what = f"The server is fetching {MAX_IMAGE_FETCHES} images from URLs already, which is its limit"
 
@@ -52,7 +49,6 @@ class ImageFetchesFull(Overloaded):
 class EngineChannelFull(Overloaded):
     """Refuses a request because `ENGINE_CHANNEL_BYTES` of messages wait for the engine process to read them."""
 
-    code = "engine_channel_full"
     title = "Engine does not keep up"
     what = "The engine process does not keep up with its requests"
 
@@ -61,7 +57,6 @@ class TooManyConnections(Overloaded):
     """Refuses a connection because the maximum number of connections is open."""
 
     status = 503
-    code = "too_many_connections"
     title = "Too many connections"
     what = "The server has no room for another connection"
 
@@ -70,21 +65,26 @@ class HeadTooLarge(BadRequest):
     """Refuses a request whose head has too many bytes or too many fields. `unit`: "bytes" or "fields"."""
 
     status = 431
-    code = "head_too_large"
     title = "Head too large"
 
     def __init__(self, limit: int, unit: str) -> None:
         super().__init__(f"The head of the request, trailers included, has more than {limit} {unit}; send fewer.")
 
 
+class ImageMemoryFull(Overloaded):
+    """Refuses a large image because the maximum number of large images already wait for memory."""
+
+    title = "Too many large images"
+    what = "Too many large images wait for memory to be decoded"
+
+
 @dataclass(frozen=True)
 class Limit:
-    """Describes one limit. `what`: the bounded quantity, in words. `bound`: the limit's value in words; "": the
-    option's default. `option`: the server option that sets the limit; "": none. `reason`: the label of a refusal in
-    the metric; "": the code."""
+    """Describes one limit. `error`: the refusal, with its status and code. `what`: the bounded quantity, in words.
+    `bound`: the limit's value in words; "": the option's default. `option`: the server option that sets the limit;
+    "": none. `reason`: the label of a refusal in the metric; "": the code."""
 
-    status: int
-    code: str
+    error: type[ServiceError]
     what: str
     bound: str = ""
     option: str = ""
@@ -94,74 +94,53 @@ class Limit:
 
 # The limits of each status are in the order in which a request meets them.
 LIMITS: tuple[Limit, ...] = (
-    Limit(413, "payload_too_large", "bytes of a body, also when it is decompressed", option="max_body_bytes"),
+    Limit(PayloadTooLarge, "bytes of a body, also when it is decompressed", option="max_body_bytes"),
+    Limit(PayloadTooLarge, "CPU time for decompressing a body", f"{DECOMPRESSION_CPU_S:g} s"),
     Limit(
-        413,
-        "payload_too_large",
-        "CPU time for decompressing a body",
-        f"{DECOMPRESSION_CPU_S:g} s",
-    ),
-    Limit(
-        413,
-        "payload_too_large",
+        PayloadTooLarge,
         "bytes of JSON outside of strings; bytes of all its strings of up to 64 KiB",
         f"{JSON_STRUCTURE_BYTES >> 10} KiB; {JSON_STRING_BYTES >> 20} MiB",
     ),
+    Limit(PayloadTooLarge, "bytes of the JSON before binary tensor data", f"{BINARY_HEADER_BYTES >> 20} MiB"),
     Limit(
-        413,
-        "payload_too_large",
-        "bytes of the JSON before binary tensor data",
-        f"{BINARY_HEADER_BYTES >> 20} MiB",
-    ),
-    Limit(
-        429,
-        "queue_full",
+        QueueFull,
         "images in the queue, from their arrival until the device has them; if the queue is full, a request is "
         "refused before its body is read",
         option="queue_size",
     ),
     Limit(
-        429,
-        "body_memory_full",
+        BodyMemoryFull,
         "bytes of all bodies together",
         "a sixteenth of the container's memory, at most 1 GiB",
         "max_body_memory",
     ),
-    Limit(429, "image_memory_full", "large images that wait for memory to be decoded", "16", "decode_memory"),
-    Limit(429, "image_fetches_full", "images fetched from URLs at a time", f"{MAX_IMAGE_FETCHES}"),
+    Limit(ImageMemoryFull, "large images that wait for memory to be decoded", "16", "decode_memory"),
+    Limit(ImageFetchesFull, "images fetched from URLs at a time", f"{MAX_IMAGE_FETCHES}"),
+    Limit(EngineChannelFull, "bytes that the engine process has yet to read", f"{ENGINE_CHANNEL_BYTES >> 20} MiB"),
     Limit(
-        429,
-        "engine_channel_full",
-        "bytes that the engine process has yet to read",
-        f"{ENGINE_CHANNEL_BYTES >> 20} MiB",
-    ),
-    Limit(
-        431,
-        "head_too_large",
+        HeadTooLarge,
         "bytes of a head and its trailers; a URL that is too long gets 414",
         option="max_header_bytes",
         metric=_CONNECTIONS,
     ),
-    Limit(431, "head_too_large", "fields of a head", option="max_headers", metric=_CONNECTIONS),
+    Limit(HeadTooLarge, "fields of a head", option="max_headers", metric=_CONNECTIONS),
     Limit(
-        503,
-        "too_many_connections",
+        TooManyConnections,
         "connections; a connection that is idle makes room first, and probes are answered",
         "one for each 4 MiB of memory, at most 4096, and half the files that may be open",
         "max_connections",
         _CONNECTIONS,
         "max_connections",
     ),
-    Limit(503, "not_ready", "the start, and the drain after SIGTERM", "until `/readyz` answers 200"),
+    Limit(NotReady, "the start, and the drain after SIGTERM", "until `/readyz` answers 200"),
     Limit(
-        503,
-        "not_ready",
+        NotReady,
         "seconds without progress of the engine or the event loop; then the server ends",
         option="watchdog_timeout",
     ),
-    Limit(503, "not_ready", "beams of a search, if no batch of this size became ready", "the largest warm bucket"),
+    Limit(NotReady, "beams of a search, if no batch of this size became ready", "the largest warm bucket"),
 )
-OVERLOADED = tuple(limit.code for limit in LIMITS if limit.status == 429)
+OVERLOADED = tuple(limit.error.code for limit in LIMITS if limit.error.status == 429)
 # The codes of errors that end a request without a mistake in its content.
 REJECTED = (
     *OVERLOADED,

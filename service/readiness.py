@@ -9,6 +9,7 @@ STARTING ──► READY ──► DRAINING
 import threading
 from collections.abc import Callable
 from enum import IntEnum, StrEnum
+from functools import partial
 
 # Seconds after READY until background work begins: imports, new processes and calls between two steps would slow
 # the first request down.
@@ -105,3 +106,25 @@ def after_ready(work: Callable[[], object]) -> threading.Timer:
     timer.daemon = True
     timer.start()
     return timer
+
+
+class BackgroundWork:
+    """Runs `work` on a thread of its own soon after READY, and can end it. `work` gets this object."""
+
+    def __init__(self, work: Callable[["BackgroundWork"], object]) -> None:
+        self.ended = threading.Event()
+        self._stops: list[Callable[[], object]] = []
+        self._timer = after_ready(partial(work, self))
+
+    def keep(self, stop: Callable[[], object]) -> bool:
+        """Adds a function that ends a part of the work. Returns False if the work was ended already."""
+        self._stops.append(stop)
+        return not self.ended.is_set()
+
+    def end(self, patience: float = 0.0) -> None:
+        """Ends the work, or drops it if it has not begun. Waits up to `patience` seconds for its thread."""
+        self.ended.set()
+        self._timer.cancel()
+        for stop in self._stops:
+            stop()
+        self._timer.join(patience)

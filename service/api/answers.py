@@ -1,4 +1,4 @@
-"""Answers chat requests: the code that all chat APIs share, from the parsed request to the text.
+"""Answers requests: the code that all APIs share, and for chats the code from the parsed request to the text.
 
 A caption can be the only text of a JSON object, so a request may ask for such an object: as `json_object`, whose
 member is then `caption`, or by a schema that one text meets. The decoder is not constrained, so no other schema is
@@ -6,7 +6,7 @@ served.
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -14,10 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.api.caption import open_stream
 from snapcap.service.api.conversation import OTHER_ROLES, Conversation, TextUse, text_of
 from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.captioning.captioner import Captioner, ModelFacts
+from snapcap.service.captioning.captioner import Captioner, CaptionJob, CaptionResult, ModelFacts
 from snapcap.service.captioning.options import EMPTY, NEUTRAL, CaptionOptions, options_from_json, sort_fields
 from snapcap.service.captioning.stream import CaptionStream, begun
 from snapcap.service.engine.admission import Permit
@@ -32,10 +31,19 @@ from snapcap.service.http.bodies import (
     parse_received,
     read_json,
 )
-from snapcap.service.http.middleware import ProblemHandler
-from snapcap.service.http.replies import EventStream, ignored_header, ignored_names, unless_disconnected
+from snapcap.service.http.middleware import ProblemHandler, new_caption
+from snapcap.service.http.replies import (
+    EventStream,
+    RawHeaders,
+    ignored_header,
+    ignored_names,
+    unless_disconnected,
+)
+from snapcap.service.memory import body_account
 
 T = TypeVar("T")
+# Returns the image, or its URL, and the options of a request.
+Read = Callable[[Request, BodyLimits], Awaitable[tuple[bytes | str, CaptionOptions]]]
 MAX_STOPS = 16  # OpenAI takes 4, other servers any number
 MAX_STOP_CHARACTERS = 1000
 # Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
@@ -71,38 +79,65 @@ class ChatFields(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """Holds a parsed request. `model` "": the served model. `image`: the bytes of a data URI, or an http(s) URL.
-    `member`: the answer is a JSON object with this member. `ignored`: names of the ignored parts of the messages
-    and of the ignored fields."""
+    """Holds a parsed request. `image`: the bytes of a data URI, or an http(s) URL. `options`: has the model, ""
+    for the served model, and the names of the ignored parts of the messages and of the ignored fields. `member`:
+    the answer is a JSON object with this member."""
 
-    model: str
     image: bytes | str
     options: CaptionOptions
     stop: tuple[str, ...]
     stream: bool
-    ignored: tuple[str, ...]
     member: Member | None = None
     include_usage: bool = False
 
 
+@dataclass(frozen=True)
 class Answers:
-    """Captions the image of a chat request, whole or as a stream, with one captioner."""
+    """Captions the images of requests, whole or as a stream, with one captioner: what all APIs share. `limits`: of
+    the bodies of requests. `continue_text`: texts for a model that takes no instructions are beginnings of
+    captions."""
 
-    def __init__(
+    captioner: Captioner
+    limits: BodyLimits
+    fetcher: ImageFetcher
+    handler: ProblemHandler
+    continue_text: bool = False
+
+    async def caption(self, request: Request, read: Read, model: str = "") -> tuple[CaptionResult, RawHeaders]:
+        """Captions the image that `read` returns for a request. `model`: the model if the request names none; "":
+        the first. Returns the result and the headers of the reply."""
+        with self.captioner.admit() as permit:
+            image, options = await read(request, self.limits)
+            options = replace(options, model=options.model or model)
+            result = await unless_disconnected(request.receive, self._caption(request, image, options, permit))
+        return result, ignored_header(options.ignored)
+
+    async def stream(
         self,
-        captioner: Captioner,
-        limits: BodyLimits,
-        fetcher: ImageFetcher,
-        handler: ProblemHandler,
+        request: Request,
+        image: bytes | str,
+        options: CaptionOptions,
+        permit: Permit,
+        stop: Sequence[str] = (),
         *,
-        continue_text: bool,
-    ) -> None:
-        """`continue_text`: texts for a model that takes no instructions are beginnings of captions."""
-        self.captioner = captioner
-        self.handler = handler
-        self._plain_use = TextUse.CONTINUE if continue_text else TextUse.IGNORE
-        self._limits = limits
-        self._fetcher = fetcher
+        live: bool = True,
+    ) -> CaptionStream:
+        """Returns the stream of an image's caption. `image`: its bytes or its URL. `stop`, `live`: see
+        `Captioner.stream`."""
+        captioner, data, job = await self._arrived(request, image, options, permit)
+        return await captioner.stream(data, options, job, stop, live=live)
+
+    def reply(
+        self,
+        request: Request,
+        stream: CaptionStream,
+        events: AsyncGenerator[str, None],
+        ignored: Sequence[str],
+        kind: type[EventStream] = EventStream,
+    ) -> Response:
+        """Returns the reply that sends the events of a stream. `ignored`: names of the ignored parts of the
+        request."""
+        return kind(events, stream.close, lambda error: self.handler.note(request, error), ignored_header(ignored))
 
     async def read(
         self,
@@ -120,7 +155,7 @@ class Answers:
         kind = media_type(request)
         if not is_json(kind) and kind not in UNTYPED:
             raise UnsupportedMediaType(f"Send {JSON}.")
-        pool, unread = self.captioner.pool, list[tuple[bytes, Captioner]]()
+        unread: list[tuple[bytes, Captioner]] = []
 
         def read(body: bytes) -> T | None:
             fields = sort(body)
@@ -130,19 +165,21 @@ class Answers:
                 return None
             return parse(fields, self._use(captioner.known))
 
-        wanted = await read_json(request, self._limits, pool, read)
+        wanted = await read_json(request, self.limits, read)
         if unread and permit is not None:
             body, captioner = unread[0]
             captioner.take(permit)
             await unless_disconnected(request.receive, captioner.awake())
             permit.release()
-            wanted = await parse_received(request, body, pool, read)
+            wanted = await parse_received(request, self.limits, body, read)
         return cast(T, wanted)
 
     def _use(self, known: ModelFacts) -> TextUse:
         if known.takes_conversations:
             return TextUse.CONVERSE
-        return TextUse.INSTRUCT if known.takes_instructions else self._plain_use
+        if known.takes_instructions:
+            return TextUse.INSTRUCT
+        return TextUse.CONTINUE if self.continue_text else TextUse.IGNORE
 
     async def whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         """Returns the stream at its end, and the whole text."""
@@ -154,35 +191,27 @@ class Answers:
         chat: ChatRequest,
         permit: Permit,
         events: Callable[[CaptionStream, AsyncIterator[str]], AsyncGenerator[str, None]],
-        reply: type[EventStream] = EventStream,
+        kind: type[EventStream] = EventStream,
     ) -> Response:
         """Returns the reply that sends `events`, which gets the stream and the pieces of the text.
 
         The reply starts with the first text, so that an error before it still gets its status."""
         stream, first = await unless_disconnected(request.receive, begun(self._open(request, chat, permit)))
-        return reply(
-            events(stream, _pieces(stream, first, chat.member)),
-            stream.close,
-            lambda error: self.handler.note(request, error),
-            ignored_header(chat.ignored),
-        )
+        pieces = _pieces(stream, first, chat.member)
+        return self.reply(request, stream, events(stream, pieces), chat.options.ignored, kind)
 
     def warnings(self, chat: ChatRequest, stream: CaptionStream) -> dict[str, list[str]]:
         """Returns the member that tells the user of a chat what was ignored or moved; {} if nothing was."""
         sentences = [stream.warning] if stream.warning else []
-        if chat.ignored:
-            said = not {"text", *OTHER_ROLES.values()}.isdisjoint(chat.ignored)
-            useless = said and not self.captioner.named(chat.model).known.takes_instructions
+        if ignored := chat.options.ignored:
+            said = not {"text", *OTHER_ROLES.values()}.isdisjoint(ignored)
+            useless = said and not self.captioner.named(chat.options.model).known.takes_instructions
             why = " This model takes no instructions or questions." if useless else ""
-            sentences.insert(0, f"Ignored: {ignored_names(chat.ignored)}.{why}")
+            sentences.insert(0, f"Ignored: {ignored_names(ignored)}.{why}")
         return {"warnings": sentences} if sentences else {}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
-        image, live = chat.image, chat.stream
-        options = replace(chat.options, model=self.captioner.named(chat.model).model_name or "")
-        return await open_stream(
-            request, self.captioner, self._fetcher, image, options, permit, chat.stop, live=live
-        )
+        return await self.stream(request, chat.image, chat.options, permit, chat.stop, live=chat.stream)
 
     async def _whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         stream = await self._open(request, chat, permit)
@@ -191,6 +220,23 @@ class Answers:
             return stream, "".join([piece async for piece in _pieces(stream, first, chat.member)])
         finally:
             stream.close()
+
+    async def _caption(
+        self, request: Request, image: bytes | str, options: CaptionOptions, permit: Permit
+    ) -> CaptionResult:
+        captioner, data, job = await self._arrived(request, image, options, permit)
+        return await captioner.caption(data, options, job)
+
+    async def _arrived(
+        self, request: Request, image: bytes | str, options: CaptionOptions, permit: Permit
+    ) -> tuple[Captioner, bytes, CaptionJob]:
+        """Returns the captioner of the model that the options name, and the bytes of an image, which is fetched if
+        it is a URL and then has its place in the queue."""
+        captioner = self.captioner.named(options.model, permit)
+        if isinstance(image, str):
+            image = await self.fetcher.fetch(image, body_account(request.scope))
+        permit.take()
+        return captioner, image, new_caption(request.scope, permit)
 
 
 async def _pieces(stream: CaptionStream, piece: str | None, member: Member | None) -> AsyncGenerator[str, None]:
@@ -225,13 +271,19 @@ def usage_of(stream: CaptionStream) -> tuple[int, int]:
 
 
 def caption_options(
-    values: Mapping[str, Any], names: Mapping[str, str], asked: Conversation, member: Member | None, where: str
+    fields: ChatFields,
+    values: Mapping[str, Any],
+    names: Mapping[str, str],
+    asked: Conversation,
+    member: Member | None,
+    where: str,
 ) -> CaptionOptions:
-    """Returns the options of a request. `values`: its fields. `names`: the option that each field gives; a later
-    field overrides an earlier one of the same option. `where`: the field of the conversation's text.
+    """Returns the options of a request, with its model and the names of the ignored members and of the ignored
+    parts of the conversation. `values`: the members that have options. `names`: the option that each of them gives;
+    a later member overrides an earlier one of the same option. `where`: the member of the conversation's text.
 
     Raises InvalidOption and PromptTooLong."""
-    options = CaptionOptions(clamp=True)
+    options = CaptionOptions(clamp=True, model=fields.model, ignored=(*asked.ignored, *fields.ignored))
     for field, name in names.items():
         if field in values:
             options = _option(name, values[field], field, options)

@@ -4,7 +4,6 @@ The application answers probes as soon as the routes of the operations are added
 that. FastAPI writes the OpenAPI document from the routes and is imported on the first request for the document.
 """
 
-import os
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -13,16 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.operations import health_routes, metrics_routes, startup_routes
 from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.access import EVERY_HOST, Guard
 from snapcap.service.http.middleware import ProblemHandler, RequestScope
-from snapcap.service.http.routing import Apis, Dispatch, RouteGroup
+from snapcap.service.http.routing import Dispatch
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.service.config.settings import HttpSettings
     from snapcap.service.http.access import ApiKeys
     from snapcap.service.telemetry.otel import OtelTracing
 
@@ -39,61 +38,21 @@ class Services:
     status: StartupStatus
 
 
-@dataclass(frozen=True)
-class Exposure:
-    """Holds the settings that decide which requests are allowed.
-
-    `keys`: valid API keys; None: no key is needed. `image_hosts`: hosts from which image URLs may be fetched.
-    `metrics`: the application serves /metrics; False: /metrics has a port of its own. `continue_text`: the text of
-    a chat message is the beginning of the caption. `origins`: web origins whose pages may send requests.
-    `root_path`: prefix of all paths behind a proxy. `hosts`: host names accepted besides the server's own; None:
-    any name."""
-
-    keys: "ApiKeys | None" = None
-    image_hosts: tuple[str, ...] = ()
-    metrics: bool = True
-    continue_text: bool = False
-    origins: tuple[str, ...] = ()
-    root_path: str = ""
-    hosts: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
-        """Returns the exposure that the settings describe."""
-        continue_text = http.chat_text == "continue"
-        # The host check stops pages that use DNS rebinding. They have no API key, so a server with keys needs no
-        # check.
-        open_to_all = EVERY_HOST in http.hosts or (keys is not None and not http.hosts)
-        hosts = None if open_to_all else (*http.hosts, http.host.lower(), os.uname().nodename.lower())
-        return cls(keys, http.image_hosts, metrics, continue_text, http.origins, http.root_path, hosts)
-
-
 class Application:
-    """Serves groups of routes as an ASGI application, inside the middleware."""
+    """Serves groups of routes as an ASGI application, inside the middleware. `keys`: valid API keys; None: requests
+    need no key."""
 
-    def __init__(self, metrics: Metrics, exposure: Exposure) -> None:
-        origins = exposure.origins
-        self.groups: list[RouteGroup] = []
-        self.apis = Apis()
-        self.handler = ProblemHandler(metrics, self.apis)
-        self._dispatch = Dispatch(self.apis)
-        inner = Guard(self._dispatch, exposure.keys, origins, exposure.hosts)
-        self._scope = RequestScope(inner, metrics, self.handler, exposure.root_path)
+    def __init__(self, metrics: Metrics, http: HttpSettings, keys: "ApiKeys | None") -> None:
+        self.http = http
+        self.keys = keys
+        self.routes = Dispatch()
+        self.handler = ProblemHandler(metrics, self.routes)
+        self._scope = RequestScope(Guard(self.routes, http, keys), metrics, self.handler, http.root_path)
         self._around: ASGIApp = self._scope
-        if origins:
+        if http.origins:
             from snapcap.service.http.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
 
-            self._around = CrossOrigin(self._around, origins, metrics)
-
-    def add(self, *groups: RouteGroup) -> None:
-        for group in groups:
-            self.groups.append(group)
-            self._dispatch.add(group)
-
-    def complete(self) -> None:
-        """Notes that all groups are added. From now on a path without a route gets "not found"; before, "not
-        ready"."""
-        self._dispatch.complete = True
+            self._around = CrossOrigin(self._around, http.origins, metrics)
 
     def trace(self, tracing: "OtelTracing | None") -> None:
         """Sets the tracing of caption requests from now on. None turns it off."""
@@ -103,24 +62,24 @@ class Application:
         await self._around(scope, receive, send)
 
 
-def create_operations_app(services: Services, exposure: Exposure) -> Application:
+def create_operations_app(services: Services, http: HttpSettings, keys: "ApiKeys | None") -> Application:
     """Returns an application with /livez, /readyz, /health and /startup, and with /metrics unless it has a port of
     its own."""
-    app = Application(services.metrics, exposure)
-    app.add(
+    app = Application(services.metrics, http, keys)
+    app.routes.add(
         health_routes(services.readiness),
         startup_routes(services.readiness, services.timeline, services.status, services.captioner),
     )
-    if exposure.metrics:
-        app.add(metrics_routes(services.registry))
+    if http.metrics_port is None:
+        app.routes.add(metrics_routes(services.registry))
     return app
 
 
 def create_metrics_app(services: Services) -> Application:
     """Returns the application of the metrics port, with /metrics only."""
-    app = Application(services.metrics, Exposure())
-    app.add(metrics_routes(services.registry))
-    app.complete()
+    app = Application(services.metrics, HttpSettings(hosts=(EVERY_HOST,)), None)
+    app.routes.add(metrics_routes(services.registry))
+    app.routes.complete = True
     return app
 
 

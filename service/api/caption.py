@@ -7,8 +7,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.captioning.captioner import Captioner, CaptionResult
+from snapcap.service.api.answers import Answers
+from snapcap.service.captioning.captioner import CaptionResult
 from snapcap.service.captioning.options import (
     NAMES,
     CaptionOptions,
@@ -26,7 +25,6 @@ from snapcap.service.captioning.options import (
     sort_fields,
 )
 from snapcap.service.captioning.stream import CaptionStream, begun
-from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import (
     EngineFailed,
     InvalidOption,
@@ -46,24 +44,19 @@ from snapcap.service.http.bodies import (
     read_multipart,
 )
 from snapcap.service.http.json_text import decode_base64
-from snapcap.service.http.middleware import ProblemHandler, new_caption, request_id
+from snapcap.service.http.middleware import new_caption, request_id
 from snapcap.service.http.multipart import Part
 from snapcap.service.http.problems import as_service_error, forget_frames, problem
 from snapcap.service.http.replies import (
     EventStream,
     JsonReply,
-    RawHeaders,
     accepted_types,
     ignored_header,
     unless_disconnected,
 )
 from snapcap.service.http.routing import Api, RouteGroup
-from snapcap.service.memory import body_account
-from snapcap.service.telemetry.metrics import Metrics
 
 MAX_IMAGES = 16  # in one request
-# Returns the image, or its URL, and the options of a request.
-Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes | str, CaptionOptions]]]
 _logger = logging.getLogger("snapcap.access")
 _IMAGE_PARTS = ("image", "images")
 _IMAGE_PART = re.compile(r"images?(?:\[[0-9]{0,9}\])?")  # PHP and some libraries of browsers send images[]
@@ -77,19 +70,9 @@ LONGEST_NAME = 200
 class CaptionRoutes:
     """Serves the two endpoints of the API for one captioner."""
 
-    def __init__(
-        self,
-        captioner: Captioner,
-        limits: BodyLimits,
-        metrics: Metrics,
-        fetcher: ImageFetcher,
-        handler: ProblemHandler,
-    ) -> None:
-        self._captioner = captioner
-        self._limits = limits
-        self._metrics = metrics
-        self._fetcher = fetcher
-        self._handler = handler
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._captioner = answers.captioner
 
     def group(self) -> RouteGroup:
         routes = [
@@ -107,20 +90,15 @@ class CaptionRoutes:
         accepted = accepted_types(request)
         if EventStream.media_type in accepted and "json" not in accepted:
             return await self._streamed(request)
-        result, headers = await caption_of(request, self._captioner, self._limits, self._fetcher, read_image)
+        result, headers = await self._answers.caption(request, read_image)
         return JsonReply(result.to_dict(), headers)
 
     async def _streamed(self, request: Request) -> Response:
         with self._captioner.admit() as permit:
-            image, options = await read_image(request, self._limits, self._captioner.pool)
-            opening = open_stream(request, self._captioner, self._fetcher, image, options, permit)
+            image, options = await read_image(request, self._answers.limits)
+            opening = self._answers.stream(request, image, options, permit)
             stream, first = await unless_disconnected(request.receive, begun(opening))
-        return EventStream(
-            self._events(request, stream, first),
-            stream.close,
-            lambda error: self._handler.note(request, error),
-            ignored_header(options.ignored),
-        )
+        return self._answers.reply(request, stream, self._events(request, stream, first), options.ignored)
 
     async def _events(
         self, request: Request, stream: CaptionStream, piece: str | None
@@ -131,7 +109,7 @@ class CaptionRoutes:
                 piece = await anext(stream, None)
             whole = self._captioner.result(stream).to_dict()
         except Exception as error:
-            failure = self._handler.note(request, error)
+            failure = self._answers.handler.note(request, error)
             whole = problem(failure, request.scope["path"], request_id(request.scope))
         yield json.dumps(whole)
 
@@ -142,7 +120,7 @@ class CaptionRoutes:
         The whole request fails only if the request itself is invalid, or if every image was refused for a
         temporary reason (429, 503, 504). Clients and load balancers then retry it."""
         self._captioner.admit()  # refuses early; each image gets a permit of its own after the body is read
-        images, options = await read_images(request, self._limits, self._captioner.pool, MAX_IMAGES)
+        images, options = await read_images(request, self._answers.limits, MAX_IMAGES)
         self._captioner.named(options.model)  # a model that does not exist is one error, not one for each image
         outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
         errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
@@ -164,86 +142,44 @@ class CaptionRoutes:
     async def _caption_one(
         self, request: Request, index: int, image: Part, options: CaptionOptions
     ) -> CaptionResult | ServiceError:
-        identity, account = f"{request_id(request.scope)}/{index}", body_account(request.scope)
         try:
             with self._captioner.admit() as permit:
                 captioner = self._captioner.named(options.model, permit)
                 permit.take()
-                times = new_caption(request.scope)
-                return await captioner.caption(image.data, options, identity, permit, account, times)
+                return await captioner.caption(image.data, options, new_caption(request.scope, permit, index))
         except Exception as error:
             failure = as_service_error(error)
             if isinstance(failure, EngineFailed):
-                _logger.error("image failed", exc_info=error, extra={"fields": {"request_id": identity}})
+                fields = {"request_id": f"{request_id(request.scope)}/{index}"}
+                _logger.error("image failed", exc_info=error, extra={"fields": fields})
             forget_frames(error)
             return failure
 
     def _item(self, request: Request, outcome: CaptionResult | ServiceError) -> dict[str, Any]:
         if isinstance(outcome, CaptionResult):
             return outcome.to_dict()
-        self._metrics.count_rejection(outcome)
+        self._answers.handler.metrics.count_rejection(outcome)
         return problem(outcome, request.url.path, request_id(request.scope))
 
 
-async def caption_of(
-    request: Request, captioner: Captioner, limits: BodyLimits, fetcher: ImageFetcher, read: Read
-) -> tuple[CaptionResult, RawHeaders]:
-    """Captions the image that `read` returns for the request. Returns the result and the headers of the reply."""
-    with captioner.admit() as permit:
-        image, options = await read(request, limits, captioner.pool)
-        scope = request.scope
-        account = body_account(scope)
-        captioner = captioner.named(options.model, permit)
-        if isinstance(image, str):
-            image = await unless_disconnected(request.receive, fetcher.fetch(image, account))
-        permit.take()
-        times = new_caption(scope)
-        work = captioner.caption(image, options, request_id(scope), permit, account, times)
-        return await unless_disconnected(request.receive, work), ignored_header(options.ignored)
-
-
-async def open_stream(
-    request: Request,
-    captioner: Captioner,
-    fetcher: ImageFetcher,
-    image: bytes | str,
-    options: CaptionOptions,
-    permit: Permit,
-    stop: Sequence[str] = (),
-    *,
-    live: bool = True,
-) -> CaptionStream:
-    """Returns the stream of an image's caption. `image`: its bytes or its URL. `stop`, `live`: see
-    `Captioner.stream`."""
-    scope = request.scope
-    account = body_account(scope)
-    captioner = captioner.named(options.model, permit)
-    data = await fetcher.image(image, account)
-    permit.take()
-    times = new_caption(scope)
-    return await captioner.stream(data, options, request_id(scope), permit, stop, account, times, live=live)
-
-
-async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes | str, CaptionOptions]:
+async def read_image(request: Request, limits: BodyLimits) -> tuple[bytes | str, CaptionOptions]:
     """Returns the image, or its URL, and the options of a /v1/caption request. Options in the body override options
     in the query. Raises BadRequest."""
     query = _query_options(request)
     if media_type(request) == MULTIPART:
-        images, options = await read_images(request, limits, pool, 1)
+        images, options = await read_images(request, limits, 1)
         return images[0].data, options
-    found = await read_image_or_json(request, limits, pool, lambda body: _from_json(body, query), f", {MULTIPART}")
+    found = await read_image_or_json(request, limits, lambda body: _from_json(body, query), f", {MULTIPART}")
     return (found, query) if isinstance(found, bytes) else found
 
 
-async def read_images(
-    request: Request, limits: BodyLimits, pool: Executor, at_most: int
-) -> tuple[list[Part], CaptionOptions]:
+async def read_images(request: Request, limits: BodyLimits, at_most: int) -> tuple[list[Part], CaptionOptions]:
     """Returns the images and the options of a multipart body: its parts named image or images, at least one. Raises
     BadRequest."""
     query = _query_options(request)
     if media_type(request) != MULTIPART:
         raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")
-    return await read_multipart(request, limits, pool, lambda parts: _from_form(parts, query, at_most))
+    return await read_multipart(request, limits, lambda parts: _from_form(parts, query, at_most))
 
 
 def _query_options(request: Request) -> CaptionOptions:

@@ -4,7 +4,7 @@ A thread imports this module after /livez answers, so `app.py` must not import i
 """
 
 from snapcap.service.api.answers import Answers
-from snapcap.service.api.app import Application, Exposure, Services
+from snapcap.service.api.app import Application, Services
 from snapcap.service.api.caption import CaptionRoutes
 from snapcap.service.api.huggingface import HuggingFaceRoutes
 from snapcap.service.api.image_fetcher import ImageFetcher
@@ -16,20 +16,20 @@ from snapcap.service.api.v2 import V2Routes
 from snapcap.service.http.bodies import BodyLimits
 
 
-def add_captioning_apis(app: Application, services: Services, limits: BodyLimits, exposure: Exposure) -> None:
+def add_captioning_apis(app: Application, services: Services, limits: BodyLimits) -> None:
     """Adds the routes to `app` and marks it complete. `limits`: the limits of request bodies."""
-    captioner = services.captioner
-    fetcher = ImageFetcher(exposure.image_hosts, limits)
-    answers = Answers(captioner, limits, fetcher, app.handler, continue_text=exposure.continue_text)
+    captioner, routes, http = services.captioner, app.routes, app.http
+    fetcher = ImageFetcher(http.image_hosts, limits)
+    answers = Answers(captioner, limits, fetcher, app.handler, continue_text=http.chat_text == "continue")
     v2 = V2Routes(captioner, services.readiness, limits)
-    app.add(
-        CaptionRoutes(captioner, limits, services.metrics, fetcher, app.handler).group(),
+    routes.add(
+        CaptionRoutes(answers).group(),
         OpenAIRoutes(answers).group(),
         ResponsesRoutes(answers).group(),
         OllamaRoutes(answers, services.status).group(),
-        HuggingFaceRoutes(captioner, limits, fetcher).group(),
+        HuggingFaceRoutes(answers).group(),
         v2.probes(),
         v2.group(),
     )
-    app.add(page_routes(app.groups, app.apis, exposure))
-    app.complete()
+    routes.add(page_routes(routes, http, keys=app.keys is not None))
+    routes.complete = True

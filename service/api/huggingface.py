@@ -4,16 +4,13 @@
 """
 
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from snapcap.service.api.caption import caption_of
-from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.api.answers import Answers
 from snapcap.service.captioning.options import NAMES, CaptionOptions, options_from_json, sort_fields
 from snapcap.service.errors import InvalidOption, MissingImage
 from snapcap.service.http.bodies import (
@@ -36,10 +33,8 @@ PARAMETERS = (*NAMES, "do_sample", MAX_LENGTH)
 class HuggingFaceRoutes:
     """Serves the two endpoints of the API for one captioner."""
 
-    def __init__(self, captioner: Captioner, limits: BodyLimits, fetcher: ImageFetcher) -> None:
-        self._captioner = captioner
-        self._limits = limits
-        self._fetcher = fetcher
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
 
     def group(self) -> RouteGroup:
         routes = [
@@ -50,23 +45,22 @@ class HuggingFaceRoutes:
 
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 or a URL in JSON with parameters."""
-        return await self._caption(request, self._captioner)
+        return await self._caption(request)
 
     async def image_to_text_of_model(self, request: Request) -> Response:
         """Does the same as POST / with the model of this name. The name may contain slashes."""
-        name, _ = self._captioner.served_model(request.path_params["model"])
-        return await self._caption(request, self._captioner.named(name))
+        name = request.path_params["model"]
+        self._answers.captioner.served(name)  # a model that does not exist is refused before the body is read
+        return await self._caption(request, name)
 
-    async def _caption(self, request: Request, captioner: Captioner) -> Response:
-        result, headers = await caption_of(request, captioner, self._limits, self._fetcher, read_huggingface)
+    async def _caption(self, request: Request, model: str = "") -> Response:
+        result, headers = await self._answers.caption(request, read_huggingface, model)
         return JsonReply([{"generated_text": result.caption}], headers)
 
 
-async def read_huggingface(
-    request: Request, limits: BodyLimits, pool: Executor
-) -> tuple[bytes | str, CaptionOptions]:
+async def read_huggingface(request: Request, limits: BodyLimits) -> tuple[bytes | str, CaptionOptions]:
     """Returns the image, or its URL, and the options of a request. Raises BadRequest."""
-    found = await read_image_or_json(request, limits, pool, parse_inputs)
+    found = await read_image_or_json(request, limits, parse_inputs)
     return (found, CaptionOptions(clamp=True)) if isinstance(found, bytes) else found
 
 

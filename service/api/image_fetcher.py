@@ -110,10 +110,6 @@ class ImageFetcher:
         self._tls = functools.cache(tls)  # cached: reading the certificates takes 20 ms
         self._running = 0
 
-    async def image(self, image: bytes | str, account: BodyAccount | None = None) -> bytes:
-        """Returns the bytes of an image, which may be given as its URL. Raises the errors of `fetch`."""
-        return image if isinstance(image, bytes) else await self.fetch(image, account)
-
     async def fetch(self, url: str, account: BodyAccount | None = None) -> bytes:
         """Returns the bytes of the image at a URL. The bytes count against `account`.
 

@@ -176,7 +176,7 @@ class OllamaRoutes:
                 return await self._answers.streamed(request, chat, permit, lines, LineStream)
             stream, text = await self._answers.whole(request, chat, permit)
         last = {**_line(name, shape(text)), **_end(stream), **self._answers.warnings(chat, stream)}
-        return JsonReply(last, ignored_header(chat.ignored))
+        return JsonReply(last, ignored_header(chat.options.ignored))
 
     async def _lines(
         self,
@@ -198,8 +198,8 @@ class OllamaRoutes:
     def _served(self, asked: str) -> tuple[str, float]:
         """Returns the name of the model, as the client spells it or with its tag if `asked` is "", and the Unix
         time since which the model is served. Raises NotReady, ModelNotFound."""
-        found, created = self._captioner.served_model(asked or None)
-        return asked or self._tagged(found), created
+        found = self._captioner.served(asked)
+        return asked or self._tagged(str(found.model_name)), found.created
 
     def _tagged(self, name: str) -> str:
         return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"
@@ -274,12 +274,10 @@ def read_ollama(own: tuple[str, ...], fields: ChatFields, use: TextUse) -> Ollam
                 messages.insert(0, {"role": SYSTEM, "prompt": system})
     asked = Conversation(b"") if fields.empty else read_messages(messages, use, read)
     chat = ChatRequest(
-        fields.model,
         asked.image,
-        caption_options(values, OPTIONS, asked, member, own[0]),
+        caption_options(fields, values, OPTIONS, asked, member, own[0]).ignoring(*unread, *within.ignored),
         stops(values.get("stop", []), "options.stop"),
         stream,
-        (*asked.ignored, *unread, *fields.ignored, *within.ignored),
         member,
     )
     return OllamaRequest(fields.model, None if fields.empty else chat, parse_keep_alive(document.get("keep_alive")))

@@ -80,8 +80,8 @@ class OpenAIRoutes:
         answers = self._answers
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_chat, read_chat, permit)
-            model, _ = answers.captioner.served_model(chat.model or None)
             identity = f"chatcmpl-{request_id(request.scope)}"
+            model = answers.captioner.served(chat.options.model).model_name
             head = {"id": identity, "created": int(time.time()), "model": model}
             if chat.stream:
                 return await answers.streamed(request, chat, permit, partial(self._events, request, head, chat))
@@ -90,13 +90,13 @@ class OpenAIRoutes:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
         whole = {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(stream)}
         whole |= {**regions_member(stream.answer.regions), **answers.warnings(chat, stream)}
-        return JsonReply(whole, ignored_header(chat.ignored))
+        return JsonReply(whole, ignored_header(chat.options.ignored))
 
     def _model(self, name: str | None) -> dict[str, Any]:
-        name, created = self._answers.captioner.served_model(name)
-        state = self._answers.captioner.named(name).state
-        known = {} if state is None else {"state": state}
-        return {"id": name, "object": "model", "created": int(created), "owned_by": "snapcap", **known}
+        model = self._answers.captioner.served(name)
+        known = {} if model.state is None else {"state": model.state}
+        created = int(model.created)
+        return {"id": model.model_name, "object": "model", "created": created, "owned_by": "snapcap", **known}
 
     async def _events(
         self,
@@ -153,12 +153,10 @@ def read_chat(fields: ChatFields, use: TextUse) -> ChatRequest:
     asked = read_messages(document.get("messages"), use)
     stream = switch(document, "stream")
     return ChatRequest(
-        model=fields.model,
         image=asked.image,
-        options=caption_options(document, OPTIONS, asked, member, "messages"),
+        options=caption_options(fields, document, OPTIONS, asked, member, "messages"),
         stop=stops(document.get("stop", [])),
         stream=stream,
-        ignored=(*asked.ignored, *fields.ignored),
         member=member,
         include_usage=_include_usage(document.get("stream_options"), stream),
     )

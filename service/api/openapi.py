@@ -1,7 +1,6 @@
 """Builds the OpenAPI document: FastAPI reads the routes, and the `…_schemas.py` of each API adds the rest."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
@@ -17,13 +16,11 @@ from snapcap.service.api import (
     v2_schemas,
 )
 from snapcap.service.api.schema_parts import problems
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.access import is_open
 from snapcap.service.http.problems import ErrorShape
-from snapcap.service.http.routing import Apis, RouteGroup
+from snapcap.service.http.routing import Dispatch
 from snapcap.warmup.version import snapcap_version
-
-if TYPE_CHECKING:
-    from snapcap.service.api.app import Exposure
 
 _SCHEMAS = (
     schema_parts,
@@ -44,11 +41,10 @@ _REQUEST_ID = {
 _KEY = "bearer"
 
 
-def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposure") -> dict[str, Any]:
-    """Returns the OpenAPI document of these routes, for the settings in `exposure`.
+def openapi_document(routes: Dispatch, http: HttpSettings, keys: bool) -> dict[str, Any]:
+    """Returns the OpenAPI document of these routes. `keys`: requests need an API key.
 
     Raises KeyError for a route that no `…_schemas.py` describes."""
-    keys = exposure.keys is not None
     app = FastAPI(
         title="snapcap",
         version=snapcap_version(),
@@ -62,12 +58,12 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
     described = {
         **caption_schemas.operations(),
         **huggingface_schemas.operations(),
-        **openai_schemas.operations(bool(exposure.image_hosts), exposure.continue_text),
+        **openai_schemas.operations(bool(http.image_hosts), http.chat_text == "continue"),
         **ollama_schemas.operations(),
         **v2_schemas.operations(),
         **operations_schemas.operations(),
     }
-    for group in groups:
+    for group in routes.groups:
         for route in group.routes:
             methods = sorted((route.methods or set()) - {"HEAD"})
             keywords = described[route.name]
@@ -84,7 +80,7 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
     for path, by_method in document["paths"].items():
         for method, operation in by_method.items():
             key = keys and not is_open(method.upper(), path)
-            _complete(operation, apis.of(method.upper(), path).shape, key)
+            _complete(operation, routes.api_of(method.upper(), path).shape, key)
     if keys:
         components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
     return document

@@ -10,20 +10,16 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.middleware import PREFIX_HEADER, prefix_of
-from snapcap.service.http.routing import Apis, RouteGroup
-
-if TYPE_CHECKING:
-    from snapcap.service.api.app import Exposure
+from snapcap.service.http.routing import Dispatch, RouteGroup
 
 _OF_ONE_CLIENT = {"Cache-Control": "no-store", "Vary": PREFIX_HEADER}
 _FOLDER = Path(__file__).parent / "static"
@@ -38,10 +34,11 @@ _POLICY = (
 )
 
 
-def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") -> RouteGroup:
-    """Returns the routes of the pages and of the OpenAPI document. `groups`: the routes in the document."""
+def page_routes(routes: Dispatch, http: HttpSettings, *, keys: bool) -> RouteGroup:
+    """Returns the routes of the pages and of the OpenAPI document. `routes`: the routes in the document. `keys`:
+    requests need an API key."""
     # Pages are read once, on the first request: few processes serve them, and the start must not wait for them.
-    load = cache(load_page)
+    load, metrics = cache(load_page), http.metrics_port is None
 
     document: list[bytes] = []
     writing = asyncio.Lock()  # concurrent requests wait for one document
@@ -50,7 +47,7 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
         # Imports FastAPI and pydantic, which takes 0.2 s, and which no other request needs.
         from snapcap.service.api.openapi import openapi_document  # noqa: PLC0415
 
-        described = openapi_document(groups, apis, exposure)
+        described = openapi_document(routes, http, keys)
         return json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
 
     async def page(request: Request) -> Response:
@@ -59,11 +56,11 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
         if name and not request.scope.get("raw_path", b"/").endswith(b"/"):
             # Without a slash after the prefix, the relative links of the page would resolve outside of the prefix.
             return Response(status_code=307, headers={"Location": f"{name}/"})
-        return _reply(request, *load("index.html", exposure.metrics))
+        return _reply(request, *load("index.html", metrics))
 
     async def docs(request: Request) -> Response:
         """Returns a page that reads /openapi.json, and loads nothing from other servers."""
-        return _reply(request, *load("docs.html", exposure.metrics))
+        return _reply(request, *load("docs.html", metrics))
 
     async def openapi(request: Request) -> Response:
         """Returns this document. The server writes it on the first request for it."""

@@ -62,13 +62,13 @@ class ResponsesRoutes:
         answers = self._answers
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_response, read_response, permit)
-            model, _ = answers.captioner.served_model(chat.model or None)
+            model = str(answers.captioner.served(chat.options.model).model_name)
             answer_of = partial(self._answer, request_id(request.scope), model, chat)
             if chat.stream:
                 events = partial(self._events, request, answer_of)
                 return await answers.streamed(request, chat, permit, events, NamedEventStream)
             stream, text = await answers.whole(request, chat, permit)
-        return JsonReply(answer_of(stream).ended(stream, text), ignored_header(chat.ignored))
+        return JsonReply(answer_of(stream).ended(stream, text), ignored_header(chat.options.ignored))
 
     def _answer(self, identity: str, model: str, chat: ChatRequest, stream: CaptionStream) -> "_Answer":
         return _Answer(identity, model, chat, self._answers.warnings(chat, stream))
@@ -176,7 +176,7 @@ def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
     texts = sort_fields(member_object(document.get("text"), "text").items(), ("format",), ())
     member = answer_member(dict(texts.known).get("format"), "text.format")
     asked = read_messages(_items(document.get("input")), use, where="input")
-    ignored = [*asked.ignored, *fields.ignored, *texts.ignored]
+    ignored = [*texts.ignored]
     if instructions := text_of(document.get("instructions", ""), "instructions"):
         before = asked.around.before
         if use is TextUse.CONVERSE and SYSTEM not in [role for role, _ in before]:
@@ -186,12 +186,10 @@ def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
         else:
             ignored.append("instructions")
     return ChatRequest(
-        model=fields.model,
         image=asked.image,
-        options=caption_options(document, OPTIONS, asked, member, "input"),
+        options=caption_options(fields, document, OPTIONS, asked, member, "input").ignoring(*ignored),
         stop=stops(document.get("stop", [])),
         stream=switch(document, "stream"),
-        ignored=tuple(ignored),
         member=member,
     )
 

@@ -35,12 +35,11 @@ from snapcap.service.errors import (
     UnsupportedOption,
 )
 from snapcap.service.http.bodies import BodyLimits, image_from_base64, json_object, member_object, read_json
-from snapcap.service.http.middleware import new_caption, note_state, request_id
+from snapcap.service.http.middleware import new_caption, note_state
 from snapcap.service.http.problems import SENTENCE
 from snapcap.service.http.replies import JsonReply, ignored_header, unless_disconnected
 from snapcap.service.http.routing import Api, RouteGroup, nothing_at
 from snapcap.service.limits import BINARY_HEADER_BYTES
-from snapcap.service.memory import body_account
 from snapcap.service.readiness import Readiness
 from snapcap.warmup.version import snapcap_version
 
@@ -81,8 +80,8 @@ class V2Route(Route):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **keywords: Any) -> None:
         super().__init__(path, endpoint, **keywords)
-        # The extensions are excluded in the pattern: `Apis` uses the pattern too, and must find no method for their
-        # paths.
+        # The extensions are excluded in the pattern: `Dispatch` uses the pattern too, and must find no method for
+        # their paths.
         elsewhere = "".join(f"(?<!/{each})" for each in _EXTENSIONS)
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + elsewhere + "$")
 
@@ -163,9 +162,7 @@ class V2Routes:
         captioner = self._captioner.named(name)
         with captioner.admit() as permit:
             length = request.headers.get(HEADER_LENGTH)
-            wanted = await read_json(
-                request, self._limits, self._captioner.pool, lambda body: parse_infer(body, length)
-            )
+            wanted = await read_json(request, self._limits, lambda body: parse_infer(body, length))
             permit.take(len(wanted.images))
             work = self._captions(request, captioner, wanted, permit)
             captions = await unless_disconnected(request.receive, work)
@@ -174,14 +171,10 @@ class V2Routes:
     async def _captions(
         self, request: Request, captioner: Captioner, wanted: InferRequest, permit: Permit
     ) -> list[str]:
-        identity, account = request_id(request.scope), body_account(request.scope)
+        jobs = [new_caption(request.scope, permit, index) for index in range(len(wanted.images))]
         tasks = [
-            asyncio.ensure_future(
-                captioner.caption(
-                    image, wanted.options, f"{identity}/{index}", permit, account, new_caption(request.scope)
-                )
-            )
-            for index, image in enumerate(wanted.images)
+            asyncio.ensure_future(captioner.caption(image, wanted.options, job))
+            for image, job in zip(wanted.images, jobs, strict=True)
         ]
         try:
             return [result.caption for result in await asyncio.gather(*tasks)]
@@ -196,7 +189,7 @@ class V2Routes:
         served = self._captioner.models or (self._captioner.model_name,)
         if asked not in served and any(asked.startswith(f"{each}/") for each in served if each is not None):
             raise nothing_at(request.scope["path"])
-        name, _ = self._captioner.served_model(asked)
+        name = str(self._captioner.served(asked).model_name)
         version = request.path_params.get("version", VERSION)
         if version != VERSION:
             raise NotFound(f"The model {name!r} has no version {version[:50]!r}; use version {VERSION}.")

@@ -6,7 +6,7 @@ This module imports no torch, and it imports numpy only when the first caption i
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,9 +16,10 @@ from snapcap.service.captioning.model_defaults import Answer, ModelDefaults, Res
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stream import CaptionStream, LoopHandoff, until
 from snapcap.service.captioning.times import CaptionTimes
+from snapcap.service.config.settings import QueueSettings
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady, PromptTooLong, UnprocessableImage
-from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder, decode_threads
+from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder
 from snapcap.service.memory import BodyAccount
 from snapcap.service.readiness import Readiness, State
 from snapcap.service.telemetry.metrics import Metrics
@@ -34,15 +35,14 @@ if TYPE_CHECKING:
 _MOST_TEXT_IDS = 1 << 15
 
 
-@dataclass(frozen=True)
-class CaptionLimits:
-    """Limits of captioning. `timeout`: the most seconds that a caption may take. `queue_size`: the most
-    requests that may wait. `decode_threads`: number of threads that parse bodies; 0 lets
-    `images.decode.decode_threads` choose."""
+class CaptionJob(NamedTuple):
+    """Holds what captioning an image needs besides the image and its options. `permit` holds the image's place in
+    the queue, and `account` counts the image's bytes. `times` is filled in while the request runs."""
 
-    timeout: float
-    queue_size: int
-    decode_threads: int = 0
+    request_id: str
+    permit: Permit
+    times: CaptionTimes
+    account: BodyAccount | None = None
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,12 @@ class Captioner:
     the first one: `named` returns the captioner of the model that a request names. With a `Keeper`, the model may
     be absent: a request wakes it, and waits within its time limit.
 
-    `pool`: threads for work on request data that would block the event loop. `model_name`: None before the first
-    `attach`, if the captioner has no `Keeper`. `models`: the captioners of all models by name, the first model
-    first; empty without a `Keeper`. `facts`: None before the first `attach`. `files`: the weights on this machine,
-    as far as they are known."""
+    `model_name`: None before the first `attach`, if the captioner has no `Keeper`. `models`: the captioners of all
+    models by name, the first model first; empty without a `Keeper`. `facts`: None before the first `attach`.
+    `files`: the weights on this machine, as far as they are known."""
 
-    def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
-        self._limits = limits
+    def __init__(self, queue: QueueSettings, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
+        self._timeout = queue.timeout
         self._readiness = readiness
         self._timeline = timeline
         self._model: _Model | None = None
@@ -203,9 +202,8 @@ class Captioner:
         self.models: Mapping[str, Captioner] = {}
         self._captioned = False
         self.uses = Uses()
-        self.pool: Executor = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
         self._metrics = metrics
-        self._admission = admission = Admission(limits.queue_size)
+        self._admission = admission = Admission(queue.size)
         metrics.queue_capacity.set(admission.capacity)
         metrics.queue_depth.set_function(lambda: admission.taken)
         self._handoff_of_loop: LoopHandoff | None = None
@@ -265,17 +263,17 @@ class Captioner:
         model, self._model = self._model, None
         return (lambda: None) if model is None or model.prompts is None else model.prompts.close
 
-    def served_model(self, name: str | None = None) -> tuple[str, float]:
-        """Returns the name of a model, by default the first, and the Unix time in seconds since which the model is
-        served. Raises the errors of `named`."""
-        if self.keeper is None:
-            model = self._servable()
-            if name is not None and meant(name, (model.name,)) != model.name:
-                raise ModelNotFound(str(name), model.name)
-            return model.name, model.created
+    def served(self, name: str | None = None) -> "Captioner":
+        """Returns the captioner of a model as `named` does, and raises NotReady too if no model is attached or the
+        server has failed."""
         named = self.named(name)
         named._check()
-        return str(named.model_name), named.keeper.created if named.keeper is not None else 0.0
+        return named
+
+    @property
+    def created(self) -> float:
+        """Unix time in seconds since which the model is served. Raises NotReady if no model is attached."""
+        return self._servable().created if self.keeper is None else self.keeper.created
 
     def admit(self) -> Permit:
         """Returns a permit for a request whose image has not arrived, so that a refusal comes before the body is
@@ -303,20 +301,12 @@ class Captioner:
             DeadlineExceeded: the model was not ready within the time limit of requests.
         """
         with self.uses:
-            async with until(time.monotonic() + self._limits.timeout):
+            async with until(time.monotonic() + self._timeout):
                 await self._awake()
 
-    async def caption(
-        self,
-        image: bytes,
-        options: CaptionOptions,
-        request_id: str,
-        permit: Permit,
-        account: BodyAccount | None = None,
-        times: CaptionTimes | None = None,
-    ) -> CaptionResult:
-        """Captions one encoded image. `permit` holds the image's place in the queue, and `account` counts the
-        image's bytes. Fills in `times` while the request runs.
+    async def caption(self, image: bytes, options: CaptionOptions, job: CaptionJob) -> CaptionResult:
+        """Captions one encoded image, and fills in the times of `job` while the request runs. The permit of `job`
+        holds the image's place in the queue, and its account counts the image's bytes.
 
         Cancelling the call withdraws the request from the engine.
 
@@ -324,30 +314,25 @@ class Captioner:
             NotReady, ImageMemoryFull, EngineChannelFull, DeadlineExceeded, UnprocessableImage, PromptTooLong,
                 InvalidOption, EngineFailed
         """
-        times = times or CaptionTimes()
-        self._check()
-        deadline = times.started + self._timeout(options)
-        encoded = EncodedImage(image, request_id, deadline, account)
+        encoded = self._encoded(image, options, job)
         with self.uses:
-            async with until(deadline):
+            async with until(encoded.deadline):
                 model = await self._awake()
                 resolved = await self._resolve(model, options, encoded)
-                decoded = await self._decode(model, encoded, times)
+                decoded = await self._decode(model, encoded, job.times)
                 future: Future[Completion] = Future()
-                _submit(model, encoded, decoded, resolved, permit, times, future)
+                _submit(model, encoded, decoded, resolved, job, future)
                 completion = await self._handoff().result(future)
         self._completed()
-        return _result(model, model.defaults.answer(resolved, completion.tokens, decoded.size), completion, times)
+        answer = model.defaults.answer(resolved, completion.tokens, decoded.size)
+        return _result(model, answer, completion, job.times)
 
     async def stream(
         self,
         image: bytes,
         options: CaptionOptions,
-        request_id: str,
-        permit: Permit,
+        job: CaptionJob,
         stop: Sequence[str] = (),
-        account: BodyAccount | None = None,
-        times: CaptionTimes | None = None,
         *,
         live: bool,
     ) -> CaptionStream:
@@ -363,26 +348,28 @@ class Captioner:
         """
         if live and options.sampling.searches:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
-        times = times or CaptionTimes()
-        self._check()
-        deadline = times.started + self._timeout(options)
-        encoded = EncodedImage(image, request_id, deadline, account)
+        encoded, times = self._encoded(image, options, job), job.times
         with self.uses:
-            async with until(deadline):
+            async with until(encoded.deadline):
                 model = await self._awake()
                 resolved = await self._resolve(model, options, encoded, live=live)
                 decoded = await self._decode(model, encoded, times)
-                text = model.defaults.tokenizer(resolved.task).stream(resolved.prompt_ids)
-                shown = model.defaults.pieces(resolved, stop)
-                read = partial(model.defaults.answer, resolved, size=decoded.size)
-                ids, handoff = resolved.prompt_ids, self._handoff()
-                stream = CaptionStream(text.push, text.end, shown, ids, deadline, handoff, times, read)
-                stream.model, stream.warning = model, resolved.warning
+                stream = CaptionStream(
+                    model.defaults.tokenizer(resolved.task).stream(resolved.prompt_ids),
+                    model.defaults.pieces(resolved, stop),
+                    resolved.prompt_ids,
+                    encoded.deadline,
+                    self._handoff(),
+                    times,
+                    partial(model.defaults.answer, resolved, size=decoded.size),
+                    model,
+                    resolved.warning,
+                )
                 stream.future.add_done_callback(partial(self._ended, times))
                 # A stop sequence ends the generation early, so it needs each token at once. A beam search has no
                 # token to give before its end.
                 on_token = stream.feed if live or (stop and not resolved.params.searches) else None
-                _submit(model, encoded, decoded, resolved, permit, times, stream.future, on_token)
+                _submit(model, encoded, decoded, resolved, job, stream.future, on_token)
                 self.uses.begin()
                 stream.future.add_done_callback(self.uses.end)
         return stream
@@ -393,11 +380,15 @@ class Captioner:
         return _result(stream.model, stream.answer, stream.future.result(), stream.times)
 
     def close(self) -> None:
-        """Stops the decode threads when their present images are done, and ends the process that tokenizes
-        prompts."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the process that tokenizes prompts."""
         if self._model is not None and self._model.prompts is not None:
             self._model.prompts.close()
+
+    def _encoded(self, image: bytes, options: CaptionOptions, job: CaptionJob) -> EncodedImage:
+        """Returns the image with the deadline of its request. Raises NotReady as `_check` does."""
+        self._check()
+        seconds = min(options.timeout or self._timeout, self._timeout)
+        return EncodedImage(image, job.request_id, job.times.started + seconds, job.account)
 
     async def _resolve(
         self, model: _Model, options: CaptionOptions, encoded: EncodedImage, *, live: bool = False
@@ -440,9 +431,6 @@ class Captioner:
         if self._handoff_of_loop is None or self._handoff_of_loop.loop is not loop:
             self._handoff_of_loop = LoopHandoff(loop)
         return self._handoff_of_loop
-
-    def _timeout(self, options: CaptionOptions) -> float:
-        return min(options.timeout or self._limits.timeout, self._limits.timeout)
 
     def _completed(self) -> None:
         self._admission.completed()
@@ -493,8 +481,7 @@ def _submit(
     encoded: EncodedImage,
     decoded: DecodedImage,
     resolved: Resolved,
-    permit: Permit,
-    times: CaptionTimes,
+    job: CaptionJob,
     future: "Future[Completion]",
     on_token: Callable[[int], None] | None = None,
 ) -> None:
@@ -503,8 +490,8 @@ def _submit(
     from snapcap.service.engine.request import CaptionRequest  # noqa: PLC0415
 
     def admitted() -> None:
-        times.admitted = time.monotonic()
-        permit.admitted()
+        job.times.admitted = time.monotonic()
+        job.permit.admitted()
 
     request = CaptionRequest(
         encoded.request_id,

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.caption_text import CaptionText
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
+    from snapcap.models.processing.tokenizer import ByteLevelStream, WordStream
     from snapcap.service.captioning.model_defaults import Answer
     from snapcap.service.engine.request import Completion
 
@@ -66,45 +68,37 @@ class LoopHandoff:
             self._calls.popleft()()
 
 
+@dataclass(eq=False)
 class CaptionStream:
     """Streams the text of one caption on the event loop of `handoff`: an async iterator of pieces.
 
-    `push` returns the text of one more token, and `end` the text that was held back. `deadline` is a moment of
-    `time.monotonic`. The code that submits the request sets the moments of `times`. `read` returns the answer that
-    tokens are.
+    `words` returns the text of one more token, and at the end the text that was held back; `text` is what stays of
+    it. `deadline` is a moment of `time.monotonic`. The code that submits the request sets the moments of `times`.
+    `read` returns the answer that tokens are. `model`: the captioner's model, which it needs for the whole result.
+    `warning`: a sentence for the user.
     """
 
-    def __init__(
-        self,
-        push: Callable[[int], str],
-        end: Callable[[], str],
-        text: CaptionText,
-        prompt_ids: Sequence[int],
-        deadline: float,
-        handoff: LoopHandoff,
-        times: CaptionTimes,
-        read: "Callable[[Sequence[int]], Answer]",
-    ) -> None:
-        self.prompt_ids = prompt_ids
+    words: "ByteLevelStream | WordStream"
+    text: CaptionText
+    prompt_ids: Sequence[int]
+    deadline: float
+    handoff: LoopHandoff
+    times: CaptionTimes
+    read: "Callable[[Sequence[int]], Answer]"
+    model: Any = None
+    warning: str = ""
+
+    def __post_init__(self) -> None:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.future: Future[Completion] = Future()
-        self._read = read
-        self.model: Any = None  # the captioner's model, which it needs for the whole result
-        self.warning = ""  # a sentence for the user
-        self._push = push
-        self._end = end
-        self._text = text
-        self._handoff = handoff
-        self.times = times
-        self._deadline = deadline
         self._arrived: asyncio.Queue[int | None] = asyncio.Queue()
         self.future.add_done_callback(lambda _: self.feed(None))
 
     def feed(self, token: int | None) -> None:
         """Adds one more token, from any thread; None: `future` is done. Tokens that were not fed are taken from its
         result."""
-        self._handoff.call(partial(self._arrived.put_nowait, token))
+        self.handoff.call(partial(self._arrived.put_nowait, token))
 
     def spent(self) -> tuple[str, dict[str, float]] | None:
         """Returns the backend that generated the tokens and the timings in milliseconds.
@@ -122,7 +116,7 @@ class CaptionStream:
     @property
     def answer(self) -> "Answer":
         """The answer that the tokens so far are."""
-        return self._read(self.tokens)
+        return self.read(self.tokens)
 
     def __aiter__(self) -> "CaptionStream":
         return self
@@ -136,7 +130,7 @@ class CaptionStream:
         """
         while self.finish_reason is None:
             try:
-                async with until(self._deadline):
+                async with until(self.deadline):
                     token = await self._arrived.get()
             except DeadlineExceeded:
                 self.close()
@@ -156,15 +150,15 @@ class CaptionStream:
         piece = "".join(self._take_token(each) for each in completion.tokens[len(self.tokens) :])
         if self.finish_reason is None:
             self.finish_reason = completion.finish_reason
-            piece += self._text.push(self._end()) + self._text.end()
+            piece += self.text.push(self.words.end()) + self.text.end()
         return piece
 
     def _take_token(self, token: int) -> str:
         if self.finish_reason is not None:
             return ""
         self.tokens.append(token)
-        piece = self._text.push(self._push(token))
-        if self._text.stopped:
+        piece = self.text.push(self.words.push(token))
+        if self.text.stopped:
             self.finish_reason = "stop"
             self.close()
         return piece

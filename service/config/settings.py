@@ -23,7 +23,7 @@ from snapcap.warmup.option import (
     parse_seconds,
     parse_size,
 )
-from snapcap.warmup.options import ComputeOptions, ImageOptions, ModelOptions, S3Options, StartOptions, StoreOptions
+from snapcap.warmup.options import ImageOptions, StartOptions
 
 
 @dataclass(frozen=True)
@@ -297,18 +297,11 @@ class Settings(StartOptions):
     log: LogSettings = field(default_factory=LogSettings)
 
 
-# The groups in the order of the help.
+# The type of each group, in the order of the help.
 GROUPS: dict[str, type] = {
-    "model": ModelOptions,
-    "compute": ComputeOptions,
-    "images": ImageSettings,
-    "image_processes": ImageProcessSettings,
-    "queue": QueueSettings,
-    "residency": ResidencySettings,
-    "watchdog": WatchdogSettings,
-    "http": HttpSettings,
-    "limits": HttpLimits,
-    "store": StoreOptions,
-    "s3": S3Options,
-    "log": LogSettings,
+    name: type(getattr(Settings(), name))
+    for name in (
+        *("model", "compute", "images", "image_processes", "queue", "residency", "watchdog"),
+        *("http", "limits", "store", "s3", "log"),
+    )
 }

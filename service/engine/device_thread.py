@@ -2,17 +2,18 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
-from snapcap.service.engine.engine import Engine, EngineObserver, NoObserver
+from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import Limits
 from snapcap.service.engine.scheduler import Scheduler
-from snapcap.service.readiness import after_ready
+from snapcap.service.readiness import BackgroundWork
+from snapcap.service.telemetry.work import Work
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import Bucket
@@ -24,7 +25,9 @@ from snapcap.warmup.start.start import StartedModel, load
 if TYPE_CHECKING:
     from snapcap.warmup.weights.published import ModelFetcher
 
-_WARMING_ENDS_S = 5.0  # for the package that is being opened when the engine ends
+# Seconds to wait, when the engine ends, for the package that is being opened: an interpreter that is finalized
+# while a thread runs native code can crash.
+_WARMING_ENDS_S = 5.0
 _LOOK_S = 0.01
 _logger = logging.getLogger("snapcap.start")
 
@@ -41,13 +44,14 @@ class DeviceThread:
     ``rehearse``, if given, is called before ``on_ready``, on a thread of its own, with an engine over the model
     whose steps are not counted in metrics. An exception that it raises is logged.
 
-    ``turn_ended`` is called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` and
+    ``observe`` gets the work of the engine that serves. ``turn_ended`` is called after each turn of an engine, the
+    engine of the rehearsal included. ``fetcher`` and
     ``callbacks`` are passed to ``load``."""
 
     options: StartOptions
     timeline: Timeline
     status: StartupStatus
-    observer: EngineObserver
+    observe: Callable[[Work], object]
     on_ready: Callable[[StartedModel, Engine], None]
     on_failure: Callable[[Exception], None]
     rehearse: Callable[[Engine, StartedModel], None] | None = None
@@ -74,9 +78,12 @@ class DeviceThread:
                 with self.timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self.rehearse)
             scheduler = self._scheduler(loaded, cold=[bucket.size for bucket in loaded.cold])
-            engine = Engine(scheduler, self.observer, self.turn_ended)
+            engine = Engine(scheduler, self.observe, self.turn_ended)
             self.on_ready(loaded, engine)
-            with self._warming(engine, loaded, scheduler) if loaded.cold else nullcontext():
+            with ExitStack() as behind:
+                if loaded.cold:
+                    warming = BackgroundWork(partial(self._warm_cold, engine, loaded, scheduler))
+                    behind.callback(warming.end, _WARMING_ENDS_S)
                 engine.run(loaded.runner, self.status.decoder_backend)
         except Exception as error:
             self.on_failure(error)
@@ -87,7 +94,7 @@ class DeviceThread:
 
     def _run_rehearsal(self, loaded: StartedModel, rehearse: Callable[[Engine, StartedModel], None]) -> None:
         scheduler = self._scheduler(loaded)
-        engine = Engine(scheduler, NoObserver(), self.turn_ended)
+        engine = Engine(scheduler, turn_ended=self.turn_ended)
 
         def beside() -> None:
             try:
@@ -100,26 +107,11 @@ class DeviceThread:
         threading.Thread(target=beside, name="rehearsal", daemon=True).start()
         engine.run(loaded.runner, self.status.decoder_backend)
 
-    @contextmanager
-    def _warming(self, engine: Engine, loaded: StartedModel, scheduler: Scheduler) -> Iterator[None]:
-        """Makes the cold buckets ready on a thread soon after READY, which ends with the block: an interpreter that
-        is finalized while a thread runs native code can crash."""
-        ended = threading.Event()
-        timer = after_ready(partial(self._warm_cold, engine, loaded, scheduler, ended))
-        try:
-            yield
-        finally:
-            ended.set()
-            timer.cancel()
-            timer.join(_WARMING_ENDS_S)
-
-    def _warm_cold(
-        self, engine: Engine, loaded: StartedModel, scheduler: Scheduler, ended: threading.Event
-    ) -> None:
+    def _warm_cold(self, engine: Engine, loaded: StartedModel, scheduler: Scheduler, work: BackgroundWork) -> None:
         """Makes the cold buckets ready, the smallest first. Running rows wait only while a bucket runs, on the
         device thread between two steps. Packages are opened on the calling thread."""
         for bucket in loaded.cold:
-            if ended.is_set() or engine.is_stopping:
+            if work.ended.is_set() or engine.is_stopping:
                 return
             try:
                 loaded.warmer.prepare(bucket, loaded.backend)
@@ -129,7 +121,7 @@ class DeviceThread:
             warm = partial(self._warm, loaded, scheduler, bucket)
             warmed = engine.call(warm, f"make bucket {bucket.size} ready")
             while not warmed.done():  # an engine that has ended makes no further call
-                if ended.wait(_LOOK_S):
+                if work.ended.wait(_LOOK_S):
                     return
 
     def _warm(self, loaded: StartedModel, scheduler: Scheduler, bucket: Bucket) -> None:

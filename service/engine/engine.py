@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
@@ -30,6 +30,7 @@ from snapcap.service.engine.remote.messages import Pulse
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.scheduler import RunningRequest, Scheduler
 from snapcap.service.errors import EngineFailed
+from snapcap.service.telemetry.work import Batch, Work
 from snapcap.warmup.machine.worker import fulfil
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
@@ -87,30 +88,6 @@ log = logging.getLogger("snapcap.engine")
 T = TypeVar("T")
 
 
-class EngineObserver(Protocol):
-    """Receives counts of rows and tokens, and durations in seconds, while the engine runs."""
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def tokens_generated(self, count: int) -> None: ...
-
-
-class NoObserver:
-    """Discards every report of an engine, such as the rehearsal's."""
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def tokens_generated(self, count: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class _Encoded:
     """Images whose encode was launched on the device."""
@@ -146,12 +123,16 @@ class Engine:
     The device thread calls ``run``; any thread may call ``submit``, ``call``, ``pulse`` and ``stop``."""
 
     def __init__(
-        self, scheduler: Scheduler, observer: EngineObserver, turn_ended: Callable[[], object] = lambda: None
+        self,
+        scheduler: Scheduler,
+        observe: Callable[[Work], object] = lambda work: None,
+        turn_ended: Callable[[], object] = lambda: None,
     ) -> None:
-        """``turn_ended`` is called on the device thread after the results of each turn were reported."""
+        """Both functions are called on the device thread: ``observe`` with the work of each step whose tokens were
+        read, ``turn_ended`` after the results of each turn were reported."""
         self.limits = scheduler.limits
         self._scheduler = scheduler
-        self._observer = observer
+        self._observe = observe
         self._turn_ended = turn_ended
         self._calls: queue.SimpleQueue[Callable[[], Exception | None]] = queue.SimpleQueue()
         self.is_stopping = False  # new requests are refused
@@ -363,7 +344,6 @@ class Engine:
             if row.searches:
                 runner.group(scheduler.slots_of(row), content)
         for row in admitted:
-            self._observer.queue_waited(row.admitted - row.submitted)
             row.request.admitted()
         return _Encoded(admitted, bucket.size, timer)
 
@@ -394,19 +374,22 @@ class Engine:
 
         Returns the tokens, and the hypotheses of the beam searches that have ended, by slot."""
         tokens = step.tokens.result()
+        encodes: list[Batch] = []
+        waited: list[float] = []
         for encoded in step.encoded:
             seconds = encoded.timer.seconds()
-            self._observer.encoded(encoded.bucket, len(encoded.rows), seconds)
+            encodes.append(Batch(encoded.bucket, len(encoded.rows), seconds))
             self._scheduler.gathering.encoded(encoded.bucket, seconds)
             for row in encoded.rows:
                 row.encode_s = seconds
-        self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())
+                waited.append(row.admitted - row.submitted)
         hypotheses = step.tokens.hypotheses()
         generated = len([row for row in step.rows if not (row.left or row.prompt_left or row.searches)])
         for slot, hypothesis in hypotheses.items():  # a beam search counts the tokens of its result alone
             row = step.rows[slot]
             generated += 0 if row.left else len(hypothesis) - 1 - len(row.request.prompt_ids)
-        self._observer.tokens_generated(generated)
+        done = Batch(step.bucket, len(step.rows), step.timer.seconds())
+        self._observe(Work(done, encodes, waited, generated))
         return tokens, hypotheses
 
     def _row(self, running: RunningRequest) -> SlotRequest:

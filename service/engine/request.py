@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.errors import EngineFailed, InvalidOption, PromptTooLong
-from snapcap.service.ipc.shared_pixels import FilledSlot
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
 if TYPE_CHECKING:
@@ -109,9 +108,9 @@ class Completion:
 class CaptionRequest:
     """A request to caption one image. The result or an exception arrives in ``future``.
 
-    ``pixels`` is uint8 [height, width, 3] at the model's size, or, for the engine of another process, the slot of
-    shared memory that holds the pixels already. ``deadline`` is a moment of ``time.monotonic``. Cancelling the
-    future drops the request, whether it waits or runs.
+    ``pixels`` is uint8 [height, width, 3] at the model's size, or, for the engine of another process, the number of
+    the slot of shared memory that holds the pixels already. ``deadline`` is a moment of ``time.monotonic``.
+    Cancelling the future drops the request, whether it waits or runs.
 
     ``on_token``, for a reply that is streamed, is called on the device thread with each token of the completion
     as it is generated, before the future gets its result. ``on_admitted`` is called on the device thread when the
@@ -122,7 +121,7 @@ class CaptionRequest:
     beside the image; ``ahead`` how many of the first ``prompt_ids`` stand before the image."""
 
     id: str
-    pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"
+    pixels: "np.ndarray[Any, np.dtype[np.uint8]] | int"
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     deadline: float
@@ -135,7 +134,7 @@ class CaptionRequest:
     @property
     def array(self) -> "np.ndarray[Any, np.dtype[np.uint8]]":
         """Returns the pixels, which only the engine of this process may ask for."""
-        if isinstance(self.pixels, FilledSlot):
+        if isinstance(self.pixels, int):
             raise TypeError("these pixels are in a slot of the shared memory, for the engine of another process")
         return self.pixels
 

@@ -9,6 +9,7 @@ requests are refused by the headers with which a browser describes the page, and
 import hashlib
 import hmac
 import logging
+import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snapcap.service.config.reader import SettingsError
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.errors import HostRefused, OriginRefused, Unauthorized
 from snapcap.service.readiness import is_probe
 from snapcap.warmup.option import DEFAULT_PORTS
@@ -92,16 +94,17 @@ class Guard:
     """Refuses requests of pages that are not allowed, and requests without a key, before their bodies are read. An
     ASGI middleware."""
 
-    def __init__(
-        self, app: ASGIApp, keys: ApiKeys | None, origins: Collection[str], hosts: Collection[str] | None
-    ) -> None:
-        """`keys`: a request needs one of them, as `Authorization: Bearer KEY`; None: no key. `origins`: allowed
-        origins, each as `scheme://host:port`, or "*". `hosts`: host names accepted besides the server's own;
-        "*.example.com" accepts all subdomains; None: any name."""
+    def __init__(self, app: ASGIApp, http: HttpSettings, keys: ApiKeys | None) -> None:
+        """`http`: has the allowed origins, each as `scheme://host:port`, or "*", and the host names that are
+        accepted besides the server's own; "*.example.com" accepts all subdomains. `keys`: a request needs one of
+        them, as `Authorization: Bearer KEY`; None: no key."""
         self._app = app
         self._keys = keys
-        self._origins = frozenset(origins)
-        self._hosts = None if hosts is None else frozenset(hosts)
+        self._origins = frozenset(http.origins)
+        # The host check stops pages that use DNS rebinding. They have no API key, so a server with keys needs no
+        # check.
+        self._any_host = EVERY_HOST in http.hosts or (keys is not None and not http.hosts)
+        self._hosts = frozenset((*http.hosts, http.host.lower(), os.uname().nodename.lower()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes an allowed request on. Raises HostRefused, OriginRefused, Unauthorized, and the exceptions of the
@@ -129,7 +132,7 @@ class Guard:
                 preflight = scope["method"] == "OPTIONS"
         # Orchestrators and scrapers may use any name of the server, and the replies contain no data of clients.
         by_any_name = is_probe(scope["path"]) or scope["path"] == "/metrics"
-        if self._hosts is not None and not by_any_name and not self._is_ours(host):
+        if not (self._any_host or by_any_name or self._is_ours(host)):
             raise HostRefused(host)
         if preflight and origin:  # `CrossOrigin` answers all preflights if the operator allows an origin
             raise OriginRefused(origin, "origin")
@@ -143,7 +146,7 @@ class Guard:
 
     def _is_ours(self, host: str) -> bool:
         name = _PORT.sub("", host).rstrip(".")
-        if not name or _OWN_NAME.fullmatch(name) or self._hosts is None or name in self._hosts:
+        if not name or _OWN_NAME.fullmatch(name) or name in self._hosts:
             return True
         return any(name.endswith(each[1:]) for each in self._hosts if each.startswith("*."))
 

@@ -11,7 +11,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import field
 from functools import partial
 from itertools import chain
@@ -69,12 +69,13 @@ _GZIP_HEAD, _ZLIB_HEAD, _NO_HEAD = 31, 15, -15
 class BodyLimits:
     """Holds the limits of bodies. `max_bytes`: maximum size of one body. `timeout`: seconds by which a body may lag
     behind 32 KiB a second. `total_timeout`: maximum seconds for one body. `budget`: memory of all bodies
-    together."""
+    together. `pool`: threads for work on bodies that would block the event loop."""
 
     max_bytes: int
     timeout: float
     total_timeout: float = math.inf
     budget: BodyBudget = field(default_factory=BodyBudget)
+    pool: Executor = field(default_factory=partial(ThreadPoolExecutor, 2))
 
 
 class BodyClock:
@@ -112,7 +113,7 @@ def is_json(kind: str) -> bool:
     )
 
 
-async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> bytes:
+async def read_body(request: Request, limits: BodyLimits) -> bytes:
     """Returns the whole body, decompressed. The body counts against the request's memory account.
 
     Raises PayloadTooLarge, BodyTimeout, BodyMemoryFull, ClientDisconnected, UnsupportedEncoding and
@@ -143,11 +144,11 @@ async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> byt
     if not codings or not whole:
         return whole
     work = partial(decompress, whole, codings, limits.max_bytes, account.take)
-    return await _on_thread(account, pool, work, lambda: account.give_back(len(whole)))
+    return await _on_thread(account, limits.pool, work, lambda: account.give_back(len(whole)))
 
 
 async def read_image_or_json(
-    request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T], others: str = ""
+    request: Request, limits: BodyLimits, parse: Callable[[bytes], T], others: str = ""
 ) -> T | bytes:
     """Returns the result of `parse` for a JSON body, or the bytes of an image body. With a media type in `UNTYPED`,
     a body that begins like an object is JSON. `others`: further media types that the caller reads, for the error
@@ -156,52 +157,50 @@ async def read_image_or_json(
     Raises EmptyBody, UnsupportedMediaType and the errors of `read_json`."""
     kind = media_type(request)
     if is_json(kind):
-        return await read_json(request, limits, pool, parse)
+        return await read_json(request, limits, parse)
     if kind not in UNTYPED and not kind.startswith("image/"):
         raise _unsupported(kind, others)
-    body = await read_body(request, limits, pool)
+    body = await read_body(request, limits)
     if not body:
         raise EmptyBody("The body is empty; send the bytes of an image, as `curl --data-binary @photo.jpg` does.")
     if kind in UNTYPED and _JSON_OBJECT.match(body):
-        return await parse_received(request, body, pool, parse)
+        return await parse_received(request, limits, body, parse)
     if kind == _TEXT:
         raise _unsupported(kind, others)
     return body
 
 
-async def read_json(request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T]) -> T:
+async def read_json(request: Request, limits: BodyLimits, parse: Callable[[bytes], T]) -> T:
     """Returns the result of `parse` for a body. Raises EmptyBody and the errors of `read_body` and of `parse`."""
-    body = await read_body(request, limits, pool)
+    body = await read_body(request, limits)
     if not body:
         raise EmptyBody("The body is empty; send JSON.")
-    return await parse_received(request, body, pool, parse)
+    return await parse_received(request, limits, body, parse)
 
 
-async def read_multipart(
-    request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[list[Part]], T]
-) -> T:
+async def read_multipart(request: Request, limits: BodyLimits, parse: Callable[[list[Part]], T]) -> T:
     """Returns the result of `parse` for the parts of a multipart body, in order. Raises the errors of `read_body`
     and of `parse`, InvalidMultipart, and UnsupportedMediaType."""
     boundary, charset = boundary_of(request.headers.get("content-type", ""))
-    body = await read_body(request, limits, pool)
+    body = await read_body(request, limits)
     # Each part is a copy, and decoding an image in base64 makes another.
     return await parse_received(
-        request, body, pool, lambda data: parse(parse_multipart(boundary, data, charset)), copies=2
+        request, limits, body, lambda data: parse(parse_multipart(boundary, data, charset)), copies=2
     )
 
 
 async def parse_received(
-    request: Request, body: bytes, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
+    request: Request, limits: BodyLimits, body: bytes, parse: Callable[[bytes], T], copies: int = 1
 ) -> T:
-    """Returns the result of `parse` for a body that `read_body` has returned. `parse` runs on a thread of `pool` if
-    the body is large. `copies`: number of copies of the body that `parse` may make; they count against the memory
+    """Returns the result of `parse` for a body that `read_body` has returned. `parse` runs on a thread if the body
+    is large. `copies`: number of copies of the body that `parse` may make; they count against the memory
     account. Raises the errors of `parse`."""
     account = body_account(request.scope)
     if len(body) <= SMALL or account is None:
         return parse(body)
     size = copies * len(body)
     account.take(size)
-    return await _on_thread(account, pool, partial(parse, body), lambda: account.give_back(size))
+    return await _on_thread(account, limits.pool, partial(parse, body), lambda: account.give_back(size))
 
 
 def json_object(body: bytes, example: str) -> dict[str, Any]:

@@ -234,7 +234,6 @@ class RefusalLog:
 
 
 class MalformedRequest(BadRequest):
-    code = "malformed_request"
     title = "Not an HTTP request"
 
     def __init__(self, why: str = "its bytes are not HTTP/1.1") -> None:
@@ -243,7 +242,6 @@ class MalformedRequest(BadRequest):
 
 class HeadTimeout(BadRequest):
     status = 408
-    code = "head_timeout"
     title = "Head too slow"
 
     def __init__(self) -> None:
@@ -252,7 +250,6 @@ class HeadTimeout(BadRequest):
 
 class UrlTooLong(BadRequest):
     status = 414
-    code = "url_too_long"
     title = "URL too long"
 
     def __init__(self, limit: int) -> None:

@@ -14,10 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from snapcap.service.captioning.captioner import CaptionJob
 from snapcap.service.captioning.times import CaptionTimes
+from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import EngineFailed, ServiceError
 from snapcap.service.http.problems import as_service_error, forget_frames
-from snapcap.service.http.routing import ROUTE, Apis
+from snapcap.service.http.routing import ROUTE, Dispatch
 from snapcap.service.limits import REJECTED
 from snapcap.service.memory import body_account
 from snapcap.service.telemetry.logs import ACCESS
@@ -76,20 +78,20 @@ def trace_id(scope: Scope) -> str | None:
 class ProblemHandler:
     """Turns any exception into an error response in the shape of the request's API."""
 
-    def __init__(self, metrics: Metrics, apis: Apis) -> None:
-        self._metrics = metrics
-        self.apis = apis
+    def __init__(self, metrics: Metrics, routes: Dispatch) -> None:
+        self.metrics = metrics
+        self.routes = routes
 
     async def __call__(self, request: Request, error: Exception) -> Response:
         """Notes the error and returns the error response."""
         failure = self.note(request, error)
         path = request.scope["path"]
-        return self.apis.of(request.method, path).shape.response(failure, path, request_id(request.scope))
+        return self.routes.api_of(request.method, path).shape.response(failure, path, request_id(request.scope))
 
     def note(self, request: Request, error: Exception) -> ServiceError:
         """Counts the error, logs it if it is internal, and returns the error that the client may see."""
         failure = as_service_error(error)
-        self._metrics.count_rejection(failure)
+        self.metrics.count_rejection(failure)
         note_refusal(request.scope, failure)
         if isinstance(failure, EngineFailed):
             identity = request_id(request.scope)
@@ -118,7 +120,7 @@ class RequestScope:
         began = time.monotonic()
         identity = identify(scope)
         routed = _routed(scope, self._root_path)
-        api = self._handler.apis.of(routed["method"], routed["path"])
+        api = self._handler.routes.api_of(routed["method"], routed["path"])
         span = begin_span(self.tracing, scope) if self.tracing is not None and api.captions else None
         status: int | None = None
 
@@ -184,11 +186,13 @@ def prefix_of(scope: Scope) -> str:
         return ""
 
 
-def new_caption(scope: Scope) -> CaptionTimes:
-    """Returns the empty times of one more caption of this request. The log line includes them."""
-    times = CaptionTimes()
-    scope["state"].setdefault(_CAPTIONS, []).append(times)
-    return times
+def new_caption(scope: Scope, permit: Permit, index: int | None = None) -> CaptionJob:
+    """Returns one more caption of this request, whose times the log line includes. `index`: place of the image in a
+    request of several; None: its only image."""
+    identity = request_id(scope) if index is None else f"{request_id(scope)}/{index}"
+    job = CaptionJob(identity, permit, CaptionTimes(), body_account(scope))
+    scope["state"].setdefault(_CAPTIONS, []).append(job.times)
+    return job
 
 
 def note_refusal(scope: Scope, error: ServiceError) -> None:

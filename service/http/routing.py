@@ -1,6 +1,5 @@
 """Finds the endpoint of a request, and the API that sets the shape of its errors."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -53,28 +52,37 @@ _NEIGHBOURS = (
 )
 
 
-class Apis:
-    """Maps the method and path of a request to an API, before the request is routed."""
+class Dispatch:
+    """Finds the API of each request before it is routed, and calls the endpoint directly. An ASGI application.
+
+    The routing of a framework would take the event loop as much time as the rest of a request, and with a fast
+    device the event loop limits the captions a second."""
 
     def __init__(self) -> None:
-        self._fixed: dict[str, dict[str, Api]] = {}
-        self._patterns: list[tuple[re.Pattern[str], frozenset[str], Api]] = []
+        self.complete = False  # all groups are added: before, a path without a route gets "not ready"
+        self.groups: list[RouteGroup] = []
+        self._fixed: dict[str, dict[str, tuple[Route, Api]]] = {}  # by path and method
+        self._patterns: list[tuple[Route, Api]] = []
+        # Handles scopes other than HTTP: the lifespan events of the host, and websockets, which it refuses.
+        self._rest = Router()
 
-    def add(self, group: RouteGroup) -> None:
-        for route in group.routes:
-            api = group.api or Api(route.path.strip("/") or "page")
-            if route.param_convertors:
-                self._patterns.append((route.path_regex, frozenset(route.methods or ()), api))
-            else:
-                self._fixed.setdefault(route.path, {}).update(dict.fromkeys(route.methods or (), api))
+    def add(self, *groups: RouteGroup) -> None:
+        self.groups += groups
+        for group in groups:
+            for route in group.routes:
+                found = route, group.api or Api(route.path.strip("/") or "page")
+                if route.param_convertors:
+                    self._patterns.append(found)
+                else:
+                    self._fixed.setdefault(route.path, {}).update(dict.fromkeys(route.methods or (), found))
 
-    def of(self, method: str, path: str) -> Api:
+    def api_of(self, method: str, path: str) -> Api:
         """Returns the API of a path: the one that accepts the method, if the path has several. A path without a
         route has an API too."""
         methods = self._fixed.get(path)
         if methods is not None:
-            return methods.get(method) or next(iter(methods.values()))
-        for _, _, api in self._matching(path):
+            return (methods.get(method) or next(iter(methods.values())))[1]
+        for _, api in self._matching(path):
             return api
         return next(api for prefix, api in _NEIGHBOURS if path.startswith(prefix))
 
@@ -82,38 +90,15 @@ class Apis:
         """Returns the sorted methods that a path accepts, HEAD included with GET. Returns [] for a path without a
         route."""
         found = set(self._fixed.get(path, ()))
-        matching = [] if found else list(self._matching(path))
+        matching = [] if found else [route for route, _ in self._matching(path)]
         # Only the first matching pattern counts: a later one would take the end of the path for a part of the
         # model's name.
-        found |= {each for pattern, methods, _ in matching if pattern == matching[0][0] for each in methods}
-        return sorted(found)
+        first = [route for route in matching if route.path_regex == matching[0].path_regex]
+        return sorted(found.union(*(route.methods or () for route in first)))
 
-    def _matching(self, path: str) -> Iterator[tuple[re.Pattern[str], frozenset[str], Api]]:
+    def _matching(self, path: str) -> Iterator[tuple[Route, Api]]:
         if len(path) <= _LONGEST_PATTERN:
-            yield from (each for each in self._patterns if each[0].match(path))
-
-
-class Dispatch:
-    """Calls the endpoint of each request directly. An ASGI application.
-
-    The routing of a framework would take the event loop as much time as the rest of a request, and with a fast
-    device the event loop limits the captions a second."""
-
-    def __init__(self, apis: Apis) -> None:
-        self.complete = False  # False: a path without a route may get one soon
-        self._apis = apis
-        self._fixed: dict[tuple[str, str], Route] = {}
-        self._patterns: list[Route] = []
-        # Handles scopes other than HTTP: the lifespan events of the host, and websockets, which it refuses.
-        self._rest = Router()
-
-    def add(self, group: RouteGroup) -> None:
-        self._apis.add(group)
-        for route in group.routes:
-            if route.param_convertors:
-                self._patterns.append(route)
-            else:
-                self._fixed |= {(method, route.path): route for method in route.methods or ()}
+            yield from (each for each in self._patterns if each[0].path_regex.match(path))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request. Raises NotReady, NotFound, MethodNotAllowed, QueryTooLong, and the endpoint's
@@ -131,17 +116,17 @@ class Dispatch:
 
     def _route(self, scope: Scope) -> Route:
         path: str = scope["path"]
-        route = self._fixed.get((scope["method"], path))
-        if route is not None:
-            return route
-        for route in self._patterns if len(path) <= _LONGEST_PATTERN else ():
+        fixed = self._fixed.get(path, {}).get(scope["method"])
+        if fixed is not None:
+            return fixed[0]
+        for route, _ in self._matching(path):
             match, child = route.matches(scope)
             if match is Match.FULL:
                 scope.update(child)
                 return route
         if not self.complete:
             raise NotReady("importing")
-        methods = self._apis.methods(path)
+        methods = self.methods(path)
         if methods:
             raise MethodNotAllowed(scope["method"], path, methods)
         raise nothing_at(path, self._meant(path))
@@ -151,7 +136,7 @@ class Dispatch:
         join wrongly do; "" if there is none."""
         plain = f"/{'/'.join(filter(None, path[:_LONGEST_PATTERN].split('/')))}"
         others = (plain, f"/v1{plain}", plain.removeprefix("/v1"))
-        return next((each for each in others if each != "/" and self._apis.methods(each)), "")
+        return next((each for each in others if each != "/" and self.methods(each)), "")
 
 
 def nothing_at(path: str, meant: str = "") -> NotFound:

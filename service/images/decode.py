@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.service.ipc.shared_pixels import FilledSlot
     from snapcap.service.memory import BodyAccount
 
 _MOST = 12  # decode processes
@@ -40,11 +39,11 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """Holds a decoded image: its pixels as uint8 [H, W, 3] or in a slot of the shared pixels, and its file's
-    format. `began` is a moment of `time.monotonic`; `seconds` is the time that decoding took. `size` is the (width,
-    height) of the upright image that was sent. `free_slot` frees the slot, if the pixels are in one."""
+    """Holds a decoded image: its pixels as uint8 [H, W, 3] or the number of their slot of the shared pixels, and
+    its file's format. `began` is a moment of `time.monotonic`; `seconds` is the time that decoding took. `size` is
+    the (width, height) of the upright image that was sent. `free_slot` frees the slot, if the pixels are in one."""
 
-    pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"
+    pixels: "np.ndarray[Any, np.dtype[np.uint8]] | int"
     format: str
     began: float
     seconds: float
@@ -100,15 +99,6 @@ def decode_threads(asked: int) -> int:
     return asked or min(available_cpus(), 8)
 
 
-@dataclass(frozen=True)
-class ImageProcesses:
-    """Holds the number of decode processes and their parent. New processes' sockets come through the parent's
-    `end`."""
-
-    count: int
-    parent: ChildProcess
-
-
 def decode_processes(asked: int | None) -> int:
     """Returns the number of decode processes: `asked`, or if that is None five for eight CPUs, at most 12. Few
     CPUs get one each, up to 4.
@@ -122,9 +112,9 @@ def decode_processes(asked: int | None) -> int:
     return max(min(cpus * 5 // 8, _MOST), min(cpus, _MOST_OF_FEW_CPUS))
 
 
-def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcesses:
-    """Forks the parent, which forks `count` decode processes later. `others`: open files that the parent must
-    close.
+def fork_image_processes(count: int, others: Iterable[Closable]) -> ChildProcess:
+    """Forks the parent, which forks `count` decode processes later, whose sockets come through the parent's `end`.
+    `others`: open files that the parent must close.
 
     Raises:
         ForkError: this system cannot fork.
@@ -135,4 +125,4 @@ def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcess
 
         return serve_image_processes(count, end)
 
-    return ImageProcesses(count, fork_child(serve, others))
+    return fork_child(serve, others)

@@ -2,7 +2,7 @@
 
 A decode process runs codecs on bytes from anywhere. Its answers have a fixed structure, every field of which is
 checked, and they are never unpickled. An image is sent to a decode process as raw bytes behind a head. The parent
-receives nothing from a decode process.
+receives nothing from a decode process, so its notices, and its setup, are pickles as other messages are.
 """
 
 import math
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 # Head of an image: its number of bytes, and the bytes of memory that decoding it may take.
 HEAD = struct.Struct("=QQ")
 
-_NOTICE = struct.Struct("=Bii")  # kind, pid, status
 # Kind, name, began, seconds, width, height, bytes of memory, bytes of text.
 _ANSWER = struct.Struct("=BBddIIQH")
 _MOST_TEXT = 8_000
 _REASONS: tuple[str, ...] = get_args(Reason)
 _DECODED, _REFUSED, _BROKEN, _NEEDS = range(4)
-_BEGAN, _ENDED, _NONE_BEGAN = range(3)
 
 
 class Setup(NamedTuple):
@@ -91,29 +89,6 @@ class BadAnswer(Exception):  # noqa: N818  handled where it is caught, so it is 
     """Reports an answer that no decode process should send."""
 
 
-def pack_notice(notice: Notice) -> bytes:
-    match notice:
-        case Began(pid):
-            return _NOTICE.pack(_BEGAN, pid, 0)
-        case Ended(pid, code):
-            return _NOTICE.pack(_ENDED, pid, code)
-        case NoneBegan(code):
-            return _NOTICE.pack(_NONE_BEGAN, 0, code)
-
-
-class NoticeReader:
-    """Splits a stream of bytes into notices."""
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def feed(self, data: bytes) -> list[Notice]:
-        held = self._held + data
-        whole = len(held) - len(held) % _NOTICE.size
-        self._held = held[whole:]
-        return [_notice(*fields) for fields in _NOTICE.iter_unpack(held[:whole])]
-
-
 def pack_answer(answer: Answer) -> bytes:
     match answer:
         case Decoded(name, began, seconds, size):
@@ -161,12 +136,6 @@ def receive_exactly(end: socket.socket, count: int) -> bytes | None:
         data = end.recv(count - have, socket.MSG_WAITALL)
         parts.append(data)
     return b"".join(parts) if data else None
-
-
-def _notice(kind: int, pid: int, code: int) -> Notice:
-    if kind == _BEGAN:
-        return Began(pid)
-    return Ended(pid, code) if kind == _ENDED else NoneBegan(code)
 
 
 def _with_text(kind: int, name: int, text: bytes) -> bytes:

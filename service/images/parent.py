@@ -14,10 +14,10 @@ from pathlib import Path
 
 from snapcap.models.processing.image_formats import ImageError
 from snapcap.service.images.decode import with_library
-from snapcap.service.images.messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
+from snapcap.service.images.messages import Began, Ended, NoneBegan, Notice, Setup
 from snapcap.service.images.worker import decode_images
 from snapcap.service.ipc.fork import fork_child, settle
-from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker
+from snapcap.service.ipc.framing import RECEIVE_BYTES, pack, receive_message
 from snapcap.service.ipc.shared_pixels import image_file
 from snapcap.warmup.machine.confined import forget_environment
 from snapcap.warmup.machine.denied import process_limit, report_denied
@@ -67,12 +67,12 @@ def serve_image_processes(count: int, end: socket.socket) -> int:
 
 def _setup(end: socket.socket) -> Setup | None:
     """Returns the setup, whose transform has the image library, if the server has sent it."""
-    unpacker: Unpacker[tuple[Setup, bytes | None]] = Unpacker()
-    while data := end.recv(RECEIVE_BYTES):
-        for setup, library in unpacker.feed(data):
-            # Loaded before the fork: decode processes can open no file.
-            return setup._replace(transform=with_library(setup.transform, library))
-    return None
+    try:
+        setup, library = receive_message(end, [])
+    except EOFError:
+        return None
+    # Loaded before the fork: decode processes can open no file.
+    return Setup(with_library(setup.transform, library), setup.most)
 
 
 class _Family:
@@ -105,7 +105,7 @@ class _Family:
         self._log_errors(pid, self._began.pop(pid))
         pause = PAUSE_S
         try:
-            # After the setup the server sends a byte for each process that it had no room for, and nothing else.
+            # After the setup the server sends a message for each process that it had no room for, and nothing else.
             if self._end.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT):
                 pause = FULL_S
             else:  # the server has ended or is ending: it closes this socket before those of the decode processes
@@ -156,4 +156,4 @@ class _Family:
             os.close(errors)
 
     def _tell(self, notice: Notice, *files: int) -> None:
-        socket.send_fds(self._end, [pack_notice(notice)], files)
+        socket.send_fds(self._end, [pack(notice)], files)

@@ -22,13 +22,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
-from snapcap.service.errors import DeadlineExceeded, NotReady, Overloaded, UnprocessableImage
-from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses, unreadable
+from snapcap.service.errors import DeadlineExceeded, NotReady, UnprocessableImage
+from snapcap.service.images.decode import DecodedImage, EncodedImage, unreadable
 from snapcap.service.images.messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
 from snapcap.service.images.parent import picture
 from snapcap.service.images.processes import TRIED_AGAIN, ImageProcessFamily, Job, Worker
-from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
+from snapcap.service.ipc.fork import ChildProcess
+from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
+from snapcap.service.limits import ImageMemoryFull
 from snapcap.service.telemetry.logs import visible
 from snapcap.service.telemetry.metrics import Metrics, Why
 
@@ -53,14 +56,6 @@ _logger = logging.getLogger("snapcap.decode")
 
 class ImageProcessError(RuntimeError):
     """Reports an error in a decode process that no image should cause. The message has the traceback."""
-
-
-class ImageMemoryFull(Overloaded):
-    """Refuses a large image because the maximum number of large images already wait for memory."""
-
-    code = "image_memory_full"
-    title = "Too many large images"
-    what = "Too many large images wait for memory to be decoded"
 
 
 class ImageRoom:
@@ -93,32 +88,27 @@ class ImageRoom:
         self._takers -= 1
 
 
+@dataclass(eq=False)
 class ProcessImageDecoder:
     """Decodes images in processes. An `ImageDecoder`, which the family of the processes tells of each one. All
     methods run on the event loop.
 
-    `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for decoding. `most_s`: the
-    most CPU seconds that one image may take. `failed`: called once, with the error, when no image can be decoded
-    any more.
+    `parent`: of the `count` decode processes, of which `family` consists. `pixels`: gets each decoded image, in a
+    slot that `slots` gives. `room`: the memory for decoding. `most_s`: the most CPU seconds that one image may
+    take. `failed`: called once, with the error, when no image can be decoded any more.
     """
 
-    def __init__(
-        self,
-        processes: ImageProcesses,
-        pixels: SharedPixels,
-        slots: Slots,
-        room: ImageRoom,
-        most_s: float,
-        metrics: Metrics,
-        loop: asyncio.AbstractEventLoop,
-        failed: Callable[[Exception], object],
-    ) -> None:
-        self._pixels = pixels
-        self._slots = slots
-        self._room = room
-        self._most_s = most_s
-        self._loop = loop
-        self._failed = failed
+    parent: ChildProcess
+    count: int
+    pixels: SharedPixels
+    slots: Slots
+    room: ImageRoom
+    most_s: float
+    metrics: Metrics
+    loop: asyncio.AbstractEventLoop
+    failed: Callable[[Exception], object]
+
+    def __post_init__(self) -> None:
         self._waiting: deque[Job] = deque()
         self._large: deque[Job] = deque()  # jobs that wait for a large part of the memory
         self._idle: list[Worker] = []
@@ -129,21 +119,16 @@ class ProcessImageDecoder:
         self._check: Job | None = None  # the server's own picture, until its outcome is known
         self._checked_at = -math.inf  # when a process was last killed for a check after refusals
         self._idle_look: asyncio.TimerHandle | None = None
-        self._family = ImageProcessFamily(processes, metrics, loop, self)
+        self.family = ImageProcessFamily(self)
 
     def begin(self, transform: "ImageTransform", library: bytes | None = None) -> bool:
         """Starts the decode processes and waits for the first one. `library`: the image library's content, if the
         artifacts have it. Call this outside the event loop. Returns False if no process starts; `failed` is called
         then."""
-        return self._family.begin(Setup(transform, self._room.most), library)
-
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the decode processes and of their parent."""
-        return self._family.pids
+        return self.family.begin(Setup(transform, self.room.most), library)
 
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
-        if self._family.over or self._family.left:
+        if self.family.over or self.family.left:
             raise NotReady("failed")
         job = self._job(encoded)
         self._waiting.append(job)
@@ -160,22 +145,14 @@ class ProcessImageDecoder:
             raise outcome
         return outcome
 
-    def give_up(self, why: str) -> None:
-        """Ends the decode processes and calls `failed`, on the event loop. `why` is the reason, for the error."""
-        self._family.give_up(why)
-
-    def close(self) -> None:
-        """Ends the decode processes and waits for their ends, after the event loop has stopped or after `leave`."""
-        self._family.close()
-
     def leave(self) -> None:
         """Stops to use the decode processes while the event loop goes on: refuses images that wait or are being
         decoded."""
-        self._family.leave()
+        self.family.leave()
         if self._idle_look is not None:
             self._idle_look.cancel()
         self._idle.clear()
-        held = [self._taken_from(worker) for worker in self._family.workers]
+        held = [self._taken_from(worker) for worker in self.family.workers]
         jobs = [*self._waiting, *self._large, *(job for job in held if job is not None)]
         self._waiting.clear()
         self._large.clear()
@@ -185,19 +162,19 @@ class ProcessImageDecoder:
     def began(self, worker: Worker) -> None:
         """Gives a new process the server's own picture, if that is to be tried, or else waiting images."""
         check = self._check
-        under_way = [each.job for each in self._family.workers]
+        under_way = [each.job for each in self.family.workers]
         if check is None or check in under_way or not self._give(worker, check):
             self._rest(worker)
         self._feed()
         if self._idle_look is None:
-            self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
+            self._idle_look = self.loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
 
     def answered(self, worker: Worker, answer: Answer) -> None:
         """Ends the image of a process with its answer, and gives the process the next one."""
         if worker.killed is not None:  # the answer came before the SIGKILL took effect
             return
         job, since = worker.job, worker.since
-        granted = self._room.share if job is None else job.size or self._room.share
+        granted = self.room.share if job is None else job.size or self.room.share
         if job is None or (isinstance(answer, Needs) and (job.size or answer.size <= granted)):
             self.misbehaved(worker, BadAnswer(f"{type(answer).__name__} out of turn"))
             return
@@ -214,14 +191,14 @@ class ProcessImageDecoder:
             self._wait_for_room(job, answer.size)
         else:
             self._end(job, self._outcome(answer, pixels, since))
-        if self._family.over:  # the process is about to be ended
+        if self.family.over:  # the process is about to be ended
             return
         if isinstance(answer, Broken):  # its libraries may be in any state, and it may have been taken over
-            self._family.kill(worker, "broken")
+            self.family.kill(worker, "broken")
         elif self._refuses_all():
             self._checked_at, self._refusals = time.monotonic(), 0
             self._begin_check()
-            self._family.kill(worker, "refusals")
+            self.family.kill(worker, "refusals")
         else:
             self._rest(worker)
         self._feed()
@@ -231,7 +208,7 @@ class ProcessImageDecoder:
         if worker.killed is None:
             if worker in self._idle:
                 self._idle.remove(worker)
-            self._family.kill(worker, "bad_answer", str(error))
+            self.family.kill(worker, "bad_answer", str(error))
 
     def ended(self, worker: Worker) -> None:
         """Handles a process that has ended or has closed its socket: its image is tried again, or refused."""
@@ -244,7 +221,7 @@ class ProcessImageDecoder:
         if worker.killed is not None and worker.killed not in TRIED_AGAIN:
             return  # `_kill` has already ended the job
         job.attempts += 1
-        if self._family.over:
+        if self.family.over:
             self._finish(job, NotReady("failed"))
         elif job.attempts < _ATTEMPTS:
             if job is self._check:  # the next new process gets it
@@ -260,17 +237,17 @@ class ProcessImageDecoder:
         for jobs in (self._waiting, self._large):
             while jobs:
                 self._finish(jobs.popleft(), NotReady("failed"))
-        self._failed(UserError(f"images cannot be decoded any more: {why}"))
+        self.failed(UserError(f"images cannot be decoded any more: {why}"))
 
     def _job(self, encoded: EncodedImage) -> Job:
         if encoded.account is not None:
             encoded.account.hold()  # until the job ends, even if its request ends before
-        return Job(encoded, self._loop.create_future())
+        return Job(encoded, self.loop.create_future())
 
     def _feed(self) -> None:
         """Hands waiting images to idle processes."""
         while self._idle:
-            jobs = self._large if self._large and self._room.fits(self._large[0].size) else self._waiting
+            jobs = self._large if self._large and self.room.fits(self._large[0].size) else self._waiting
             if not jobs:
                 return
             job = jobs.popleft()
@@ -281,32 +258,32 @@ class ProcessImageDecoder:
                 jobs.appendleft(job)
 
     def _give(self, worker: Worker, job: Job) -> bool:
-        if not worker.give(job, job.size or self._room.share):
+        if not worker.give(job, job.size or self.room.share):
             return False
         if job.size:
-            self._room.take(job.size)
+            self.room.take(job.size)
         return True
 
     def _taken_from(self, worker: Worker) -> Job | None:
         """Removes and returns the image that a process has, and gives back its share of the memory."""
         job, worker.job = worker.job, None
         if job is not None and job.size:
-            self._room.give_back(job.size)
+            self.room.give_back(job.size)
         return job
 
-    def _copy_pixels(self, worker: Worker) -> FilledSlot:
-        """Copies the pixels of a process into a free slot. Raises ValueError or OSError if the process's file does
-        not have them."""
-        slot = self._slots.take()
+    def _copy_pixels(self, worker: Worker) -> int:
+        """Copies the pixels of a process into a free slot, and returns its number. Raises ValueError or OSError if
+        the process's file does not have them."""
+        slot = self.slots.take()
         try:
-            self._pixels.copy(slot, worker.file)
+            self.pixels.copy(slot, worker.file)
         except BaseException:
-            self._slots.give_back(slot)
+            self.slots.give_back(slot)
             raise
-        return FilledSlot(slot)
+        return slot
 
     def _outcome(
-        self, answer: Decoded | Refused | Broken, pixels: FilledSlot | None, since: float
+        self, answer: Decoded | Refused | Broken, pixels: int | None, since: float
     ) -> DecodedImage | Exception:
         """Returns the outcome of a process's answer. `pixels`: the slot of the pixels, if the answer is Decoded.
         `since`: the moment when the process got the image."""
@@ -320,7 +297,7 @@ class ProcessImageDecoder:
         took = time.monotonic() - since
         # The process cannot be trusted: its decoding cannot have begun before it got the image.
         began, seconds = min(max(answer.began, since), since + took), min(answer.seconds, took)
-        free = partial(self._slots.give_back, pixels.number)
+        free = partial(self.slots.give_back, pixels)
         return DecodedImage(pixels, answer.format, began, seconds, answer.size, free)
 
     def _end(self, job: Job, outcome: DecodedImage | Exception) -> None:
@@ -329,7 +306,7 @@ class ProcessImageDecoder:
         crashed = isinstance(outcome, UnprocessableImage) and outcome.reason == _CRASHED
         if isinstance(outcome, ImageProcessError) or crashed:
             self._failures += 1
-            if self._failures >= _SUSPICIOUS and self._check is None and not self._family.over:
+            if self._failures >= _SUSPICIOUS and self._check is None and not self.family.over:
                 self._begin_check()
         elif isinstance(outcome, UnprocessableImage):  # by any process, so that earlier failures still count
             self._refusals += 1
@@ -361,7 +338,7 @@ class ProcessImageDecoder:
         self._check = None
         short_of_memory = isinstance(outcome, UnprocessableImage) and outcome.reason == "too_large"
         if isinstance(outcome, UnprocessableImage | ImageProcessError) and not short_of_memory:
-            self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
+            self.family.give_up("the server's own picture cannot be decoded either; the log has the cause")
         elif isinstance(outcome, DecodedImage):
             outcome.discard()
             self._failures = 0
@@ -369,10 +346,10 @@ class ProcessImageDecoder:
 
     def _wait_for_room(self, job: Job, size: int) -> None:
         """Queues an image that needs more than a share of the memory, or refuses it."""
-        if size > self._room.most:
+        if size > self.room.most:
             sentence = (
                 f"the image takes about {_mebibytes(size)} MiB of memory to be decoded, over the limit of "
-                f"{_mebibytes(self._room.most)} MiB; scale it down, or send it as baseline JPEG"
+                f"{_mebibytes(self.room.most)} MiB; scale it down, or send it as baseline JPEG"
             )
             self._end(job, unreadable("too_large", sentence))
             return
@@ -383,17 +360,17 @@ class ProcessImageDecoder:
             self._end(job, ImageMemoryFull())
 
     def _watch(self) -> None:
-        if not self._looking and not self._family.over and not self._family.left:
+        if not self._looking and not self.family.over and not self.family.left:
             self._looking = True
-            self._loop.call_later(_LOOK_S, self._look)
+            self.loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
         """Kills late processes and drops late images. A timer calls this, because a full queue keeps new requests
         from calling `decode`."""
         self._looking = False
         now = time.monotonic()
-        for worker in self._family.workers:
-            why = worker.verdict(now, self._most_s)
+        for worker in self.family.workers:
+            why = worker.verdict(now, self.most_s)
             if why is not None:
                 self._kill(worker, why)
         for jobs in (self._waiting, self._large):
@@ -402,9 +379,9 @@ class ProcessImageDecoder:
                 if reason is not None:
                     jobs.remove(job)
                     self._finish(job, reason)
-        self._family.look(_LOOK_S)
-        busy = any(worker.job is not None for worker in self._family.workers)
-        if busy or self._waiting or self._large or self._family.missing:
+        self.family.look(_LOOK_S)
+        busy = any(worker.job is not None for worker in self.family.workers)
+        if busy or self._waiting or self._large or self.family.missing:
             self._watch()
 
     def _look_at_idle(self) -> None:
@@ -413,12 +390,12 @@ class ProcessImageDecoder:
             why = worker.verdict_at_rest()
             if why is not None:
                 self._idle.remove(worker)
-                self._family.kill(worker, why)
-        if not self._family.over:
-            self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
+                self.family.kill(worker, why)
+        if not self.family.over:
+            self._idle_look = self.loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
 
     def _kill(self, worker: Worker, why: Why) -> None:
-        self._family.kill(worker, why)
+        self.family.kill(worker, why)
         if worker.job is not None and why not in TRIED_AGAIN:
             too_complex = unreadable("too_complex", _TOO_COMPLEX_SENTENCE)
             self._finish(worker.job, too_complex if why in ("too_complex", "threads") else DeadlineExceeded())

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_formats import sniff
 from snapcap.service.errors import DeadlineExceeded
-from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageProcesses
-from snapcap.service.images.messages import HEAD, AnswerReader, BadAnswer, Began, Ended, Notice, NoticeReader, Setup
+from snapcap.service.images.decode import DecodedImage, EncodedImage
+from snapcap.service.images.messages import HEAD, AnswerReader, BadAnswer, Began, Ended, Notice, Setup
+from snapcap.service.ipc.channel import LoopChannel
 from snapcap.service.ipc.fork import how_it_ended
-from snapcap.service.ipc.framing import RECEIVE_BYTES, pack, receive
-from snapcap.service.telemetry.metrics import Metrics, Why
+from snapcap.service.ipc.framing import RECEIVE_BYTES, receive
+from snapcap.service.telemetry.metrics import Why
 
 if TYPE_CHECKING:
     from snapcap.service.images.pool import ProcessImageDecoder
@@ -234,7 +235,7 @@ class Worker:
             self._family.loop.remove_writer(self._end)
 
 
-class NoticeChannel:
+class NoticeChannel(LoopChannel[Notice]):
     """Receives notices on the event loop. Calls `began` for a new decode process, with its socket and the file of
     its pixels; `said` for every other notice; `gone` when the parent has ended."""
 
@@ -246,88 +247,60 @@ class NoticeChannel:
         said: Callable[[Notice], object],
         gone: Callable[[], object],
     ) -> None:
-        end.setblocking(False)
-        self._end = end
-        self._loop = loop
+        super().__init__(end, loop, self._hear, gone)
         self._began = began
         self._said = said
-        self._gone = gone
-        self._reader = NoticeReader()
         self._files: deque[int] = deque()
-        loop.add_reader(end, self._receive)
-
-    def send(self, setup: Setup, library: bytes | None) -> None:
-        """Sends the setup and the image library from any thread, without waiting: they are the only message to the
-        parent and fit the socket's buffer, or else the library is left out."""
-        with suppress(OSError):  # the parent has ended; the end of file follows
-            fits = len(library or b"") < self._end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-            self._end.sendall(pack((setup, library if fits else None)))
-
-    def leave(self) -> None:
-        """Stops receiving notices, on the event loop."""
-        self._loop.remove_reader(self._end)
 
     def close(self) -> None:
-        """Stops receiving notices, on the event loop, and closes the files."""
-        self.leave()
-        self.shut()
-
-    def shut(self) -> None:
-        """Closes the socket and the received files after the event loop has stopped."""
+        """Closes the socket and the received files, after the event loop has stopped or after `leave`."""
         self._end.close()
         while self._files:
             os.close(self._files.popleft())
 
-    def _receive(self) -> None:
+    def _arrived(self) -> bytes | None:
         try:
             data, files, _, _ = socket.recv_fds(self._end, RECEIVE_BYTES, _FILES)
         except (BlockingIOError, InterruptedError):
-            return
+            return None
         except OSError:
-            data, files = b"", []
+            return b""
         if len(files) == _FILES:
             self._files += files
         else:  # the files are incomplete, because this process has too many open files
             for each in files:
                 os.close(each)
-        if not data:
-            self._loop.remove_reader(self._end)
-            self._gone()
-            return
-        for notice in self._reader.feed(data):
-            if not isinstance(notice, Began):
-                self._said(notice)
-            elif self._files:
-                for each in self._files:
-                    os.set_inheritable(each, False)  # received files are inheritable unless this is set
-                end = socket.socket(fileno=self._files.popleft())
-                self._began(notice, end, self._files.popleft())
-            else:  # this process closed the socket of the decode process, which therefore ends and is replaced
-                _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})
-                with suppress(OSError):  # the parent is asked to wait before it starts the next one
-                    self._end.send(b"\0")
-                self._said(notice)
+        return data
+
+    def _hear(self, notice: Notice) -> None:
+        if not isinstance(notice, Began):
+            self._said(notice)
+        elif self._files:
+            for each in self._files:
+                os.set_inheritable(each, False)  # received files are inheritable unless this is set
+            end = socket.socket(fileno=self._files.popleft())
+            self._began(notice, end, self._files.popleft())
+        else:  # this process closed the socket of the decode process, which therefore ends and is replaced
+            _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})
+            self.send(None)  # asks the parent to wait before it starts the next one
+            self._said(notice)
 
 
 class ImageProcessFamily:
     """Tracks the decode processes for `user`: which there are, which were killed and why, and whether the parent
     still replaces those that end."""
 
-    def __init__(
-        self,
-        processes: ImageProcesses,
-        metrics: Metrics,
-        loop: asyncio.AbstractEventLoop,
-        user: "ProcessImageDecoder",
-    ) -> None:
-        """`user` is told of each process, on the event loop."""
+    def __init__(self, user: "ProcessImageDecoder") -> None:
+        """`user` has the parent and the number of the processes. The family tells `user` of each process, on the
+        event loop."""
+        parent = user.parent
         self.workers: set[Worker] = set()
         self.over = False  # no process will be started any more
         self.left = False  # no process is used any more
-        self._parent_pid = processes.parent.pid
-        self._count = processes.count
-        self._metrics = metrics
-        self.loop = loop
+        self._parent_pid = parent.pid
+        self._count = user.count
+        self._metrics = user.metrics
+        self.loop = user.loop
         self.user = user
         self._up: Future[bool] = Future()
         self._killed: set[int] = set()
@@ -338,8 +311,8 @@ class ImageProcessFamily:
         self._silent_s = 0.0  # since the last notice of the parent
         self._none_s = 0.0  # since the last new process
         self._notices = NoticeChannel(
-            processes.parent.end,
-            loop,
+            parent.end,
+            user.loop,
             self._take,
             self._hear,
             lambda: self.give_up("the parent of the decode processes has ended"),
@@ -348,7 +321,7 @@ class ImageProcessFamily:
     def begin(self, setup: Setup, library: bytes | None) -> bool:
         """Sends the setup and the image library to the parent and waits for the first process. Call this outside
         the event loop. Returns False if none starts."""
-        self._notices.send(setup, library)
+        self._notices.send((setup, library))
         try:
             return self._up.result(START_S)
         except TimeoutError:
@@ -416,10 +389,12 @@ class ImageProcessFamily:
             self.give_up(f"no process could be started for {START_S:.0f} s; the log has the cause")
 
     def give_up(self, why: str) -> None:
-        """Ends the parent and all processes, and calls `gone`; on the event loop."""
+        """Ends the parent and all processes, and calls `gone` of the user; on the event loop. `why` is the reason,
+        for the error."""
         if self.over:
             return
         self.over = True
+        self._notices.leave()
         self._notices.close()
         self._end_parent(0)
         # Some systems do not end a process with its parent; each end closes a socket and is handled there.
@@ -446,7 +421,7 @@ class ImageProcessFamily:
         if self.over:
             return
         self.over = True
-        self._notices.shut()  # closed first, so that the parent replaces no process
+        self._notices.close()  # closed first, so that the parent replaces no process
         for worker in self.workers:
             worker.close()
         self._end_parent(_END_S)

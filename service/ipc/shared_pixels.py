@@ -11,20 +11,12 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.denied import memory_file, seal
 
 if TYPE_CHECKING:
     import numpy as np
 
     Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-@dataclass(frozen=True)
-class FilledSlot:
-    """Holds the number of a slot that has the pixels already."""
-
-    number: int
 
 
 class SharedPixels:

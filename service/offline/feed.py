@@ -20,7 +20,7 @@ from snapcap.models.processing.image_formats import ImageError
 from snapcap.service.captioning.model_defaults import ModelDefaults, Resolved
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.device_thread import DeviceThread
-from snapcap.service.engine.engine import Engine, NoObserver
+from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.errors import NotReady, ServiceError
 from snapcap.service.images.decode import with_library
@@ -69,7 +69,7 @@ class OfflineModel:
         self._changed = threading.Event()
         self._status = StartupStatus()
         self._device = DeviceThread(
-            settings, Timeline.since_exec(), self._status, NoObserver(), self._ready, self._failed
+            settings, Timeline.since_exec(), self._status, lambda work: None, self._ready, self._failed
         )
 
     def start(self) -> Model:

@@ -1,4 +1,4 @@
-"""Runs the engine process: the start, the device thread and the background build, for the HTTP process.
+"""Runs the engine process for the HTTP process: the start, the device thread, and the work that follows READY.
 
     socket ─▶ this thread ─▶ scheduler ─▶ device thread ─▶ Turns ─▶ socket
 
@@ -9,10 +9,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
@@ -25,34 +22,27 @@ from snapcap.service.engine.remote.messages import (
     Failed,
     Message,
     ModelLoaded,
-    PhaseSeen,
     Ready,
     Rehearsed,
-    StatusSeen,
     Submit,
     Usage,
 )
 from snapcap.service.engine.remote.server import BlockingChannel, EngineServer
 from snapcap.service.ipc.fork import settle
 from snapcap.service.ipc.shared_pixels import SharedPixels
-from snapcap.service.readiness import after_ready
+from snapcap.service.server.background import start_build, start_preparing
 from snapcap.service.watch import LoopWatch, print_stacks_on_signal
 from snapcap.warmup.errors import one_line, unexpected
 from snapcap.warmup.progress.status import StartupStatus, compiler_counts
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from snapcap.service.engine.engine import Engine
-    from snapcap.warmup.options import StartOptions
     from snapcap.warmup.start.start import StartedModel
     from snapcap.warmup.weights.published import ModelFetcher
 
 _USAGE_S = 1.0
 _logger = logging.getLogger("snapcap.start")
-_build_logger = logging.getLogger("snapcap.build")
-_weights_logger = logging.getLogger("snapcap.weights")
 
 
 def serve_engine(
@@ -90,8 +80,8 @@ class _EngineProcess:
         self._behind = ExitStack()  # ends the background work
 
     def run(self) -> None:
-        self.timeline.listen(lambda phase: self.channel.send(PhaseSeen(phase)))
-        self._status.listen(lambda state: self.channel.send(StatusSeen(state)))
+        self.timeline.listen(self.channel.send)
+        self._status.listen(self.channel.send)
         self._begin()
         while (messages := self.channel.receive()) is not None:
             for message in messages:
@@ -109,7 +99,7 @@ class _EngineProcess:
                 self.settings,
                 self.timeline,
                 self._status,
-                self._server.turns,
+                self._server.turns.observe,
                 self._ready,
                 self._failed,
                 self._rehearse,
@@ -172,93 +162,3 @@ class _EngineProcess:
 
 def _usage(loaded: "StartedModel") -> Usage:
     return Usage(loaded.runner.device.allocated_bytes(), compiler_counts())
-
-
-class _BackgroundWork:
-    """Runs `work` on a new thread soon after READY, and can end it."""
-
-    def __init__(self, work: Callable[["_BackgroundWork"], None]) -> None:
-        self._stops: list[Callable[[], object]] = []
-        self._stopped = threading.Event()
-        self._timer = after_ready(partial(work, self))
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped.is_set()
-
-    def keep(self, stop: Callable[[], object]) -> bool:
-        """Adds a function that ends a part of the work. Returns False if the work was ended already."""
-        self._stops.append(stop)
-        return not self.stopped
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._timer.cancel()
-        for stop in self._stops:
-            stop()
-
-
-def start_build(
-    options: "StartOptions", loaded: "StartedModel", status: StartupStatus, engine: "Engine"
-) -> Callable[[], object]:
-    """Schedules a build if artifacts are missing, or if the store could not be read and must be asked again.
-    Returns a function that ends the build."""
-    if loaded.compiled or options.compute.backend not in ("auto", "aot"):
-        return lambda: None
-    if options.store.build == "off":
-        found = loaded.artifacts
-        if options.store.remote is None or found is None or found.fetched.result != "error":
-            return lambda: None
-
-    def on_device(function: Callable[[], None]) -> "Future[None]":
-        return engine.call(function, "swap a bucket in")
-
-    def begin(work: _BackgroundWork) -> None:
-        try:
-            from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only starts without artifacts need it
-
-            build = BackgroundBuild(loaded, options, status, on_device)
-        except Exception as error:  # no other thread would report it
-            status.building(state="failed", error=f"{type(error).__name__}: {error}")
-            _build_logger.exception("build failed unexpectedly; eager goes on serving")
-            return
-        if work.keep(build.stop):
-            build.start()
-
-    return _BackgroundWork(begin).stop
-
-
-def start_preparing(options: "StartOptions", loaded: "StartedModel") -> Callable[[], object]:
-    """Schedules the preparation of weights, in a process. Returns a function that ends it."""
-    if loaded.weights in ("hit", "off"):
-        return lambda: None
-
-    def prepare(work: _BackgroundWork) -> None:
-        try:
-            from snapcap.warmup.artifacts.store import WEIGHTS  # noqa: PLC0415  starts do without it
-            from snapcap.warmup.machine.worker import LOWEST_PRIORITY  # noqa: PLC0415  starts do without it
-            from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
-
-            if not _is_writable(options.store_folder / WEIGHTS):
-                _weights_logger.info("weights are not prepared: the artifact folder is read-only")
-                return
-            worker = weights_worker(loaded.checkpoint.folder, loaded.plan, options, LOWEST_PRIORITY)
-            if not work.keep(worker.stop):
-                return
-            prepared = prepare_in_worker(worker, thorough=loaded.weights == "corrupt")
-        except Exception:  # no other thread would report it
-            _weights_logger.exception("weights could not be prepared; the next start reads the checkpoint again")
-            return
-        if not work.stopped:
-            level = logging.WARNING if prepared.result == "skipped" else logging.INFO
-            fields = {"result": prepared.result, "reason": prepared.reason}
-            _weights_logger.log(level, "weights for the next start", extra={"fields": fields})
-
-    return _BackgroundWork(prepare).stop
-
-
-def _is_writable(folder: Path) -> bool:
-    """Returns whether files can be made in a folder, or, if it does not exist, in the nearest parent that does."""
-    while not os.access(folder, os.F_OK):
-        folder = folder.parent
-    return os.access(folder, os.W_OK)

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.types import ASGIApp
 
-from snapcap.service.api.app import Exposure, PortSwitch, Services, create_metrics_app, create_operations_app
-from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.api.app import PortSwitch, Services, create_metrics_app, create_operations_app
+from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.config.settings import HttpLimits, Settings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
+from snapcap.service.images.decode import decode_threads
 from snapcap.service.memory import BodyBudget, body_memory, memory_limit
 from snapcap.service.readiness import Readiness
 from snapcap.service.server.uvicorn_server import Server
@@ -46,12 +48,14 @@ _USUAL_FILES = 1024
 _logger = logging.getLogger("snapcap.server")
 
 
-def body_limits(limits: HttpLimits, metrics: Metrics) -> BodyLimits:
-    """Returns the limits of bodies, and adds the memory of bodies to the metrics."""
+def body_limits(limits: HttpLimits, threads: int, metrics: Metrics) -> BodyLimits:
+    """Returns the limits of bodies, and adds the memory of bodies to the metrics. `threads`: number of threads that
+    parse bodies; 0 lets `decode_threads` choose."""
     budget = BodyBudget(body_memory(limits))
     metrics.body_memory.set_function(lambda: budget.held)
     metrics.body_memory_limit.set(budget.limit)
-    return BodyLimits(limits.max_body_bytes, limits.body_timeout, limits.body_total_timeout, budget)
+    pool = ThreadPoolExecutor(decode_threads(threads), thread_name_prefix="bodies")
+    return BodyLimits(limits.max_body_bytes, limits.body_timeout, limits.body_total_timeout, budget, pool)
 
 
 def connection_limits(limits: HttpLimits, models: int = 0) -> HttpLimits:
@@ -126,11 +130,6 @@ SWITCH_INTERVAL_S = 0.0005
 Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
 
 
-def caption_limits(settings: Settings) -> CaptionLimits:
-    """Returns the limits of captioning with one model."""
-    return CaptionLimits(settings.queue.timeout, settings.queue.size, settings.images.decode_threads)
-
-
 def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Services:
     """Makes the objects that the parts of the process share. Starts none of them. `models`: number of models that
     may wake and leave; the captioner is the first one's."""
@@ -141,7 +140,7 @@ def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Service
     metrics = Metrics(registry, CollectorRegistry() if models else None)
     readiness = Readiness(lambda: timeline.current() or "starting")
     status = StartupStatus()
-    captioner = Captioner(caption_limits(settings), readiness, metrics, timeline)
+    captioner = Captioner(settings.queue, readiness, metrics, timeline)
     started = StartupCollector(timeline, status, readiness, lambda: captioner.model_name, of_model=not models)
     registry.register(started)
     register_process_collectors(registry)
@@ -165,9 +164,8 @@ def run(
     http = replace(settings.http, port=listeners[0].getsockname()[1])
     settings = replace(settings, http=http)
     services = assemble(settings, timeline, models)
-    limits = body_limits(settings.limits, services.metrics)
-    exposure = Exposure.of(settings.http, keys, metrics=len(listeners) == 1)
-    application = create_operations_app(services, exposure)
+    limits = body_limits(settings.limits, settings.images.decode_threads, services.metrics)
+    application = create_operations_app(services, settings.http, keys)
     exits = ExitStack()
 
     def failed(error: BaseException) -> None:
@@ -190,7 +188,7 @@ def run(
         start = load_start()
 
         def begin() -> None:
-            add_captioning_apis(application, services, limits, exposure)
+            add_captioning_apis(application, services, limits)
             exits.callback(start(settings, services, server.begin_exit))
 
         return begin
@@ -214,6 +212,7 @@ def run(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.run(sockets=list(listeners))
     services.captioner.close()
+    limits.pool.shutdown(wait=False, cancel_futures=True)
     _logger.info("stopped")
     if services.readiness.error is not None:
         print(f"snapcap: {services.readiness.error}", file=sys.stderr)

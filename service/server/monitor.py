@@ -17,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 from snapcap.service.config.settings import Settings
-from snapcap.service.engine.remote.client import LoopChannel, RemoteEngine
+from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import (
     ArtifactsFound,
     Beat,
@@ -25,15 +25,14 @@ from snapcap.service.engine.remote.messages import (
     Failed,
     Message,
     ModelLoaded,
-    PhaseSeen,
     Pulse,
     Ready,
     Rehearsed,
-    StatusSeen,
     Turn,
     Usage,
 )
 from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
+from snapcap.service.ipc.channel import LoopChannel
 from snapcap.service.ipc.fork import how_it_ended, return_large_memory, trim_heap
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.memory import decode_memory
@@ -41,6 +40,8 @@ from snapcap.service.readiness import State
 from snapcap.service.server.processes import ServerProcesses
 from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch import STACKS, EngineWatch, StalledError, Watchdog, end_on_signal, print_stacks_on_signal
+from snapcap.warmup.progress.status import StatusState
+from snapcap.warmup.progress.timeline import Phase
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Services
@@ -80,12 +81,13 @@ class EngineClient:
     def __post_init__(self) -> None:
         parts, settings, services, loop = self.parts, self.settings, self.services, self.loop
         self._slots = Slots(parts.pixels.slots)
-        self._channel = LoopChannel(parts.engine.end, loop, self._take)
+        self._channel: LoopChannel[Message] = LoopChannel(parts.engine.end, loop, self._take)
         self._image_decoder = ProcessImageDecoder(
             parts.images,
+            parts.decoders,
             parts.pixels,
             self._slots,
-            ImageRoom(decode_memory(settings), parts.images.count),
+            ImageRoom(decode_memory(settings), parts.decoders),
             settings.images.decode_timeout,
             services.metrics,
             loop,
@@ -117,7 +119,7 @@ class EngineClient:
     @property
     def pids(self) -> list[int]:
         """The ids of the engine process and of the decode processes."""
-        return [self.parts.engine.pid, *self._image_decoder.pids]
+        return [self.parts.engine.pid, *self._image_decoder.family.pids]
 
     async def leave(self) -> None:
         """Ends the processes while the event loop goes on, and returns when they have ended and their memory is
@@ -152,7 +154,7 @@ class EngineClient:
         """Ends the processes and waits until they have ended. Called when the event loop is over, or by `leave`."""
         self._closing = True
         self._channel.close()
-        self._image_decoder.close()
+        self._image_decoder.family.close()
         self._waiter.join(_STACKS_S if self._stalled else _END_S)
         self._signal(signal.SIGKILL)
         self._waiter.join(_END_S)  # a driver may hold up the engine process's end, but must not hold up this one's
@@ -176,15 +178,19 @@ class EngineClient:
                 return
             alone = AnswersAtOnce(self._slots)
             self._rehearse(
-                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self.parts.images.count)
+                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self.parts.decoders)
             )
             if not self._image_decoder.works:
-                self.loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
+                self.loop.call_soon_threadsafe(self._image_decoder.family.give_up, "no process has answered")
                 return
             limits, rehearses = self._loaded.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
-                limits, self._slots, self._channel.send, self.services.metrics, lambda: self._channel.has_room
+                limits,
+                self._slots,
+                self._channel.send,
+                self.services.metrics.worked,
+                lambda: self._channel.has_room,
             )
         except (Exception, CancelledError) as error:
             if not self._closing:
@@ -221,10 +227,10 @@ class EngineClient:
                 self._engine.take(message)
             case Pulse():
                 self._watch.take(message)
-            case PhaseSeen(phase):
-                services.timeline.add(phase)
-            case StatusSeen(state):
-                services.status.restore(state)
+            case Phase():
+                services.timeline.add(message)
+            case StatusState():
+                services.status.restore(message)
             case Usage(device_bytes, compiler):
                 self.device_bytes = device_bytes
                 services.metrics.device_memory_allocated.set(device_bytes)

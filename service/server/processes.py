@@ -27,7 +27,6 @@ from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it
 
 if TYPE_CHECKING:
     from snapcap.service.config.settings import Settings
-    from snapcap.service.images.decode import ImageProcesses
     from snapcap.service.ipc.shared_pixels import SharedPixels
     from snapcap.warmup.progress.timeline import Timeline
 
@@ -45,10 +44,12 @@ _OF_EVERY_START = (
 
 @dataclass(frozen=True)
 class ServerProcesses:
-    """The other processes of a server, as the HTTP process knows them, and the pixels that they share with it."""
+    """The other processes of a server, as the HTTP process knows them, and the pixels that they share with it.
+    `images`: the parent of the decode processes, of which there are `decoders`."""
 
     engine: ChildProcess
-    images: "ImageProcesses"
+    images: ChildProcess
+    decoders: int
     pixels: "SharedPixels"
 
 
@@ -114,7 +115,7 @@ def fork_processes(
     pixels = SharedPixels(_slots(settings, count))
     engine.hand_over(settings, pixels, timeline.origin)
     images = fork_image_processes(count, [*listeners, engine.process.end, pixels])
-    return ServerProcesses(engine.process, images, pixels)
+    return ServerProcesses(engine.process, images, count, pixels)
 
 
 def spawn_engine() -> ForkedEngine:
@@ -126,7 +127,7 @@ def spawn_processes(settings: "Settings", origin: float, spare: ForkedEngine | N
     """Starts the processes of a model that wakes. ``spare`` is an engine process that waits for its settings, if
     there is one. ``origin`` is the zero of the wake's timeline. Raises OSError if the system has no memory left, or
     too many processes or open files."""
-    from snapcap.service.images.decode import ImageProcesses, decode_processes  # noqa: PLC0415
+    from snapcap.service.images.decode import decode_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
     count, log = decode_processes(settings.image_processes.count), settings.log
@@ -148,7 +149,7 @@ def spawn_processes(settings: "Settings", origin: float, spare: ForkedEngine | N
         if engine is not None:
             engine.end()
         raise
-    return ServerProcesses(engine.process, ImageProcesses(count, images), pixels)
+    return ServerProcesses(engine.process, images, count, pixels)
 
 
 def _slots(settings: "Settings", count: int) -> int:

@@ -10,17 +10,19 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
+from snapcap.service.api.answers import Answers
 from snapcap.service.api.caption import CaptionRoutes
 from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.model_defaults import ModelDefaults
+from snapcap.service.config.settings import QueueSettings
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.middleware import ProblemHandler, identify
-from snapcap.service.http.routing import Apis
+from snapcap.service.http.routing import Dispatch
 from snapcap.service.images.decode import DecodedImage, EncodedImage, ImageDecoder
 from snapcap.service.images.parent import picture
-from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
+from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.progress.timeline import Timeline
@@ -47,12 +49,12 @@ def rehearse(
     metrics = Metrics(CollectorRegistry())
     readiness = Readiness(lambda: "rehearsal")
     readiness.ready()
-    captioner = Captioner(CaptionLimits(TIMEOUT_S, times, 1), readiness, metrics, Timeline(time.monotonic()))
+    captioner = Captioner(QueueSettings(times, TIMEOUT_S), readiness, metrics, Timeline(time.monotonic()))
     try:
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config)
         captioner.attach(engine, checkpoint.name, image_decoder, defaults)
-        fetcher, handler = ImageFetcher((), _BODY), ProblemHandler(metrics, Apis())
-        run(_ask(CaptionRoutes(captioner, _BODY, metrics, fetcher, handler), picture(), times))
+        answers = Answers(captioner, _BODY, ImageFetcher((), _BODY), ProblemHandler(metrics, Dispatch()))
+        run(_ask(CaptionRoutes(answers), picture(), times))
     finally:
         captioner.close()
 
@@ -67,8 +69,8 @@ class AnswersAtOnce:
         self._slots = slots
 
     def submit(self, request: CaptionRequest) -> None:
-        if isinstance(request.pixels, FilledSlot):
-            self._slots.give_back(request.pixels.number)
+        if isinstance(request.pixels, int):
+            self._slots.give_back(request.pixels)
         request.future.set_result(Completion((0, 1), "length", "none", 0.0, 0.0, 0.0))
 
 
@@ -83,7 +85,7 @@ class DecodedBefore:
     async def decode(self, encoded: EncodedImage) -> DecodedImage:
         slot = self._slots.take()
         free = partial(self._slots.give_back, slot)
-        return DecodedImage(FilledSlot(slot), "jpeg", time.monotonic(), 0.0, (1, 1), free)
+        return DecodedImage(slot, "jpeg", time.monotonic(), 0.0, (1, 1), free)
 
 
 async def _ask(routes: CaptionRoutes, image: bytes, times: int) -> None:

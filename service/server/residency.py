@@ -41,7 +41,6 @@ from snapcap.service.images.processes import own_bytes
 from snapcap.service.ipc.fork import settle
 from snapcap.service.memory import decode_memory
 from snapcap.service.readiness import AFTER_READY_S, Readiness, State
-from snapcap.service.server.http_process import caption_limits
 from snapcap.service.server.monitor import EngineClient
 from snapcap.service.server.processes import ForkedEngine, ServerProcesses, spawn_engine, spawn_processes
 from snapcap.service.server.start_result import attach, weights_on_disk
@@ -549,7 +548,7 @@ class Residency:
             return Resident(name, settings, services, services.metrics.of_model, self)
         registry = CollectorRegistry()
         metrics = Metrics(CollectorRegistry(), registry)
-        captioner = Captioner(caption_limits(self.settings), services.readiness, metrics, services.timeline)
+        captioner = Captioner(self.settings.queue, services.readiness, metrics, services.timeline)
         return Resident(name, settings, replace(services, captioner=captioner, metrics=metrics), registry, self)
 
     def _observe(self, registry: CollectorRegistry) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -46,10 +46,12 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
     timeline = Timeline.since_exec()
     logs.configure(settings.log.format, settings.log.level)
     models: dict[str, Settings] = {}
+    first = [settings]  # the models that must be ready before READY
     if "=" in settings.model.source or settings.residency != ResidencySettings():
-        from snapcap.service.config.models import models_of  # noqa: PLC0415 - few servers have several
+        from snapcap.service.config.models import models_of, preloaded  # noqa: PLC0415 - few servers have several
 
-        models = models_of(settings)
+        if models := models_of(settings):
+            first = [models[name] for name in preloaded(settings, models)]
     if not all(_has_model(each) for each in models.values() or (settings,)):
         return ExitStatus.START_FAILED
     http = settings.http
@@ -66,11 +68,7 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
                 listeners.append(bind(http.host, http.metrics_port, "--metrics-port"))
         # All imports that take long come after the fork, and also after the bind, so that probes can wait in the
         # backlog.
-        start: Callable[[], Start]
-        if models:
-            start = _resident_models(models, settings, timeline, listeners, engine)
-        else:
-            start = partial(_load_start, fork_processes(settings, timeline, listeners, engine))
+        parts = fork_processes(first[0], timeline, listeners, engine) if first else None
     except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return ExitStatus.FAILED
@@ -79,6 +77,7 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
         return ExitStatus.FAILED
     from snapcap.service.server.http_process import run  # noqa: PLC0415
 
+    start = partial(_load_start, models, parts, None if first else engine)
     return run(settings, listeners, keys, timeline, start, len(models))
 
 
@@ -124,32 +123,17 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     return listener
 
 
-def _load_start(parts: ServerProcesses) -> "Start":
-    from snapcap.service.server.monitor import follow  # noqa: PLC0415 - once /livez answers
-
-    return partial(follow, parts)
-
-
-def _resident_models(
-    models: Mapping[str, Settings],
-    settings: Settings,
-    timeline: Timeline,
-    listeners: list[socket.socket],
-    engine: ForkedEngine | None,
-) -> "Callable[[], Start]":
-    """Forks the processes of the first model that must be ready before READY. Without such a model, the engine
-    process stays in reserve."""
-    from snapcap.service.config.models import preloaded  # noqa: PLC0415 - few servers have several
-
-    first = preloaded(settings, models)[:1]
-    parts = fork_processes(models[first[0]], timeline, listeners, engine) if first else None
-    return partial(_load_residency, models, parts, None if first else engine)
-
-
-def _load_residency(
+def _load_start(
     models: Mapping[str, Settings], parts: ServerProcesses | None, spare: ForkedEngine | None
 ) -> "Start":
-    from snapcap.service.server.residency import known, reside  # noqa: PLC0415 - once /livez answers
+    """Imports the modules of the start. `models`: those that may wake and leave. `parts`: the processes of the
+    first model that must be ready before READY. `spare`: without such a model, the engine process, which stays in
+    reserve."""
+    if parts is not None and not models:
+        from snapcap.service.server.monitor import follow  # noqa: PLC0415 - once /livez answers
+
+        return partial(follow, parts)
+    from snapcap.service.server.residency import known, reside  # noqa: PLC0415 - likewise
 
     return partial(reside, models, {name: known(each) for name, each in models.items()}, parts, spare)
 

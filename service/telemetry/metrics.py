@@ -1,6 +1,6 @@
 """Records the metrics that code observes, on an injected registry. `start_metrics.py` has the metrics of the start.
 
-The engine counts steps, rows and tokens, through the methods of `EngineObserver`. The start sets
+The engine's `Work` has the counts and durations of steps, rows and tokens. The start sets
 `device_memory_allocated`. The captioner sets `queue_depth`, `queue_capacity` and `image_decode*`. The scope of a
 request counts the `request*` metrics.
 """
@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from snapcap.service.errors import ServiceError
 from snapcap.service.limits import REJECTED
+from snapcap.service.telemetry.work import Work
 from snapcap.warmup.progress.status import COMPONENTS
 
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -147,22 +148,17 @@ class Metrics:
         """Records the seconds that an image's decode took, under its format."""
         self._child(self.image_decode, kind).observe(seconds)
 
-    def queue_waited(self, seconds: float) -> None:
-        """Implements `service.engine.engine.EngineObserver`, together with the next three methods."""
-        self.queue_wait.observe(seconds)
+    def worked(self, work: Work) -> None:
+        """Counts and records the work of the engine."""
+        for seconds in work.waited:
+            self.queue_wait.observe(seconds)
+        for batch in work.encodes:
+            self._ran("encoder", self.encode_batch_size, *batch)
+        self._ran("decoder", self.decode_batch_size, *work.step)
+        self.generated_tokens.inc(work.generated)
 
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
-        self.encode_batch_size.observe(rows)
-        self._step("encoder", bucket, rows, seconds)
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
-        self.decode_batch_size.observe(rows)
-        self._step("decoder", bucket, rows, seconds)
-
-    def tokens_generated(self, count: int) -> None:
-        self.generated_tokens.inc(count)
-
-    def _step(self, component: str, bucket: int, rows: int, seconds: float) -> None:
+    def _ran(self, component: str, sizes: Histogram, bucket: int, rows: int, seconds: float) -> None:
+        sizes.observe(rows)
         self._child(self.rows, component).inc(bucket)
         self._child(self.padding_rows, component).inc(bucket - rows)
         self._child(self.step_duration, component, str(bucket)).observe(seconds)

@@ -40,10 +40,6 @@ class ModelsCollector(Collector):
         """`registries` returns the registries of the models, each with the name of its model."""
         self._registries = registries
 
-    def describe(self) -> list[Metric]:
-        """Returns no metrics, so that registering does not collect."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for model, registry in self._registries():
@@ -68,10 +64,6 @@ class StartupCollector(Collector):
     model_name: Callable[[], str | None]
     of_server: bool = True
     of_model: bool = True
-
-    def describe(self) -> list[Metric]:
-        """Returns no metrics, so that registering does not collect."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         if self.of_server:

@@ -11,7 +11,7 @@ import pytest
 from support.servers.demo_engine import PATIENCE, Demo, opened
 from support.servers.server_process import snapcap, wait_until
 
-from snapcap.service.engine import device_thread
+from snapcap.service import readiness
 from snapcap.warmup.artifacts.manifest import LIBRARIES, VerifiedFile
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, region_of
@@ -42,7 +42,7 @@ class Opened:
         self._digests: set[str] = set()
         self._open = Container.open
         monkeypatch.setattr(Container, "open", self._opened)
-        monkeypatch.setattr(device_thread, "after_ready", self._after_ready)
+        monkeypatch.setattr(readiness, "after_ready", self._after_ready)
 
     def _after_ready(self, work: Callable[[], object]) -> threading.Thread:
         self.works.append(work)

@@ -12,7 +12,7 @@ from support.attacks.mutations import mutated
 from snapcap.service.api.caption import read_images
 from snapcap.service.http.bodies import BodyLimits
 
-LIMITS = BodyLimits(1 << 20, 5.0)
+LIMITS = BodyLimits(1 << 20, 5.0, pool=AtOnce())
 SEEDS = corpus("forms")
 MARKS = (
     *(b"--b", b"\r\n--b\r\n", b"\r\n--b--\r\n", b"\r\n", b"\r", b"\n", b":", b";", b'"', b"\\", b"\0", b"%00"),
@@ -32,7 +32,7 @@ TYPE = "multipart/form-data; boundary=b"
 def form(body: bytes, content_type: str = TYPE, query: bytes = b"", piece: int = 1 << 16) -> int | None:
     """How many images were read."""
     request = request_of(body, content_type, query, piece)
-    images = read(lambda: asyncio.run(read_images(request, LIMITS, AtOnce(), 16)))
+    images = read(lambda: asyncio.run(read_images(request, LIMITS, 16)))
     return None if images is None else len(images[0])
 
 

@@ -25,7 +25,7 @@ from snapcap.service.api.v2 import parse_infer
 from snapcap.service.captioning.options import NAMES, NEUTRAL, CaptionOptions
 from snapcap.service.http.bodies import BodyLimits
 
-LIMITS = BodyLimits(1 << 20, 5.0)
+LIMITS = BodyLimits(1 << 20, 5.0, pool=AtOnce())
 SEEDS = corpus("json")
 MARKS = (
     *(
@@ -48,7 +48,7 @@ MARKS = (
 
 
 def caption(body: bytes) -> tuple[bytes, CaptionOptions]:
-    return asyncio.run(read_image(request_of(body, "application/json"), LIMITS, AtOnce()))
+    return asyncio.run(read_image(request_of(body, "application/json"), LIMITS))
 
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {

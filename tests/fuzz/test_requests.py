@@ -29,11 +29,10 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions, options_from_json, schema
-from snapcap.service.engine.engine import Engine, NoObserver
+from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BadRequest, EngineFailed
-from snapcap.service.ipc.shared_pixels import FilledSlot
 from snapcap.warmup.plan.plan import BucketTable
 
 TABLE = BucketTable.of((1, 4, 8))
@@ -105,7 +104,7 @@ class Served:
         )
         self.tokenizer, self.config = tokenizer, config
         self.defaults = ModelDefaults(tokenizer, config)
-        self.engine = Engine(Scheduler(TABLE, limits), NoObserver())
+        self.engine = Engine(Scheduler(TABLE, limits))
         runner = build_runner(folder, TABLE, CACHE)
         self._thread = threading.Thread(target=self.engine.run, args=(runner, str), daemon=True)
         self._thread.start()
@@ -210,7 +209,7 @@ def broken(request: CaptionRequest) -> Iterator[CaptionRequest]:
     future = request.future
     for changes in (
         {"pixels": request.array[:-1]},
-        {"pixels": FilledSlot(1)},
+        {"pixels": 1},
         {"text_ids": tuple(range(4096))},
         {"prompt_ids": (3,) * 4096},
         {"params": replace(request.params, temperature=odd)},

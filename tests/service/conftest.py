@@ -23,7 +23,8 @@ from support.servers.live_app import create_app, on_a_port
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.text import Dialogue, PromptIds
 from snapcap.service.api.app import Services
-from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.config.settings import QueueSettings
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.http.bodies import BodyLimits
@@ -121,7 +122,7 @@ def make_services() -> Iterator[Callable[..., Services]]:
         timeline = timeline or Timeline.since_exec()
         status = StartupStatus()
         readiness = Readiness(lambda: timeline.current() or "starting")
-        captioner = Captioner(CaptionLimits(timeout, queue_size, 2), readiness, metrics, timeline)
+        captioner = Captioner(QueueSettings(queue_size, timeout), readiness, metrics, timeline)
         registry.register(StartupCollector(timeline, status, readiness, lambda: captioner.model_name))
         made.append(Services(captioner, readiness, metrics, registry, timeline, status))
         return made[-1]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_body_that_waits_for_a_thread_is_counted_when_nobody_waits_for_it(imag
         request = Request({"type": "http", "headers": [], "state": {}}, receive)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(go_on.wait, 30)
-            task = asyncio.create_task(read_json(request, limits(budget), pool, len))
+            task = asyncio.create_task(read_json(request, replace(limits(budget), pool=pool), len))
             await held(budget, 2 * size)
             task.cancel()
             await asyncio.wait([task])
@@ -189,11 +190,11 @@ def test_accounts() -> None:
 
 def test_the_share_is_of_the_memory_that_there_is(services, monkeypatch) -> None:
     monkeypatch.setattr("snapcap.service.memory.memory_limit", lambda: 4 << 30)
-    chosen = body_limits(HttpLimits(body_total_timeout=7.0), services.metrics)
+    chosen = body_limits(HttpLimits(body_total_timeout=7.0), 1, services.metrics)
     assert chosen.budget.limit == 256 * MIB
     assert chosen.total_timeout == 7.0
     assert services.registry.get_sample_value("snapcap_body_memory_limit_bytes") == 256 * MIB
-    given = body_limits(HttpLimits(max_body_memory=5), services.metrics)
+    given = body_limits(HttpLimits(max_body_memory=5), 1, services.metrics)
     given.budget.add(3, 0)
     assert services.registry.get_sample_value("snapcap_body_memory_bytes") == 3
 

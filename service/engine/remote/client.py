@@ -1,110 +1,19 @@
 """Runs in the HTTP process: sends requests to the engine of the other process, and takes its turns."""
 
-import asyncio
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.engine.remote.messages import Cancel, Message, Submit, ToEngine, Turn
+from snapcap.service.engine.remote.messages import Cancel, Submit, ToEngine, Turn
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.errors import NotReady
-from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack, receive
-from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
-from snapcap.service.limits import ENGINE_CHANNEL_BYTES, EngineChannelFull
-
-if TYPE_CHECKING:
-    from snapcap.service.engine.engine import EngineObserver
-
-
-class LoopChannel:
-    """Sends and receives messages without blocking. The event loop calls `take` with each message that arrives, and
-    sends the bytes that the socket had no room for."""
-
-    def __init__(
-        self, end: socket.socket, loop: asyncio.AbstractEventLoop, take: Callable[[Message], object]
-    ) -> None:
-        end.setblocking(False)
-        self._end = end
-        self._loop = loop
-        self._take = take
-        self._unpacker: Unpacker[Message] = Unpacker()
-        self._lock = threading.Lock()
-        self._waiting = bytearray()
-        self._full = False
-        self._left = False
-        loop.add_reader(end, self.receive)
-
-    @property
-    def has_room(self) -> bool:
-        """Tells if fewer bytes wait to be sent than may."""
-        return len(self._waiting) < ENGINE_CHANNEL_BYTES
-
-    def send(self, message: Message) -> None:
-        """Sends a message, or keeps its bytes until the socket has room. May be called from any thread."""
-        data = pack(message)
-        with self._lock:
-            if self._left:
-                return
-            self._waiting += data
-            if not self._full:
-                self._send_waiting()
-                if self._waiting:
-                    self._full = True
-                    with suppress(RuntimeError):  # the loop has been closed: the process ends
-                        self._loop.call_soon_threadsafe(self._await_room)
-
-    def receive(self) -> None:
-        """Reads all messages that have arrived, on the event loop."""
-        while (data := receive(self._end)) is not None:
-            if not data:
-                self._loop.remove_reader(self._end)
-                return
-            for message in self._unpacker.feed(data):
-                self._take(message)
-            if len(data) < RECEIVE_BYTES:
-                return
-
-    def close(self) -> None:
-        """Shuts the socket down, which tells the engine process to end. Called when the event loop is over, or
-        after `leave`."""
-        with suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-
-    def leave(self) -> None:
-        """Stops to send and to receive, on the event loop."""
-        with self._lock:
-            self._waiting.clear()
-            self._left = True
-        self._loop.remove_reader(self._end)
-        self._loop.remove_writer(self._end)
-
-    def _await_room(self) -> None:
-        if not self._left:
-            self._loop.add_writer(self._end, self._room)
-
-    def _room(self) -> None:
-        with self._lock:
-            if self._left:
-                return
-            self._send_waiting()
-            if not self._waiting:
-                self._full = False
-                self._loop.remove_writer(self._end)
-
-    def _send_waiting(self) -> None:
-        try:
-            sent = self._end.send(self._waiting)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:  # the engine process has ended, which `EngineClient` notices by itself
-            sent = len(self._waiting)
-        del self._waiting[:sent]
+from snapcap.service.ipc.shared_pixels import Slots
+from snapcap.service.limits import EngineChannelFull
+from snapcap.service.telemetry.work import Work
 
 
 @dataclass(eq=False)
@@ -112,13 +21,13 @@ class RemoteEngine:
     """A `CaptionEngine` that sends requests to the engine process. Each request that waits for the device holds a
     slot of the shared pixels.
 
-    ``submit`` is called from any thread, ``take`` and ``fail`` on the event loop. ``has_room`` returns whether the
-    channel to the engine process takes more messages."""
+    ``submit`` is called from any thread, ``take`` and ``fail`` on the event loop. ``observe`` gets the work of the
+    engine. ``has_room`` returns whether the channel to the engine process takes more messages."""
 
     limits: Limits
     slots: Slots
     send: Callable[[ToEngine], object]
-    observer: "EngineObserver"
+    observe: Callable[[Work], object]
     has_room: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
@@ -136,9 +45,9 @@ class RemoteEngine:
     def submit(self, request: CaptionRequest) -> None:
         """Sends a request; its result or exception arrives in ``request.future``. Raises EngineChannelFull if the
         engine process does not read its messages, NotReady if the engine has ended."""
-        if not isinstance(request.pixels, FilledSlot):
+        slot = request.pixels
+        if not isinstance(slot, int):
             raise TypeError("the engine process takes pixels that are in a slot of the shared memory")
-        slot = request.pixels.number
         with self._lock:
             if self._failed:
                 raise NotReady("failed")
@@ -155,7 +64,8 @@ class RemoteEngine:
 
     def take(self, turn: Turn) -> None:
         """Completes requests with the results of a turn of the engine."""
-        self._observe(turn)
+        for work in turn.works:
+            self.observe(work)
         for number in turn.admitted:
             self._free_slot(number)  # before the queue's place: the request that gets the place needs a slot
             admitted = self._sent.get(number)
@@ -180,16 +90,6 @@ class RemoteEngine:
             numbers = list(self._sent)
         for number in numbers:
             self._fail(number, NotReady("failed"))
-
-    def _observe(self, turn: Turn) -> None:
-        for seconds in turn.waited:
-            self.observer.queue_waited(seconds)
-        for bucket, rows, seconds in turn.encoded:
-            self.observer.encoded(bucket, rows, seconds)
-        for bucket, rows, seconds in turn.stepped:
-            self.observer.decode_stepped(bucket, rows, seconds)
-        if turn.generated:
-            self.observer.tokens_generated(turn.generated)
 
     def _note_cancelled(self, number: int, future: "Future[Completion]") -> None:
         if future.cancelled() and self._forget(number) is not None:

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from snapcap.service.engine.request import Completion, Limits
 from snapcap.service.errors import ServiceError
+from snapcap.service.telemetry.work import Work
 from snapcap.warmup.progress.status import CompilerCounts, StatusState
 from snapcap.warmup.progress.timeline import Phase
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -74,18 +75,6 @@ class ModelLoaded(NamedTuple):
     rehearses: bool
 
 
-class PhaseSeen(NamedTuple):
-    """A phase of the start has begun or ended."""
-
-    phase: Phase
-
-
-class StatusSeen(NamedTuple):
-    """The status of the start or of a build has changed."""
-
-    state: StatusState
-
-
 class Usage(NamedTuple):
     """Bytes allocated on the device, and the counts of the compiler."""
 
@@ -107,16 +96,13 @@ class Turn(NamedTuple):
     """The results of one or more turns of the engine: at most one message for a decode step, however many rows it
     has.
 
-    ``admitted`` are the requests whose slots of shared pixels are free again, ``waited`` the seconds that each of
-    them was queued. ``encoded`` and ``stepped`` hold bucket, rows and seconds of each encode and decode step.
-    ``tokens`` are those of requests that stream. ``failed`` holds each failed request and the error for its client.
+    ``admitted`` are the requests whose slots of shared pixels are free again. ``works`` has the rows, tokens and
+    durations of each decode step and of its encodes. ``tokens`` are those of requests that stream. ``failed`` holds
+    each failed request and the error for its client.
     """
 
     admitted: list[int]
-    waited: list[float]
-    encoded: list[tuple[int, int, float]]
-    stepped: list[tuple[int, int, float]]
-    generated: int
+    works: list[Work]
     tokens: list[tuple[int, int]]
     completed: list[tuple[int, Completion]]
     failed: list[tuple[int, ServiceError]]
@@ -124,11 +110,12 @@ class Turn(NamedTuple):
     @classmethod
     def of(cls, failed: Iterable[tuple[int, ServiceError]] = ()) -> "Turn":
         """Returns a turn that has failed requests and nothing else."""
-        return cls([], [], [], [], 0, [], [], list(failed))
+        return cls([], [], [], [], list(failed))
 
 
 ToEngine: TypeAlias = Submit | Cancel | Rehearsed | Beat
+# A `Phase` of the start has begun or ended; a `StatusState` is the new status of the start or of a build.
 ToHttp: TypeAlias = (
-    CheckpointFound | ArtifactsFound | ModelLoaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn | Pulse
+    CheckpointFound | ArtifactsFound | ModelLoaded | Phase | StatusState | Usage | Ready | Failed | Turn | Pulse
 )
 Message: TypeAlias = ToEngine | ToHttp

@@ -14,6 +14,7 @@ from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.errors import EngineFailed, NotReady, ServiceError
 from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.service.telemetry.work import Work
 
 if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
@@ -46,26 +47,16 @@ _MOST_STEPS = 64
 
 
 class Turns:
-    """An `EngineObserver` that sends at most one message a turn, because each message costs a system call and wakes
+    """Observes an engine, and sends at most one message a turn, because each message costs a system call and wakes
     the event loop of the HTTP process. Counts and durations wait until a result has to be sent. Only the device
     thread may call it."""
 
     def __init__(self, send: Callable[[Turn], object]) -> None:
         self._send = send
         self._turn = Turn.of()
-        self._generated = 0
 
-    def queue_waited(self, seconds: float) -> None:
-        self._turn.waited.append(seconds)
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
-        self._turn.encoded.append((bucket, rows, seconds))
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
-        self._turn.stepped.append((bucket, rows, seconds))
-
-    def tokens_generated(self, count: int) -> None:
-        self._generated += count
+    def observe(self, work: Work) -> None:
+        self._turn.works.append(work)
 
     def admitted(self, number: int) -> None:
         """Reports that the pixels of a request are not needed any more."""
@@ -86,9 +77,9 @@ class Turns:
     def end(self) -> None:
         """Sends the turn's message if it has something that a request waits for, or many counts have collected."""
         turn = self._turn
-        if turn.admitted or turn.tokens or turn.completed or turn.failed or len(turn.stepped) >= _MOST_STEPS:
-            self._send(turn._replace(generated=self._generated))
-            self._turn, self._generated = Turn.of(), 0
+        if turn.admitted or turn.tokens or turn.completed or turn.failed or len(turn.works) >= _MOST_STEPS:
+            self._send(turn)
+            self._turn = Turn.of()
 
 
 _logger = logging.getLogger("snapcap.engine")

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from support.servers.live_app import create_app
 
 from snapcap.models.errors import PromptError
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 
@@ -36,8 +36,7 @@ def ask(services: Services, image: Callable[..., bytes]) -> Callable[..., Any]:
     def post(text: str | list[str], chat_text: str = "ignore", **fields: Any) -> Any:
         texts = [{"type": "text", "text": each} for each in ([text] if isinstance(text, str) else text)]
         content = [*texts, {"type": "image_url", "image_url": {"url": url}}]
-        exposure = Exposure.of(HttpSettings(chat_text=chat_text), None)
-        client = TestClient(create_app(services, BodyLimits(1 << 20, 5.0), exposure))
+        client = TestClient(create_app(services, BodyLimits(1 << 20, 5.0), HttpSettings(chat_text=chat_text)))
         return client.post(
             PATH, json={"model": "fake", "messages": [{"role": "user", "content": content}], **fields}
         )
@@ -211,5 +210,5 @@ def test_the_document_says_which(services: Services, document: dict[str, Any]) -
 
     assert "contains" in messages(document)
     assert "X-Snapcap-Ignored" in document["paths"][PATH]["post"]["responses"]["200"]["headers"]
-    app = create_app(services, BodyLimits(1, 1.0), Exposure(continue_text=True))
+    app = create_app(services, BodyLimits(1, 1.0), HttpSettings(chat_text="continue"))
     assert messages(TestClient(app).get("/openapi.json").json())["maxItems"] == 1

@@ -9,7 +9,8 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Application, Exposure, Services, create_operations_app
+from snapcap.service.api.app import Application, Services, create_operations_app
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 
 
@@ -81,13 +82,13 @@ def test_an_address_that_was_joined_wrongly_is_told_the_right_one(app: Applicati
 
 
 def test_an_endpoint_takes_the_request_and_no_other_route_has_its_name(app: Application) -> None:
-    routes = [route for group in app.groups for route in group.routes]
+    routes = [route for group in app.routes.groups for route in group.routes]
     assert len({route.name for route in routes}) == len(routes) > 20
     assert all(isinstance(route, Route) for route in routes)
 
 
 def test_what_captions_is_not_ready_before_it_is_imported(services: Services, image: Callable[..., bytes]) -> None:
-    client = TestClient(create_operations_app(services, Exposure()))
+    client = TestClient(create_operations_app(services, HttpSettings(), None))
     for path in ("/livez", "/readyz", "/startup", "/metrics"):
         assert client.get(path).status_code == 200
     for reply in (client.post("/v1/caption", content=image()), client.get("/nowhere")):

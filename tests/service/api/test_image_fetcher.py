@@ -18,8 +18,9 @@ from starlette.testclient import TestClient
 from support.servers.image_host import ANSWERS, MAX, serve
 from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.api.image_fetcher import MAX_REDIRECTS, ImageFetcher, is_public
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, ServiceError
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.limits import MAX_IMAGE_FETCHES, ImageFetchesFull
@@ -331,7 +332,7 @@ def test_a_chat_completion_with_the_url_of_an_image(
 ) -> None:
     name = f"localhost:{host.server_port}"
     host.answers = {**ANSWERS, "/image": lambda asked: asked.reply(200, image(8))}
-    client = TestClient(create_app(services, BodyLimits(MAX, 10.0), Exposure(image_hosts=(name,))))
+    client = TestClient(create_app(services, BodyLimits(MAX, 10.0), HttpSettings(image_hosts=(name,))))
     part = {"type": "image_url", "image_url": {"url": f"http://{name}/image"}}
     chat = {"model": "fake", "messages": [{"role": "user", "content": [part]}]}
     refused = client.post("/v1/chat/completions", json=chat)
@@ -352,7 +353,7 @@ def test_a_caption_of_the_url_of_an_image(
 ) -> None:
     name = f"localhost:{host.server_port}"
     host.answers = {**ANSWERS, "/image": lambda asked: asked.reply(200, image(8))}
-    client = TestClient(create_app(services, BodyLimits(MAX, 10.0), Exposure(image_hosts=(name,))))
+    client = TestClient(create_app(services, BodyLimits(MAX, 10.0), HttpSettings(image_hosts=(name,))))
     refused = client.post(path, json={member: f"http://{name}/image"})
     assert (refused.status_code, "not at a public address" in refused.json()["error"]) == (422, True)
     assert host.asked == []

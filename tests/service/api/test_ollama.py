@@ -12,9 +12,10 @@ import pytest
 from starlette.testclient import TestClient
 from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.api.ollama import OPTIONS, parse_keep_alive
 from snapcap.service.captioning.captioner import WeightFiles, meant
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.errors import EngineFailed, InvalidOption
 from snapcap.service.http.bodies import BodyLimits
 
@@ -337,7 +338,7 @@ def test_an_error_after_the_first_line_is_the_last_line(
 
 
 def test_the_prompt_is_the_beginning_where_texts_are(services: Services, engine, picture) -> None:
-    app = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(continue_text=True))
+    app = create_app(services, BodyLimits(1 << 20, 5.0), HttpSettings(chat_text="continue"))
     client = TestClient(app)
     asked = {"images": [picture(5)], "prompt": "a red", "system": "Be brief.", "stream": False}
     reply = client.post("/api/generate", json=asked)

@@ -10,8 +10,9 @@ from openapi_spec_validator import validate
 from starlette.testclient import TestClient
 from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Application, Exposure, Services
+from snapcap.service.api.app import Application, Services
 from snapcap.service.captioning.options import NAMES
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.access import ApiKeys, is_open
 from snapcap.service.http.bodies import BodyLimits
 
@@ -23,7 +24,7 @@ def test_the_openapi_document_is_valid_and_covers_every_route(client: TestClient
     assert isinstance(client.app, Application)
     served = {
         (route.path.replace(":path}", "}"), method.lower())
-        for group in client.app.groups
+        for group in client.app.routes.groups
         for route in group.routes
         for method in route.methods or ()
         if method != "HEAD"
@@ -82,7 +83,7 @@ def test_every_schema_is_used_and_every_reference_leads_somewhere(document) -> N
 
 
 def test_keys_are_described_where_they_are_asked_for(services: Services) -> None:
-    app = create_app(services, BodyLimits(1, 1.0), Exposure(ApiKeys(["secret"])))
+    app = create_app(services, BodyLimits(1, 1.0), keys=ApiKeys(["secret"]))
     document = TestClient(app).get("/openapi.json").json()
     validate(document)
     scheme = {"type": "http", "scheme": "bearer"}
@@ -95,7 +96,7 @@ def test_keys_are_described_where_they_are_asked_for(services: Services) -> None
 
 def test_urls_of_images_are_described_where_some_are_fetched(services: Services, document) -> None:
     assert '"format": "uri"' not in json.dumps(request_of(document))
-    app = create_app(services, BodyLimits(1, 1.0), Exposure(image_hosts=("images.example",)))
+    app = create_app(services, BodyLimits(1, 1.0), HttpSettings(image_hosts=("images.example",)))
     document = TestClient(app).get("/openapi.json").json()
     validate(document)
     assert '"format": "uri"' in json.dumps(request_of(document))

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Services
 from snapcap.service.api.operations import MetricsText
+from snapcap.service.telemetry.work import Batch, Work
 
 Png = Callable[..., bytes]
 
@@ -155,11 +156,8 @@ def test_metrics_of_requests(services: Services, client: TestClient, image: Png)
 
 
 def test_metrics_of_the_engine(services: Services, client: TestClient) -> None:
-    services.metrics.queue_waited(0.1)
-    services.metrics.encoded(4, 3, 0.01)
-    services.metrics.decode_stepped(8, 5, 0.002)
-    services.metrics.decode_stepped(8, 8, 0.002)
-    services.metrics.tokens_generated(13)
+    services.metrics.worked(Work(Batch(8, 5, 0.002), [Batch(4, 3, 0.01)], [0.1], 13))
+    services.metrics.worked(Work(Batch(8, 8, 0.002), [], [], 0))
     found = samples(client)
     assert found["snapcap_rows_total"] == {("encoder",): 4, ("decoder",): 16}
     assert found["snapcap_padding_rows_total"] == {("encoder",): 1, ("decoder",): 3}

@@ -13,6 +13,7 @@ import pytest
 from snapcap.models.text import Region
 from snapcap.service.api.app import Services
 from snapcap.service.captioning.caption_text import CaptionText
+from snapcap.service.captioning.captioner import Captioner, CaptionJob
 from snapcap.service.captioning.model_defaults import Answer
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stream import CaptionStream, LoopHandoff
@@ -31,12 +32,10 @@ def completion(*tokens: int, reason: Any = "stop") -> Completion:
 
 def stream(*stop: str, seconds: float = PATIENCE, end: str = "") -> CaptionStream:
     """Each token is the word of its number; `end` is what the detokeniser held back."""
-    text = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
+    words: Any = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
     handoff = LoopHandoff(asyncio.get_running_loop())
     deadline = time.monotonic() + seconds
-    return CaptionStream(
-        text.push, text.end, CaptionText(stop), (7, 8, 9), deadline, handoff, CaptionTimes(), read_answer
-    )
+    return CaptionStream(words, CaptionText(stop), (7, 8, 9), deadline, handoff, CaptionTimes(), read_answer)
 
 
 def read_answer(tokens: Sequence[int]) -> Answer:
@@ -154,16 +153,20 @@ class Decoded:
         self.slots_free += 1
 
 
+def job(name: str, captioner: Captioner) -> CaptionJob:
+    return CaptionJob(name, captioner.admit(), CaptionTimes())
+
+
 def test_an_engine_that_refuses_a_stream_does_not_have_its_picture(services: Services, engine: Any) -> None:
     captioner, decoder = services.captioner, Decoded()
     model: Any = captioner._model
     captioner.attach(engine, "fake", decoder, model.defaults)
     engine.refuse = QueueFull()
     with pytest.raises(QueueFull):
-        asyncio.run(captioner.stream(b"x", CaptionOptions(), "1", captioner.admit(), live=True))
+        asyncio.run(captioner.stream(b"x", CaptionOptions(), job("1", captioner), live=True))
     assert decoder.slots_free == 1
     engine.refuse = None
-    asyncio.run(captioner.stream(b"x", CaptionOptions(), "2", captioner.admit(), live=True))
+    asyncio.run(captioner.stream(b"x", CaptionOptions(), job("2", captioner), live=True))
     assert decoder.slots_free == 0, "the engine has the picture"
 
 
@@ -176,7 +179,7 @@ def test_a_client_that_leaves_when_its_request_is_with_the_engine_withdraws_it(
     engine.gate.clear()
 
     async def scenario() -> None:
-        captioning = asyncio.create_task(captioner.caption(b"x", CaptionOptions(), "1", captioner.admit()))
+        captioning = asyncio.create_task(captioner.caption(b"x", CaptionOptions(), job("1", captioner)))
         await asyncio.sleep(0)
         assert len(engine.requests) == 1
         captioning.cancel()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from snapcap.service.api.app import Services
-from snapcap.service.captioning.captioner import Captioner, Start
+from snapcap.service.captioning.captioner import Captioner, CaptionJob, Start
 from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.errors import DeadlineExceeded, ModelNotAwake, ModelNotFound
 from snapcap.service.limits import QueueFull
 from snapcap.service.readiness import Readiness
@@ -68,7 +69,9 @@ async def caption(captioner: Captioner, image: bytes, **options: Any) -> str:
     with captioner.admit() as permit:
         named = captioner.named(options.get("model"), permit)
         permit.take()
-        return (await named.caption(image, CaptionOptions(**options), "id", permit)).model
+        return (
+            await named.caption(image, CaptionOptions(**options), CaptionJob("id", permit, CaptionTimes()))
+        ).model
 
 
 def test_requests_wait_for_the_model_that_they_name(two, image) -> None:
@@ -157,7 +160,8 @@ def test_names(two) -> None:
     assert first.named(None) is first
     assert first.named("second") is second
     assert second.named("first") is first
-    assert first.served_model("second") == ("second", 1.0)
+    assert first.served("second") is second
+    assert second.created == 1.0
     with pytest.raises(ModelNotFound, match="use 'first' or 'second'"):
         first.named("third")
 
@@ -171,7 +175,9 @@ def test_a_stream_is_a_use_until_its_last_token_and_its_result_outlives_the_mode
         engine.gate.clear()
         with first.admit() as permit:
             permit.take()
-            stream = await first.stream(image(), CaptionOptions(), "id", permit, live=True)
+            stream = await first.stream(
+                image(), CaptionOptions(), CaptionJob("id", permit, CaptionTimes()), live=True
+            )
             assert first.uses.count == 1
             engine.gate.set()
             text = "".join([piece async for piece in stream])

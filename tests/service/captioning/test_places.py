@@ -27,8 +27,7 @@ from support.servers.raw_http import post
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services
 from snapcap.service.api.image_fetcher import ImageFetcher
-from snapcap.service.images.pool import ImageMemoryFull
-from snapcap.service.limits import EngineChannelFull
+from snapcap.service.limits import EngineChannelFull, ImageMemoryFull
 
 Png = Callable[..., bytes]
 

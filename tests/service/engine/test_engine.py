@@ -12,7 +12,6 @@ from support.fakes.list_engine import LIMITS, PATIENCE, Served, result
 
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, EngineFailed, NotReady
-from snapcap.service.ipc.shared_pixels import FilledSlot
 from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SamplingParams
 
 
@@ -338,7 +337,7 @@ def test_a_step_that_fails_beside_an_encode_fails_both_and_the_next_request_is_s
 def test_an_image_that_cannot_be_read_beside_steps_fails_its_request_alone() -> None:
     beside = Beside()
     beside.release.set()
-    pixels = FilledSlot(0)  # of another process
+    pixels = 0  # of another process
     odd = CaptionRequest("odd", pixels, (), SamplingParams(), 1e12, Future())
     beside.served.engine.submit(odd)
     beside.go_on()

@@ -253,7 +253,7 @@ def test_a_callback_that_raises_fails_its_request_alone(served: Served, which: s
 
     release = served.hold()
     callbacks: dict[str, Any] = {"on_token": no_token, which: fail}
-    pixels: Any = 2
+    pixels: Any = 2.0
     odd = CaptionRequest("2", pixels, (), SamplingParams(), 1e12, Future(), **callbacks)
     first = served.send(1)
     served.engine.submit(odd)

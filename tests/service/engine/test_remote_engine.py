@@ -19,8 +19,9 @@ from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.service.ipc.framing import Unpacker, pack
-from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
+from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.service.limits import EngineChannelFull
+from snapcap.service.telemetry.work import Batch, Work
 from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
@@ -44,7 +45,7 @@ class Filling(RemoteEngine):
     def submit(self, request: CaptionRequest) -> None:
         slot = self.slots.take()
         self.pixels.read(slot)[:] = request.array
-        super().submit(replace(request, pixels=FilledSlot(slot)))
+        super().submit(replace(request, pixels=slot))
 
 
 class Sent:
@@ -95,7 +96,7 @@ def test_what_a_turn_says_reaches_whom_it_is_for(sent: Sent) -> None:
 
 
 def test_observations_are_handed_on(sent: Sent) -> None:
-    sent.engine.take(turn(waited=[0.5, 0.6], encoded=[(4, 2, 0.1)], stepped=[(4, 3, 0.2)], generated=5))
+    sent.engine.take(turn(works=[Work(Batch(4, 3, 0.2), [Batch(4, 2, 0.1)], [0.5, 0.6], 5)]))
     seen = sent.observer
     assert (seen.waited, seen.encodes, seen.steps, seen.generated) == ([0.5, 0.6], [(4, 2)], [(4, 3)], 5)
 
@@ -180,7 +181,7 @@ class Behind:
         self.runner = Images(table.largest.size)
         self.scheduler = Scheduler(table, LIMITS)
         turns = self.intake.turns
-        self.engine = Engine(self.scheduler, turns, turns.end)
+        self.engine = Engine(self.scheduler, turns.observe, turns.end)
         self.intake.attach(self.engine)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -249,7 +250,7 @@ def test_all_that_end_with_a_step_are_in_one_message(behind: Behind) -> None:
     assert [len(each.completed) for each in behind.turns if each.completed] == [8]
     assert [len(each.admitted) for each in behind.turns if each.admitted] == [8]
     # Of three steps the first has the admission, and the second nothing that anybody waits for.
-    assert [len(each.stepped) for each in behind.turns] == [1, 2]
+    assert [len(each.works) for each in behind.turns] == [1, 2]
     assert len(behind.observer.steps) == len(behind.runner.steps) == 3
 
 

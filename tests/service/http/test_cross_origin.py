@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from support.servers.good_requests import PATHS
 from support.servers.live_app import create_app, on_a_port
 
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
@@ -26,8 +26,8 @@ HEADERS = "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainl
 @pytest.fixture
 def client_of(services: Services) -> Callable[..., TestClient]:
     def make(*origins: str, keys: ApiKeys | None = None) -> TestClient:
-        exposure = Exposure.of(HttpSettings(origins=parse_origins(",".join(origins)) if origins else ()), keys)
-        return TestClient(create_app(services, BodyLimits(1 << 20, 5.0), exposure))
+        http = HttpSettings(origins=parse_origins(",".join(origins)) if origins else ())
+        return TestClient(create_app(services, BodyLimits(1 << 20, 5.0), http, keys))
 
     return make
 
@@ -159,8 +159,8 @@ def test_a_real_browser_shows_a_page_of_an_allowed_origin_everything(
 
     picture = base64.b64encode(image(5)).decode()
     with on_a_port(page_of_another) as allowed, on_a_port(page_of_another) as refused:
-        exposure = Exposure(ApiKeys(["secret"]), origins=parse_origins(allowed))
-        with on_a_port(create_app(services, BodyLimits(1 << 20, 5.0), exposure)) as server:
+        http = HttpSettings(origins=parse_origins(allowed))
+        with on_a_port(create_app(services, BodyLimits(1 << 20, 5.0), http, ApiKeys(["secret"]))) as server:
             page = chromium.new_page()
             page.goto(allowed)
             assert page.evaluate(ASK, [server, picture, "secret"]) == [200, "5 7", "text"]

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from support.servers.good_requests import PATHS
 from support.servers.live_app import create_app, on_a_port
 
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
@@ -24,8 +24,7 @@ EVIL = "https://evil.example"
 @pytest.fixture
 def client_of(services: Services) -> Callable[..., TestClient]:
     def make(*, keys: ApiKeys | None = None, **settings: Any) -> TestClient:
-        exposure = Exposure.of(HttpSettings(**settings), keys)
-        return TestClient(create_app(services, BodyLimits(1 << 20, 5.0), exposure))
+        return TestClient(create_app(services, BodyLimits(1 << 20, 5.0), HttpSettings(**settings), keys))
 
     return make
 
@@ -170,10 +169,9 @@ def test_a_real_browser_is_refused(services: Services, chromium: Any) -> None:
     async def page_of_another(scope: Any, receive: Any, send: Any) -> None:
         await HTMLResponse("<!doctype html><title>another</title>")(scope, receive, send)
 
-    exposure = Exposure.of(HttpSettings(), None)
     with (
         on_a_port(page_of_another) as another,
-        on_a_port(create_app(services, BodyLimits(1 << 20, 5.0), exposure)) as server,
+        on_a_port(create_app(services, BodyLimits(1 << 20, 5.0), HttpSettings())) as server,
     ):
         page = chromium.new_page()
         page.goto(another)

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from support.servers.live_app import create_app, on_a_port
 from support.servers.page import give
 
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.warmup.option import parse_root_path
@@ -28,8 +28,7 @@ def under(services: Services) -> TestClient:
 
 
 def application(services: Services) -> Any:
-    exposure = Exposure.of(HttpSettings(root_path="/apps/cap"), None)
-    return create_app(services, BodyLimits(1 << 20, 5.0), exposure)
+    return create_app(services, BodyLimits(1 << 20, 5.0), HttpSettings(root_path="/apps/cap"))
 
 
 @pytest.mark.parametrize("prefix", ["", "/apps/cap"])

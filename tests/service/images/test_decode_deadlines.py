@@ -11,8 +11,9 @@ from support.fakes.list_engine import PATIENCE
 from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
 from snapcap.service.images import processes as decode_family
-from snapcap.service.images.messages import Decoded, Ended, Needs, pack_answer, pack_notice
+from snapcap.service.images.messages import Decoded, Ended, Needs, pack_answer
 from snapcap.service.ipc import shared_pixels
+from snapcap.service.ipc.framing import pack
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_a_late_image_ends_its_process_and_is_not_tried_again(
         first.answer()  # faster than the signal
         await turns()
         assert len(world.slots) == SLOTS, "none is held by a process"
-        world.control.sendall(pack_notice(Ended(first.pid, -9)))
+        world.control.sendall(pack(Ended(first.pid, -9)))
         first.die()
         await turns()
         assert (len(world.working()), len(world.slots)) == (1, SLOTS)
@@ -69,7 +70,7 @@ def test_a_late_image_ends_its_process_and_is_not_tried_again(
 def test_an_image_that_takes_too_long_is_refused_for_that(killed: list[int]) -> None:
     async def scene() -> None:
         world = World()
-        world.decoder._most_s = 0.0
+        world.decoder.most_s = 0.0
         await world.begin(1)
         future = await world.ask(1)
         await until(lambda: bool(killed))

@@ -13,8 +13,9 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import NotReady, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
 from snapcap.service.images import processes as decode_family
-from snapcap.service.images.messages import Answer, Broken, Ended, Needs, NoneBegan, Refused, pack_notice
+from snapcap.service.images.messages import Answer, Broken, Ended, Needs, NoneBegan, Refused
 from snapcap.service.images.parent import picture
+from snapcap.service.ipc.framing import pack
 
 
 def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
@@ -50,7 +51,7 @@ def test_a_parent_that_does_not_replace_one_that_died_is_found_out(monkeypatch: 
         world.processes[0].die()
         await turns()
         for _ in range(10):  # it says that it cannot start one: there is another, which goes on
-            world.control.sendall(pack_notice(NoneBegan(12)))
+            world.control.sendall(pack(NoneBegan(12)))
             await asyncio.sleep(0.03)
         assert world.failures == []
         while not world.failures:  # noqa: ASYNC110  a list says nothing when it grows
@@ -90,7 +91,7 @@ def test_where_none_can_be_started_any_more_the_server_ends(monkeypatch: pytest.
         future = await world.ask(1)
         world.processes[0].die()
         while not world.failures:
-            world.control.sendall(pack_notice(NoneBegan(12)))
+            world.control.sendall(pack(NoneBegan(12)))
             await asyncio.sleep(0.01)
         await turns()
         assert "no process could be started" in str(world.failures[0])
@@ -122,9 +123,9 @@ def test_a_process_whose_child_keeps_its_socket_has_ended_when_its_parent_says_s
         for value in range(1, 2 * SLOTS):
             future = await world.ask(value)
             (process,) = world.working()
-            world.control.sendall(pack_notice(Ended(process.pid, 0)))
+            world.control.sendall(pack(Ended(process.pid, 0)))
             await turns()
-            assert not world.decoder._family.workers
+            assert not world.decoder.family.workers
             world.add()
             await turns()
             world.processes[-1].answer()
@@ -153,9 +154,9 @@ def test_a_process_that_closes_its_socket_and_goes_on_is_killed(monkeypatch: pyt
         for each in (gone, ended):
             each.die()
         await turns()
-        world.control.sendall(pack_notice(Ended(ended.pid, -11)))
+        world.control.sendall(pack(Ended(ended.pid, -11)))
         while not killed:
-            world.control.sendall(pack_notice(NoneBegan(12)))
+            world.control.sendall(pack(NoneBegan(12)))
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         assert killed == [gone.pid], "once, and not the number of one that has ended, which may be another's"
@@ -312,7 +313,7 @@ def test_images_that_end_every_process_do_not_end_a_server_that_replaces_them(
         assert world.failures == []
         world.processes[-1].die()
         while not world.failures:
-            world.control.sendall(pack_notice(NoneBegan(12)))
+            world.control.sendall(pack(NoneBegan(12)))
             await asyncio.sleep(0.02)
         assert "no process could be started" in str(world.failures[0])
         world.close()

@@ -13,16 +13,11 @@ from snapcap.service.images.messages import (
     Answer,
     AnswerReader,
     BadAnswer,
-    Began,
     Broken,
     Decoded,
-    Ended,
     Needs,
-    NoneBegan,
-    NoticeReader,
     Refused,
     pack_answer,
-    pack_notice,
 )
 
 MOMENT = st.floats(0, 1e9)
@@ -89,12 +84,3 @@ def test_a_long_text_is_cut_and_not_waited_for() -> None:
     assert (len(answer.trace), answer.trace[-9:]) == (8000, "the error")
     with pytest.raises(BadAnswer, match="a text of 65535 bytes"):
         AnswerReader().feed(pack_answer(Broken(""))[:-2] + b"\xff\xff")
-
-
-def test_notices_arrive_whole_however_they_are_cut() -> None:
-    sent = [Began(7), Ended(7, -9), NoneBegan(12), Ended(8, 1)]
-    data = b"".join(map(pack_notice, sent))
-    reader, found = NoticeReader(), []
-    for start in range(0, len(data), 5):
-        found += reader.feed(data[start : start + 5])
-    assert found == sent

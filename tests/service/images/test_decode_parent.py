@@ -14,9 +14,9 @@ import pytest
 from support.fakes.list_engine import PATIENCE
 from support.servers.server_process import clean_environment
 
-from snapcap.service.images.messages import Began, Ended, Notice, NoticeReader, pack_notice
+from snapcap.service.images.messages import Began, Ended, Notice
 from snapcap.service.images.processes import NoticeChannel
-from snapcap.service.ipc.framing import RECEIVE_BYTES
+from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack
 from snapcap.service.ipc.shared_pixels import image_file
 
 PROGRAM = """
@@ -44,7 +44,7 @@ def test_a_process_whose_socket_was_lost_is_replaced_until_the_server_ends() -> 
     ended_at = 0.0
     while len(seen) < 3:
         data, descriptors, _, _ = socket.recv_fds(ours, RECEIVE_BYTES, 4)
-        (notice,) = NoticeReader().feed(data)
+        (notice,) = Unpacker[Notice]().feed(data)
         if isinstance(notice, Ended):
             assert notice.pid in seen
             assert notice.code == 0
@@ -89,13 +89,14 @@ class Heard:
     async def tell(self, pid: int) -> None:
         end, _ = socket.socketpair()
         file = image_file((2, 2))
-        socket.send_fds(self.theirs, [pack_notice(Began(pid))], [end.fileno(), file])
+        socket.send_fds(self.theirs, [pack(Began(pid))], [end.fileno(), file])
         end.close()
         os.close(file)
         for _ in range(4):
             await asyncio.sleep(0)
 
     def close(self) -> None:
+        self.channel.leave()
         self.channel.close()
         for each in (self.theirs, *self.began):
             each.close()
@@ -127,7 +128,7 @@ def test_without_room_for_a_socket_and_its_file_the_next_ones_are_still_heard(
         end, other = socket.socketpair()
         file = image_file((2, 2))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        socket.send_fds(heard.theirs, [pack_notice(Began(7))], [end.fileno(), file])
+        socket.send_fds(heard.theirs, [pack(Began(7))], [end.fileno(), file])
         os.close(file)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest() + room, hard))
@@ -137,7 +138,7 @@ def test_without_room_for_a_socket_and_its_file_the_next_ones_are_still_heard(
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert heard.began == []
         assert heard.said == [Began(7)], "its parent lives"
-        assert heard.theirs.recv(8) == b"\0", "and waits before it starts another"
+        assert heard.theirs.recv(64), "and waits before it starts another"
         await heard.tell(8)
         assert len(heard.began) == 1
         heard.close()

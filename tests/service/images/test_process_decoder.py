@@ -5,8 +5,10 @@ from support.fakes.decode_world import COMPLETION, MEMORY, SLOTS, World, of, pla
 
 from snapcap.service.engine.remote.messages import Turn
 from snapcap.service.errors import UnprocessableImage
-from snapcap.service.images.messages import Answer, Broken, Ended, Needs, Refused, pack_notice
-from snapcap.service.images.pool import ImageMemoryFull, ImageProcessError
+from snapcap.service.images.messages import Answer, Broken, Ended, Needs, Refused
+from snapcap.service.images.pool import ImageProcessError
+from snapcap.service.ipc.framing import pack
+from snapcap.service.limits import ImageMemoryFull
 
 
 def test_an_image_goes_to_a_process_and_its_slot_to_the_engine() -> None:
@@ -64,7 +66,7 @@ def test_an_answer_for_a_client_that_leaves_in_the_same_turn_frees_its_slot(answ
         world = World()
         await world.begin(1)
         future = await world.ask(9)
-        (process,), (worker,) = world.working(), world.decoder._family.workers
+        (process,), (worker,) = world.working(), world.decoder.family.workers
         process.answer(answer)
         worker._receive()  # the request has its outcome, and has not run yet
         assert (len(world.slots), future.done()) == (SLOTS - (answer is None), False)
@@ -112,7 +114,7 @@ def test_an_image_that_the_socket_has_no_room_for_does_not_hold_the_loop() -> No
         process.answer()
         await turns()
         assert process.job() == bytes([6]) * 10
-        (worker,) = world.decoder._family.workers
+        (worker,) = world.decoder.family.workers
         assert len(worker._rest.obj) == 0, "the image is not held any longer"
         world.close()
 
@@ -194,7 +196,7 @@ def test_processes_that_died_idle_cost_no_image_an_attempt(caplog: pytest.LogCap
         for each in world.processes:
             each.die()
         future = await world.ask(1)  # before their ends were heard
-        world.control.sendall(pack_notice(Ended(7, -9)))
+        world.control.sendall(pack(Ended(7, -9)))
         world.add()
         await turns()
         world.processes[-1].answer()
@@ -250,7 +252,7 @@ def test_the_memory_of_a_process_that_died_is_there_again() -> None:
                 world.add()
                 await turns()
             assert isinstance(future.exception(), UnprocessableImage)
-        assert (world.decoder._room._taken, world.decoder._room._takers, len(world.slots)) == (0, 0, SLOTS)
+        assert (world.decoder.room._taken, world.decoder.room._takers, len(world.slots)) == (0, 0, SLOTS)
         world.close()
 
     play(scene())

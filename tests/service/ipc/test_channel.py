@@ -7,18 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
-from snapcap.service.engine.remote.client import LoopChannel
 from snapcap.service.engine.remote.messages import Cancel, Failed, Message
 from snapcap.service.engine.remote.server import BlockingChannel
 from snapcap.service.ipc import shared_pixels
+from snapcap.service.ipc.channel import LoopChannel
 from snapcap.service.ipc.shared_pixels import SharedPixels, image_file, write_image
 
 PATIENCE = 30.0
+Channel: TypeAlias = LoopChannel[Message]
 MANY = 5000  # more than a socket holds
 
 
@@ -37,11 +38,12 @@ def received(end: socket.socket, count: int) -> list[Message]:
     return found
 
 
-def on_a_loop(end: socket.socket, use: Callable[[LoopChannel], Any], messages: list[Message] | None = None) -> Any:
+def on_a_loop(end: socket.socket, use: Callable[[Channel], Any], messages: list[Message] | None = None) -> Any:
     """What a thread makes of a channel whose loop runs meanwhile."""
 
     async def run() -> Any:
-        channel = LoopChannel(end, asyncio.get_running_loop(), ([] if messages is None else messages).append)
+        taken: list[Message] = [] if messages is None else messages
+        channel = LoopChannel(end, asyncio.get_running_loop(), taken.append)
         return await asyncio.wait_for(asyncio.to_thread(use, channel), PATIENCE)
 
     return asyncio.run(run())
@@ -50,7 +52,7 @@ def on_a_loop(end: socket.socket, use: Callable[[LoopChannel], Any], messages: l
 def test_who_sends_does_not_wait_for_an_end_that_does_not_read(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
 
-    def use(channel: LoopChannel) -> list[Message]:
+    def use(channel: Channel) -> list[Message]:
         for number in range(MANY):
             channel.send(Cancel(number))  # returns, though nobody has read yet
         return received(theirs, MANY)
@@ -64,7 +66,7 @@ def test_a_channel_says_when_too_much_waits_and_when_it_does_no_more(
     ours, theirs = ends
     large = Failed("x" * (1 << 20))
 
-    def use(channel: LoopChannel) -> int:
+    def use(channel: Channel) -> int:
         count = 0
         while channel.has_room:
             channel.send(large)
@@ -82,7 +84,7 @@ def test_messages_of_several_threads_stay_whole_and_each_threads_in_order(
 ) -> None:
     ours, theirs = ends
 
-    def use(channel: LoopChannel) -> list[Message]:
+    def use(channel: Channel) -> list[Message]:
         def send(thread: int) -> None:
             for number in range(MANY // 4):
                 channel.send(Cancel(10 * number + thread))
@@ -102,7 +104,7 @@ def test_what_arrives_is_taken_on_the_loop(ends: tuple[socket.socket, socket.soc
     sent = [Failed("x" * size) for size in (1, 100_000, 10, 1_000_000, 1)]
     taken: list[Message] = []
 
-    def use(_channel: LoopChannel) -> None:
+    def use(_channel: Channel) -> None:
         channel = BlockingChannel(theirs)
         for message in sent:
             channel.send(message)
@@ -117,7 +119,7 @@ def test_what_arrives_is_taken_on_the_loop(ends: tuple[socket.socket, socket.soc
 def test_the_end_of_one_is_heard_by_the_other(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
 
-    def use(channel: LoopChannel) -> tuple[object, None]:
+    def use(channel: Channel) -> tuple[object, None]:
         other = BlockingChannel(theirs)
         channel.close()
         heard = other.receive()

@@ -14,11 +14,9 @@ from snapcap.service.engine.remote.messages import (
     Failed,
     Message,
     ModelLoaded,
-    PhaseSeen,
     Pulse,
     Ready,
     Rehearsed,
-    StatusSeen,
     Submit,
     Turn,
     Usage,
@@ -33,7 +31,8 @@ from snapcap.service.errors import (
     ServiceError,
 )
 from snapcap.service.ipc.framing import Unpacker, pack
-from snapcap.warmup.progress.status import CacheCounts, CompilerCounts, StartupStatus
+from snapcap.service.telemetry.work import Batch, Work
+from snapcap.warmup.progress.status import CacheCounts, CompilerCounts, StartupStatus, StatusState
 from snapcap.warmup.progress.timeline import Phase
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
@@ -53,7 +52,7 @@ params = st.builds(
 completions = st.builds(
     Completion, tokens, st.sampled_from(("stop", "length")), st.text(), seconds, seconds, seconds
 )
-steps = st.lists(st.tuples(small, small, seconds), max_size=3)
+batches = st.builds(Batch, small, small, seconds)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Submit, numbers, st.text(), small, tokens, params, seconds, st.booleans()),
     st.builds(Cancel, numbers),
@@ -61,17 +60,14 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(CheckpointFound, st.text(min_size=1).map(Path)),
     st.builds(ArtifactsFound, st.none() | st.binary()),
     st.builds(ModelLoaded, st.builds(Limits, small, small, st.frozensets(small), small), st.booleans()),
-    st.builds(PhaseSeen, st.builds(Phase, st.text(), seconds, st.none() | seconds)),
+    st.builds(Phase, st.text(), seconds, st.none() | seconds),
     st.builds(Usage, numbers, st.builds(CompilerCounts, small, st.builds(CacheCounts, small, small, small))),
     st.builds(Ready),
     st.builds(Failed, st.text()),
     st.builds(
         Turn,
         st.lists(numbers),
-        st.lists(seconds),
-        steps,
-        steps,
-        small,
+        st.lists(st.builds(Work, batches, st.lists(batches, max_size=3), st.lists(seconds), small), max_size=3),
         st.lists(st.tuples(numbers, small)),
         st.lists(st.tuples(numbers, completions), max_size=3),
         st.just([]),  # errors, which are no values: see below
@@ -108,12 +104,12 @@ def test_a_status_becomes_what_it_is_told() -> None:
     """All that `/startup` and the metrics read from it."""
     status, other, unpacker = StartupStatus(), StartupStatus(), Unpacker()
 
-    def tell(message: StatusSeen) -> None:
-        for each in unpacker.feed(pack(message)):
-            assert isinstance(each, StatusSeen)
-            other.restore(each.state)
+    def tell(state: StatusState) -> None:
+        for each in unpacker.feed(pack(state)):
+            assert isinstance(each, StatusState)
+            other.restore(each)
 
-    status.listen(lambda state: tell(StatusSeen(state)))
+    status.listen(tell)
     status.expect((1, 4), "cpu", "float32")
     status.update("encoder", 1, "warm", "aot", 0.5, 1.0)
     status.swapped("swapped")

@@ -27,9 +27,9 @@ def paths(tmp_path: Path) -> list[str]:
     return [str(path) for path in sorted(tmp_path.iterdir())]
 
 
-def feed(served: Served, decode: Callable[[bytes], object] = int, threads: int = 2) -> Feed:
+def feed(served: Served, decode: Callable[[bytes], int] = int, threads: int = 2) -> Feed:
     def decoded(data: bytes) -> Any:
-        return SimpleNamespace(pixels=decode(data), size=(3, 2))
+        return SimpleNamespace(pixels=float(decode(data)), size=(3, 2))
 
     return Feed(served.engine, decoded, ASKED, threads=threads, ahead=AHEAD)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snapcap.service import readiness
-from snapcap.service.server.engine_process import start_build
+from snapcap.service.server.background import start_build
 from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.start import background_build as background
 
@@ -52,7 +52,7 @@ def begin(
     artifacts = SimpleNamespace(fetched=SimpleNamespace(result=found))
     loaded: Any = SimpleNamespace(compiled=compiled, artifacts=artifacts)
     options = StartOptions(store=store or StoreOptions())
-    engine: Any = SimpleNamespace(call=None)
+    engine: Any = SimpleNamespace(call=print)
     return start_build(options, loaded, status, engine)
 
 

@@ -12,8 +12,7 @@ from support.servers.server_process import ServerProcess, descendants, snapcap, 
 
 from snapcap.service import readiness
 from snapcap.service.readiness import after_ready
-from snapcap.service.server import engine_process
-from snapcap.service.server.engine_process import start_preparing
+from snapcap.service.server.background import start_preparing
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.weights import prepare as weights_worker
 from snapcap.warmup.weights.prepare import Prepared
@@ -100,7 +99,7 @@ def begin(
         return timers[-1]
 
     monkeypatch.setattr(readiness, "AFTER_READY_S", after_s)
-    monkeypatch.setattr(engine_process, "after_ready", after)
+    monkeypatch.setattr(readiness, "after_ready", after)
     stop = start_preparing(StartOptions(), loaded)
     for timer in timers if not after_s else ():
         timer.join(PATIENCE)

@@ -18,7 +18,7 @@ from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.images.decode import EncodedImage
 from snapcap.service.images.parent import picture
-from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
+from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -130,7 +130,7 @@ def test_without_a_model_each_thread_decodes_and_serves_others_later(
 
 def test_without_a_model_slots_of_the_shared_pixels_are_free_again() -> None:
     slots, future = Slots(1), Future()
-    pixels = FilledSlot(slots.take())
+    pixels = slots.take()
     AnswersAtOnce(slots).submit(CaptionRequest("1", pixels, (), SamplingParams(), 1e12, future))
     assert len(slots) == 1
     assert future.result().tokens
@@ -142,7 +142,7 @@ def test_the_pixels_that_a_rehearsal_left_are_given_to_the_next_one_and_back_whe
     slots.give_back(left)
     decoder, encoded = DecodedBefore(slots), EncodedImage(b"", "1", 1e12)
     given = asyncio.run(decoder.decode(encoded))
-    assert given.pixels == FilledSlot(left)
+    assert given.pixels == left
     assert len(slots) == 1
     given.discard()
     assert len(slots) == 2

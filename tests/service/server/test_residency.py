@@ -236,7 +236,7 @@ def test_a_request_whose_time_is_over_ends_no_wake(
 ) -> None:
     async def run() -> None:
         model = residents()["a"]
-        model.captioner._limits = replace(model.captioner._limits, timeout=0.05)
+        model.captioner._timeout = 0.05
         with pytest.raises(DeadlineExceeded):
             await model.captioner.awake()
         assert model.state is ModelState.WAKING

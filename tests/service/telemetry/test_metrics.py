@@ -50,7 +50,7 @@ def test_counters_of_requests_are_there_before_the_first_request(client: TestCli
 def test_rules_and_dashboard_name_the_apis_that_caption(client: TestClient, document: Any) -> None:
     app: Any = client.app
     apis = [
-        app.apis.of(method.upper(), path.replace("{", "").replace("}", ""))
+        app.routes.api_of(method.upper(), path.replace("{", "").replace("}", ""))
         for path, operations in document["paths"].items()
         for method in operations
     ]

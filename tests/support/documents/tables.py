@@ -49,8 +49,8 @@ def refusals() -> str:
         option = options[limit.option] if limit.option else None
         bound = limit.bound or (option.default_text if option else "")
         setting = f"`{option.flag}`" if option else "–"
-        metric = f"`snapcap_{limit.metric}_total` `{limit.reason or limit.code}`"
-        rows.append((f"{limit.status} `{limit.code}`", limit.what, bound, setting, metric))
+        metric = f"`snapcap_{limit.metric}_total` `{limit.reason or limit.error.code}`"
+        rows.append((f"{limit.error.status} `{limit.error.code}`", limit.what, bound, setting, metric))
     return _table(("refusal", "limit", "default", "option", "metric and its reason"), rows)
 
 

@@ -16,14 +16,15 @@ from support.fakes.thread_decoder import PLAIN_CONFIG
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.text import PromptIds
-from snapcap.service.captioning.captioner import Captioner, CaptionLimits, CaptionResult
+from snapcap.service.captioning.captioner import Captioner, CaptionJob, CaptionResult
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.times import CaptionTimes
+from snapcap.service.config.settings import QueueSettings
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.images.decode import ImageProcesses
 from snapcap.service.images.messages import (
     HEAD,
     Answer,
@@ -31,11 +32,10 @@ from snapcap.service.images.messages import (
     Decoded,
     Setup,
     pack_answer,
-    pack_notice,
 )
 from snapcap.service.images.pool import ImageRoom, ProcessImageDecoder
 from snapcap.service.ipc.fork import ChildProcess
-from snapcap.service.ipc.framing import Unpacker
+from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots, image_file, write_image
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
@@ -96,10 +96,10 @@ class World:
         ours, self.control = socket.socketpair()
         # To be waited for at the end, as the process that forks the others is.
         self.parent = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=-1)
-        processes = ImageProcesses(PROCESSES, ChildProcess(self.parent.pid, ours))
         self.failures: list[Exception] = []
         self.decoder = ProcessImageDecoder(
-            processes,
+            ChildProcess(self.parent.pid, ours),
+            PROCESSES,
             self.pixels,
             self.slots,
             ImageRoom(MEMORY, PROCESSES),
@@ -110,8 +110,8 @@ class World:
         )
         self.admission = Admission(QUEUE)
         self.refusals: dict[str, BaseException | None] = {}
-        limits, readiness = CaptionLimits(1e9, QUEUE, 1), Readiness(lambda: "serving")
-        self.captioner = Captioner(limits, readiness, self.metrics, Timeline(0.0))
+        queue, readiness = QueueSettings(QUEUE, 1e9), Readiness(lambda: "serving")
+        self.captioner = Captioner(queue, readiness, self.metrics, Timeline(0.0))
         tokenizer: Any = SimpleNamespace(
             prompt_ids=lambda _: PromptIds(()),
             caption=lambda _, tokens: str(tokens),
@@ -135,7 +135,7 @@ class World:
         ours, theirs = socket.socketpair()
         number = 1_000_000_000 + len(self.processes)  # above what a system gives
         file = image_file(SIZE)
-        socket.send_fds(self.control, [pack_notice(Began(number))], [ours.fileno(), file])
+        socket.send_fds(self.control, [pack(Began(number))], [ours.fileno(), file])
         ours.close()
         self.processes.append(Played(number, theirs, file))
 
@@ -154,7 +154,7 @@ class World:
         async def caption() -> CaptionResult:
             with permit or Admission(1).admit() as held:
                 image, options = bytes([value]) * size, CaptionOptions(timeout=seconds)
-                return await self.captioner.caption(image, options, str(value), held)
+                return await self.captioner.caption(image, options, CaptionJob(str(value), held, CaptionTimes()))
 
         task = asyncio.create_task(caption())
         await asyncio.sleep(0)
@@ -179,7 +179,7 @@ class World:
         assert self.parent.stdin is not None
         self.parent.stdin.close()
         self.control.close()
-        self.decoder.close()
+        self.decoder.family.close()
         self.captioner.close()
         with suppress(ChildProcessError):
             self.parent.wait()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion, Limits
 from snapcap.service.engine.scheduler import Scheduler
+from snapcap.service.telemetry.work import Work
 from snapcap.warmup.plan.plan import Bucket, BucketTable
 from snapcap.warmup.runtime.devices import CpuLanes
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
@@ -65,7 +66,9 @@ class ListRunner:
         self.before_encode()
         assert len(images) <= bucket.size
         self.encoded.append((bucket.size, len(images)))
-        self.images[first_slot : first_slot + len(images)] = images
+        self.images[first_slot : first_slot + len(images)] = [
+            int(each) if isinstance(each, float) else each for each in images
+        ]
 
     def admit(self, first_slot: int, rows: list[SlotRequest]) -> None:
         self.beside = set()
@@ -153,17 +156,11 @@ class Observer:
         self.steps: list[tuple[int, int]] = []
         self.generated = 0
 
-    def queue_waited(self, seconds: float) -> None:
-        self.waited.append(seconds)
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
-        self.encodes.append((bucket, rows))
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
-        self.steps.append((bucket, rows))
-
-    def tokens_generated(self, count: int) -> None:
-        self.generated += count
+    def __call__(self, work: Work) -> None:
+        self.waited += work.waited
+        self.encodes += [batch[:2] for batch in work.encodes]
+        self.steps.append(work.step[:2])
+        self.generated += work.generated
 
 
 class Served:
@@ -201,7 +198,7 @@ class Served:
     def send(
         self, image: int, prompt: tuple[int, ...] = (), deadline: float = 1e12, **params: Any
     ) -> CaptionRequest:
-        pixels: Any = image
+        pixels: Any = float(image)  # a whole number would be a slot of the shared memory
         sent = CaptionRequest(str(image), pixels, prompt, SamplingParams(**params), deadline, Future())
         self.engine.submit(sent)
         return sent

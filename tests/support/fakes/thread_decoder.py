@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,4 +52,6 @@ def attach(captioner: Captioner, engine: Any, transform: Any, tokenizer: Any = N
     """Gives a captioner a model whose images threads decode. `tokenizer`: None keeps the present model's."""
     model: Any = captioner._model
     defaults = model.defaults if tokenizer is None else ModelDefaults(tokenizer, PLAIN_CONFIG)
-    captioner.attach(engine, name, ThreadImageDecoder(captioner.pool, transform), defaults)
+    captioner.attach(
+        engine, name, ThreadImageDecoder(ThreadPoolExecutor(2, thread_name_prefix="decode"), transform), defaults
+    )

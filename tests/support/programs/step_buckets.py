@@ -9,13 +9,14 @@ end, the most rows of a step before and after, the captions of both crowds, and 
 import itertools
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from support.servers.demo_engine import Demo, opened
 
-from snapcap.service.engine import device_thread
+from snapcap.service import readiness
 from snapcap.warmup.machine.worker import begin
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 
@@ -37,7 +38,13 @@ def main() -> None:
     cache, device, buckets, step_buckets, folder = sys.argv[1:]
     sizes = [tuple(map(int, text.split(","))) for text in (buckets, step_buckets)]
     after_ready: list[Callable[[], object]] = []
-    device_thread.after_ready = after_ready.append  # type: ignore[assignment]
+    begun = readiness.after_ready
+
+    def hold(work: Callable[[], object]) -> threading.Timer:
+        after_ready.append(work)
+        return begun(lambda: None)
+
+    readiness.after_ready = hold
     compute = ComputeOptions(device, backend="aot", buckets=sizes[0], step_buckets=sizes[1], strict=True)
     with opened(StartOptions(ModelOptions(cache_dir=Path(cache)), compute)) as demo:
         at_ready = states(demo)

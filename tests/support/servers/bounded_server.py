@@ -9,7 +9,7 @@ from typing import Any
 
 from support.servers.live_app import create_app
 
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.config.settings import HttpLimits, HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import Connections
@@ -29,11 +29,13 @@ class BoundedServer:
         bodies: BodyLimits | None = None,
         grace_period: float = 5.0,
         origins: tuple[str, ...] = (),
-        hosts: tuple[str, ...] | None = None,
+        hosts: tuple[str, ...] = ("*",),
     ) -> None:
         live = threading.Event()
         self.services = services
-        self.app = create_app(services, bodies or BodyLimits(1 << 20, 30.0), Exposure(origins=origins, hosts=hosts))
+        self.app = create_app(
+            services, bodies or BodyLimits(1 << 20, 30.0), HttpSettings(origins=origins, hosts=hosts)
+        )
         self.listener = bind("127.0.0.1", 0)
         # The kernel's buffer is small, so that replies which a client does not read soon stay in the process.
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)

@@ -13,6 +13,7 @@ from support.fakes.list_engine import hold
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.telemetry.work import Work
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -29,15 +30,9 @@ class Observer:
         self.encodes: list[tuple[int, int]] = []
         self.steps: list[tuple[int, int]] = []
 
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
-        self.encodes.append((bucket, rows))
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
-        self.steps.append((bucket, rows))
-
-    def tokens_generated(self, count: int) -> None: ...
+    def __call__(self, work: Work) -> None:
+        self.encodes += [batch[:2] for batch in work.encodes]
+        self.steps.append(work.step[:2])
 
 
 class Demo:

@@ -77,7 +77,7 @@ def before_step(on: Callable[[str], bool], device: str) -> None:
 
 def patch_engine(on: Callable[[str], bool]) -> None:
     """In the engine process, before its start."""
-    import snapcap.service.engine.device_thread
+    import snapcap.service.readiness
     import snapcap.service.server.engine_process
     import snapcap.warmup.start.start
 
@@ -103,16 +103,16 @@ def patch_engine(on: Callable[[str], bool]) -> None:
 
     process._ready = faulty_ready
     if on(COLD):
-        from snapcap.service.readiness import after_ready
+        readiness: Any = snapcap.service.readiness
+        after_ready = readiness.after_ready
 
         def wait_and(work: Callable[[], object]) -> None:
             while not on(WARM):
                 time.sleep(0.02)
             work()
 
-        device_thread: Any = snapcap.service.engine.device_thread
         startup: Any = snapcap.warmup.start.start
-        device_thread.after_ready = lambda work: after_ready(partial(wait_and, work))
+        readiness.after_ready = lambda work: after_ready(partial(wait_and, work))
         startup.before_ready = lambda backend, plan, options: plan.table.buckets[:1]
 
 
@@ -149,9 +149,9 @@ def main(folder: Path, arguments: list[str]) -> int:
         patch_engine(on)
         return serve_engine(*given)
 
-    def loaded(parts: Any) -> Any:
+    def loaded(*given: Any) -> Any:
         patch_http(on)
-        return load_start(parts)
+        return load_start(*given)
 
     engine_process.serve_engine, server._load_start = serve, loaded
     return command(arguments)

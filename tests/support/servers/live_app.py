@@ -9,15 +9,21 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from snapcap.service.api.app import Application, Exposure, Services, create_operations_app
+from snapcap.service.api.app import Application, Services, create_operations_app
 from snapcap.service.api.captioning_apis import add_captioning_apis
+from snapcap.service.config.settings import HttpSettings
+from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
 
+ANY_HOST = HttpSettings(hosts=("*",))
 
-def create_app(services: Services, limits: BodyLimits, exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
+
+def create_app(
+    services: Services, limits: BodyLimits, http: HttpSettings = ANY_HOST, keys: ApiKeys | None = None
+) -> Application:
     """Returns an application with all routes, as it is once a server has imported them."""
-    app = create_operations_app(services, exposure)
-    add_captioning_apis(app, services, limits, exposure)
+    app = create_operations_app(services, http, keys)
+    add_captioning_apis(app, services, limits)
     return app
 
 

@@ -14,12 +14,13 @@ from starlette.testclient import TestClient
 from support.servers.live_app import create_app
 
 from snapcap.models.processing.image_formats import Reason
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.api.caption import MAX_IMAGES
 from snapcap.service.api.caption_schemas import Timings
 from snapcap.service.api.operations_schemas import Artifacts, Build, State
 from snapcap.service.api.schema_parts import ModelState
 from snapcap.service.captioning.options import schema
+from snapcap.service.config.settings import HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.warmup.progress.status import COMPONENTS, BucketState
 from snapcap.warmup.progress.timeline import PHASES
@@ -106,7 +107,7 @@ def test_without_javascript_a_page_says_what_to_do(client: TestClient, path: str
 
 def test_the_page_links_to_metrics_only_where_they_are(services: Services) -> None:
     for metrics in (True, False):
-        app = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(metrics=metrics))
+        app = create_app(services, BodyLimits(1 << 20, 5.0), HttpSettings(metrics_port=None if metrics else 0))
         assert ('href="./metrics"' in TestClient(app).get("/").text) is metrics
 
 

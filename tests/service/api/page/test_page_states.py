@@ -12,7 +12,7 @@ from playwright.sync_api import FilePayload, Page, Route, expect
 from support.servers.live_app import create_app, on_a_port
 from support.servers.page import assert_accessible, give, phases
 
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.captioning.captioner import Start
 from snapcap.service.errors import EngineFailed
 from snapcap.service.http.access import ApiKeys
@@ -166,7 +166,7 @@ def test_our_own_failure_names_the_request(engine, address: str, open_page: Open
 def guarded(services: Services) -> Iterator[str]:
     """The address of a server that wants the key `right`."""
     services.timeline.mark("ready")
-    app = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(keys=ApiKeys(["right"])))
+    app = create_app(services, BodyLimits(1 << 20, 5.0), keys=ApiKeys(["right"]))
     with on_a_port(app) as address:
         yield address + "/"
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from support.servers.live_app import create_app, on_a_port
 from support.servers.page import assert_accessible
 
-from snapcap.service.api.app import Exposure, Services
+from snapcap.service.api.app import Services
 from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
 
@@ -150,7 +150,7 @@ def test_a_route_is_tried_out(engine, address: str, open_page: OpenPage, image) 
 
 
 def test_a_key_is_asked_for_and_stays_out_of_programs(services: Services, open_page: OpenPage, image) -> None:
-    app: Any = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(keys=ApiKeys(["right"])))
+    app: Any = create_app(services, BodyLimits(1 << 20, 5.0), keys=ApiKeys(["right"]))
     with on_a_port(app) as address:
         page = open_page(address + "/docs", expected="status of 401")
         route = opened(page, "post", "/v1/captions")
