@@ -157,8 +157,8 @@ class Line:
 class Gathering:
     """Decides how many images are encoded together, and how long the first ones wait for more.
 
-    It knows the least time that an encode of each bucket took; other work may have held up the other encodes. Only
-    the device thread calls it.
+    The least time of the encodes of each bucket counts, because other work may have held up the others. Only the
+    device thread calls this class.
 
     **While nothing runs.** Clients whose captions ended together often send their next images together too, and the
     first of these images would be encoded alone. So if several captions ended within half the time of an image's

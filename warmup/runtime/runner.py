@@ -261,7 +261,7 @@ class Runner(Generic[B]):
     def capture(self, component: Component, bucket: Bucket) -> None:
         """Record everything a bucket launches as one CUDA graph; from now on it is replayed.
 
-        One bucket must have run before, since the first call of all prepares libraries. Capturing the largest
+        Another bucket must have run before, since the first call of all prepares libraries. Capturing the largest
         bucket first lets the smaller ones live in its memory. Recording launches nothing, so rows may be running.
         """
         if component == "encoder":

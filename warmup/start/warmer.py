@@ -121,7 +121,7 @@ class Warmer:
 
     @property
     def _records_untried(self) -> bool:
-        """Whether launches are recorded that have not run in this process."""
+        """Returns whether launches are recorded that have not run in this process."""
         return self.tested and self.runner.device.runs_ahead
 
     def prepare(self, bucket: Bucket, backend: Backend) -> None:
