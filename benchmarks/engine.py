@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.arguments import counts, make_parser
-from snapcap.benchmarks.harness.marks import memory, result
+from snapcap.benchmarks.harness.marks import memory, result, series_ms
 from snapcap.benchmarks.harness.report import percentiles_ms
 from snapcap.benchmarks.harness.workload import read_images
 from snapcap.service.config.reader import add_arguments, read_settings
@@ -27,7 +27,6 @@ from snapcap.service.config.settings import GROUPS
 from snapcap.service.offline.feed import Model, OfflineModel
 
 FOREVER_S = 600.0
-STEPS = 20
 
 
 class OpenedModel(OfflineModel):
@@ -107,25 +106,6 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
         if bucket.size > 1:
             steps["move_ms"] = timed(partial(runner.move, [(bucket.size - 1, 0)]))
     return found
-
-
-def series_ms(run: Callable[[], object], rewind: Callable[[], object], wait: Callable[[], object]) -> float:
-    """Returns the milliseconds of one call: the mean of a series, the best of three series after one that does not
-    count.
-
-    A series has as many calls as a caption has steps, so no row runs out of its cache.
-    """
-    best = float("inf")
-    for stretch in range(4):
-        rewind()
-        wait()
-        began = time.perf_counter()
-        for _ in range(STEPS):
-            run()
-        wait()
-        if stretch:
-            best = min(best, (time.perf_counter() - began) / STEPS * 1000)
-    return best
 
 
 def ask(model: Model, images: list[Any], turn: int) -> "Future[Any]":

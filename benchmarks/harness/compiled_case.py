@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapcap.benchmarks.harness.marks import mark, memory, result
+from snapcap.benchmarks.harness.marks import mark, memory, result, series_ms
 from snapcap.models.json_object import from_json
 from snapcap.models.processing.packed import grid_of
 from snapcap.models.regions.table import Region, RegionCall
@@ -193,8 +193,6 @@ def steady_steps(
     runner: CompiledRunner, buckets: Sequence[Bucket], image: Pixels, suffix: str = ""
 ) -> dict[str, float]:
     """Returns the milliseconds of every component and bucket once compiled."""
-    from snapcap.benchmarks.engine import series_ms
-
     found = {}
     for bucket in buckets:
         timed = partial(series_ms, rewind=partial(runner.begin, bucket), wait=runner.device.wait)

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from snapcap.benchmarks.harness.processes import peak_host_bytes
 
 Marks = list[tuple[str, float]]
 RESULT = "bench-result "
+STEPS = 20  # calls of a series
 _marks: Marks = []
 
 
@@ -34,6 +35,25 @@ def mark(name: str) -> None:
 def result(value: Mapping[str, Any]) -> None:
     """Prints the marks so far and other results for the parent."""
     print(RESULT + json.dumps([_marks, value]), flush=True)
+
+
+def series_ms(run: Callable[[], object], rewind: Callable[[], object], wait: Callable[[], object]) -> float:
+    """Returns the milliseconds of one call: the mean of a series, the best of three series after one that does not
+    count.
+
+    A series has as many calls as a caption has steps, so no row runs out of its cache.
+    """
+    best = float("inf")
+    for stretch in range(4):
+        rewind()
+        wait()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            run()
+        wait()
+        if stretch:
+            best = min(best, (time.perf_counter() - began) / STEPS * 1000)
+    return best
 
 
 def memory() -> dict[str, float]:
