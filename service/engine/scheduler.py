@@ -221,6 +221,8 @@ class Gathering:
         saved = rows * (seconds - len(images) * self._image_s)
         if saved <= 0 or now - images[0].submitted >= MOST_ENCODES_WAITED * min(self._least.values()):
             return False
+        if any(now - each.submitted >= _WAITED_PART * (each.request.deadline - each.submitted) for each in images):
+            return False
         return sum(now - each.submitted for each in images) < saved
 
     @property
@@ -237,6 +239,8 @@ _logger = logging.getLogger("snapcap.engine")
 MOST_STEPS_HELD = 8
 # Longest wait of an image for others while rows run, in encodes of the bucket that takes the least time.
 MOST_ENCODES_WAITED = 6
+# Longest such wait as a part of the time until the request's deadline.
+_WAITED_PART = 0.125
 # Part of an image's encode for which the device stays idle while the clients of a batch may send their next images:
 # see `Gathering`.
 _GATHERED_PART = 0.5
@@ -372,8 +376,8 @@ class Scheduler:
 
         ``beside``: the images are encoded beside the steps of running rows, which do not wait for them. Otherwise
         images may wait for more, as `Gathering` says."""
-        now = self._clock()
         with self._changed:
+            now = self._clock()  # not before the lock: a request may be queued meanwhile
             free = self.step_table.largest.size - len(self.running)
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
             entries = self._waiting.take(self._first_part(fitting, beside, now) if fitting else 0)
@@ -387,8 +391,9 @@ class Scheduler:
         if beside:
             return table.admit(fitting)
         count = gathering.first_part(fitting, table)
-        waits = self.running and gathering.waits(self._waiting.first(count), table, len(self.running), now)
-        return 0 if waits else count
+        if not self.running or self._closed:
+            return count
+        return 0 if gathering.waits(self._waiting.first(count), table, len(self.running), now) else count
 
     def set_aside(self, admitted: list[RunningRequest]) -> None:
         """Takes the requests that were just admitted out of the running rows until `put_back`. Nobody may be

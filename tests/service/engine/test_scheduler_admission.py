@@ -24,10 +24,10 @@ def scheduler() -> Scheduler:
     return Scheduler(BucketTable.of((1, 4, 8)), LIMITS)
 
 
-def submit(scheduler: Scheduler, count: int) -> None:
+def submit(scheduler: Scheduler, count: int, deadline: float = 1e9) -> None:
     pixels: Any = None
     for _ in range(count):
-        scheduler.submit(CaptionRequest("r", pixels, (), SamplingParams(), 1e9, Future()))
+        scheduler.submit(CaptionRequest("r", pixels, (), SamplingParams(), deadline, Future()))
 
 
 def step(scheduler: Scheduler, ending: int) -> int:
@@ -209,6 +209,49 @@ def test_while_rows_run_an_image_waits_for_others_as_long_as_these_would_save_th
     submit(made, 1)
     clock.now += 0.0006
     assert len(made.admit()) == 16, "together they have waited as long as the rows would"
+
+
+def test_an_image_waits_for_others_for_a_small_part_of_its_time_limit() -> None:
+    clock = Clock()
+    made = measured({1: 500, 64: 16_000}, clock)
+    submit(made, 64)
+    assert step(made, ending=0) == 64
+    submit(made, 1, deadline=clock.now + 2)
+    assert made.admit() == []
+    clock.now += 0.25
+    assert len(made.admit()) == 1
+
+
+def test_no_image_waits_for_others_once_no_more_can_come() -> None:
+    made = measured(VIT[0])
+    submit(made, 64)
+    assert step(made, ending=0) == 64
+    submit(made, 1)
+    assert made.admit() == []
+    made.close()
+    assert len(made.admit()) == 1
+
+
+def test_a_request_that_is_queued_just_before_an_admission_has_not_waited_for_less_than_nothing() -> None:
+    clock = Clock()
+    made = Scheduler(BucketTable.of((1,)), LIMITS, clock)
+    lock = made._changed
+
+    class Late:
+        """The lock of the scheduler, for which the device thread waits while a request is queued."""
+
+        def __enter__(self) -> None:
+            made._changed = lock
+            clock.now += 1
+            submit(made, 1)
+            lock.__enter__()
+
+        def __exit__(self, *_: object) -> None:
+            lock.__exit__(None, None, None)
+
+    made._changed = Late()  # type: ignore[assignment]
+    (row,) = made.admit()
+    assert row.admitted >= row.submitted
 
 
 def test_images_do_not_wait_for_others_beside_steps_nor_without_rows() -> None:
