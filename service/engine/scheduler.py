@@ -174,9 +174,13 @@ class Gathering:
         self._ended: deque[float] = deque(maxlen=most)  # when the last captions ended
         self._least: dict[int, float] = {}  # seconds of an encode, by the size of its bucket
         self._parts: dict[int, int] = {}  # how many of so many images are encoded first
+        self._encodes = 0
 
     def encoded(self, size: int, seconds: float) -> None:
         """Notes the time of an encode in the bucket of ``size`` images."""
+        self._encodes += 1
+        if self._encodes % _REMEMBERED == 0:
+            self._least.clear()
         if seconds < self._least.get(size, math.inf):
             self._least[size] = seconds
             self._parts.clear()
@@ -237,6 +241,9 @@ _logger = logging.getLogger("snapcap.engine")
 # Greatest number of steps that a free slot stays empty while other slots are about to become free: see
 # `Scheduler.admit`.
 MOST_STEPS_HELD = 8
+# Number of encodes after which their times are forgotten. If other work held up each encode of a bucket, the bucket
+# may look slow, and then it would never be used and measured again.
+_REMEMBERED = 1000
 # Longest wait of an image for others while rows run, in encodes of the bucket that takes the least time.
 MOST_ENCODES_WAITED = 6
 # Longest such wait as a part of the time until the request's deadline.

@@ -194,6 +194,14 @@ def test_images_are_encoded_in_the_parts_that_take_the_least_time(
     assert len(made.admit()) == part
 
 
+def test_a_bucket_whose_only_encode_was_held_up_is_used_again() -> None:
+    gathering, table = measured({1: 10, 4: 5000}).gathering, BucketTable.of((1, 4))
+    for _ in range(3000):
+        part = gathering.first_part(4, table)
+        gathering.encoded(part, {1: 0.01, 4: 0.02}[part])
+    assert gathering.first_part(4, table) == 4
+
+
 def test_while_rows_run_an_image_waits_for_others_as_long_as_these_would_save_the_rows() -> None:
     clock = Clock()
     made = measured(VIT[0], clock)
