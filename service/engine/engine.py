@@ -279,11 +279,10 @@ class Engine:
             rows, done = self._rejoin(runner)
             encoded = self._encode_admitted(runner, rows, done) if rows else []
         others, lanes = len(scheduler.running), runner.device.lanes
-        beside = lanes is not None and runner.encodes_beside
-        admitted = scheduler.admit(beside)
+        admitted = scheduler.admit(by_time=runner.device.runs_ahead)
         if lanes is not None:
             lanes.serve(alone=scheduler.is_lone)
-        if admitted and others and lanes is not None and beside:
+        if admitted and others and lanes is not None and runner.encodes_beside:
             first = scheduler.running.index(admitted[0])
             contents = [self._row(row) for row in admitted]
             encode = lanes.beside(partial(self._encode_images, runner, admitted, contents, first))

@@ -164,9 +164,9 @@ class Gathering:
     first of these images would be encoded alone. So if several captions ended within half the time of an image's
     encode, the first image waits for as many, and at most as long again.
 
-    **While rows run**, all of them wait for each encode. An image takes less time in a large batch than in a small
-    one, and holds the rows up for less time. So images wait until the sum of their waits is as long as the time
-    that a full batch would save all rows. Nobody knows whether more images come in time; this rule loses at most
+    **While rows run** on a GPU, all of them wait for each encode. An image takes less time in a large batch than in
+    a small one, and holds the rows up for less time. So images wait until the sum of their waits is as long as the
+    time that a full batch would save all rows. Nobody knows whether more images come in time; this rule loses at most
     twice as much as the best choice would (the ski rental problem)."""
 
     def __init__(self, most: int) -> None:
@@ -199,17 +199,19 @@ class Gathering:
         return images, last + patience
 
     def first_part(self, images: int, table: BucketTable) -> int:
-        """Returns how many of so many images to encode first, so that the encodes of all take the least time. Where
-        the bucket that holds all was never used, padding decides, as `BucketTable.admit` says."""
+        """Returns how many of so many images to encode first: all, unless several encodes take a fifth less time.
+        Where the bucket that holds all was never used, padding decides, as `BucketTable.admit` says."""
         images = min(images, table.largest.size)
-        if table.fit(images).size not in self._least:
+        whole = self._least.get(table.fit(images).size)
+        if whole is None:
             return table.admit(images)
         if images not in self._parts:
-            self._parts[images] = max(self._split(images, table))
+            seconds, parts = self._split(images)
+            self._parts[images] = max(parts) if seconds < 0.8 * whole else images
         return self._parts[images]
 
-    def _split(self, images: int, table: BucketTable) -> list[int]:
-        """Returns the numbers of images of the encodes that take the least time together."""
+    def _split(self, images: int) -> tuple[float, list[int]]:
+        """Returns the seconds and the numbers of images of the encodes that take the least time together."""
         splits: list[tuple[float, list[int]]] = [(0.0, [])]  # for each number of images
         for count in range(1, images + 1):
             ways = []
@@ -217,7 +219,7 @@ class Gathering:
                 others, parts = splits[max(count - size, 0)]
                 ways.append((seconds + others, [min(size, count), *parts]))
             splits.append(min(ways, key=lambda way: (way[0], len(way[1]))))
-        return splits[images][1]
+        return splits[images]
 
     def waits(self, images: Sequence[Waiting], table: BucketTable, rows: int, now: float) -> bool:
         """Returns whether the images to be encoded first wait for more, while so many rows run."""
@@ -371,7 +373,7 @@ class Scheduler:
             self._look_at = min((each.deadline for each in requests if each.deadline > now), default=math.inf)
         return self._compact([row for row in running if self._is_lost(row.request, now)])
 
-    def admit(self, beside: bool = False) -> list[RunningRequest]:
+    def admit(self, by_time: bool = True) -> list[RunningRequest]:
         """Gives waiting requests the next free slots, first come first served, and returns these requests.
 
         A request that needs more slots than are free waits for them, and the requests behind it wait as well:
@@ -381,21 +383,21 @@ class Scheduler:
         If more requests wait than there are slots, a free slot may stay empty for a few steps: an image costs less
         to encode in a batch than alone. At most as many requests are admitted as one encode holds.
 
-        ``beside``: the images are encoded beside the steps of running rows, which do not wait for them. Otherwise
-        images may wait for more, as `Gathering` says."""
+        ``by_time``: the times of encodes decide how many requests are admitted, and whether they wait for more, as
+        `Gathering` says. False: padding decides, as on a CPU, where a batch takes as long as its images alone."""
         with self._changed:
             now = self._clock()  # not before the lock: a request may be queued meanwhile
             free = self.step_table.largest.size - len(self.running)
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
-            entries = self._waiting.take(self._first_part(fitting, beside, now) if fitting else 0)
+            entries = self._waiting.take(self._first_part(fitting, by_time, now) if fitting else 0)
         admitted = [row for entry in entries if (row := self._admitted(entry, now)) is not None]
         self._place(admitted)
         return admitted
 
-    def _first_part(self, fitting: int, beside: bool, now: float) -> int:
+    def _first_part(self, fitting: int, by_time: bool, now: float) -> int:
         """Returns how many of ``fitting`` requests to admit now."""
         table, gathering = self.encode_table, self.gathering
-        if beside:
+        if not by_time:
             return table.admit(fitting)
         count = gathering.first_part(fitting, table)
         if not self.running or self._closed:

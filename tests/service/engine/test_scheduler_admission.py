@@ -262,11 +262,11 @@ def test_a_request_that_is_queued_just_before_an_admission_has_not_waited_for_le
     assert row.admitted >= row.submitted
 
 
-def test_images_do_not_wait_for_others_beside_steps_nor_without_rows() -> None:
+def test_images_do_not_wait_for_others_on_a_cpu_nor_without_rows() -> None:
     made = measured(VIT[0])
     for _ in range(3):
         submit(made, 1)
-        assert len(made.admit(beside=True)) == 1
+        assert len(made.admit(by_time=False)) == 1
     made = measured(VIT[0])
     submit(made, 1)
     assert len(made.admit()) == 1
