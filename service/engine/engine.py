@@ -279,7 +279,7 @@ class Engine:
             rows, done = self._rejoin(runner)
             encoded = self._encode_admitted(runner, rows, done) if rows else []
         others, lanes = len(scheduler.running), runner.device.lanes
-        admitted = scheduler.admit(by_time=runner.device.runs_ahead)
+        admitted = scheduler.admit(by_time=runner.gains_by_batch)
         if lanes is not None:
             lanes.serve(alone=scheduler.is_lone)
         if admitted and others and lanes is not None and runner.encodes_beside:

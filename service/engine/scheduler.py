@@ -166,8 +166,8 @@ class Gathering:
 
     **While rows run** on a GPU, all of them wait for each encode. An image takes less time in a large batch than in
     a small one, and holds the rows up for less time. So images wait until the sum of their waits is as long as the
-    time that a full batch would save all rows. Nobody knows whether more images come in time; this rule loses at most
-    twice as much as the best choice would (the ski rental problem)."""
+    time that a full batch would save all rows. Nobody knows whether more images come in time; this rule loses at
+    most twice as much as the best choice would (the ski rental problem)."""
 
     def __init__(self, most: int) -> None:
         """``most`` is the greatest number of captions that can end together."""
@@ -384,7 +384,8 @@ class Scheduler:
         to encode in a batch than alone. At most as many requests are admitted as one encode holds.
 
         ``by_time``: the times of encodes decide how many requests are admitted, and whether they wait for more, as
-        `Gathering` says. False: padding decides, as on a CPU, where a batch takes as long as its images alone."""
+        `Gathering` says. False: padding decides, as on a CPU, where a batch takes as long as its images alone, and
+        for pictures of any shape, whose encodes take times of their own."""
         with self._changed:
             now = self._clock()  # not before the lock: a request may be queued meanwhile
             free = self.step_table.largest.size - len(self.running)

@@ -444,6 +444,12 @@ class Runner(Generic[B]):
         return self.read_tokens(rows).result()
 
     @property
+    def gains_by_batch(self) -> bool:
+        """True if an image takes less time in a large encode than in a small one, and the bucket tells the time: on
+        a GPU, unless pictures may have any shape."""
+        return self.device.runs_ahead and not self.config.vision.token_buckets
+
+    @property
     def encodes_beside(self) -> bool:
         """True if ``encode`` may run in ``CpuLanes.beside`` while decode steps of other rows go on. Then it writes
         to the caches of cross-attention alone: steps write to the other caches of every slot of their bucket."""

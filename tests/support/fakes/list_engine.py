@@ -47,6 +47,7 @@ class ListRunner:
     def __init__(self, slots: int, runs_ahead: bool = False, encodes_beside: bool = False) -> None:
         self.device = ListDevice(runs_ahead, encodes_beside)
         self.encodes_beside = encodes_beside
+        self.gains_by_batch = runs_ahead
         self.beside: set[int] = set()  # the slots of an encode beside steps, until its rows are admitted
         self.unread = 0
         self.images = [-1] * slots
