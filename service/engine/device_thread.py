@@ -45,8 +45,7 @@ class DeviceThread:
     whose steps are not counted in metrics. An exception that it raises is logged.
 
     ``observe`` gets the work of the engine that serves. ``turn_ended`` is called after each turn of an engine, the
-    engine of the rehearsal included. ``fetcher`` and
-    ``callbacks`` are passed to ``load``."""
+    engine of the rehearsal included. ``fetcher`` and ``callbacks`` are passed to ``load``."""
 
     options: StartOptions
     timeline: Timeline

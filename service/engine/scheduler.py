@@ -207,7 +207,7 @@ class Gathering:
             return table.admit(images)
         if images not in self._parts:
             seconds, parts = self._split(images)
-            self._parts[images] = max(parts) if seconds < 0.8 * whole else images
+            self._parts[images] = max(parts) if seconds < _WORTH_A_SPLIT * whole else images
         return self._parts[images]
 
     def _split(self, images: int) -> tuple[float, list[int]]:
@@ -246,6 +246,8 @@ MOST_STEPS_HELD = 8
 # Number of encodes after which their times are forgotten. If other work held up each encode of a bucket, the bucket
 # may look slow, and then it would never be used and measured again.
 _REMEMBERED = 1000
+# Images are encoded in several parts if these take less than this share of the time of one encode of all.
+_WORTH_A_SPLIT = 0.8
 # Longest wait of an image for others while rows run, in encodes of the bucket that takes the least time.
 MOST_ENCODES_WAITED = 6
 # Longest such wait as a part of the time until the request's deadline.

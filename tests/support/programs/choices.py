@@ -68,8 +68,14 @@ def main() -> None:
             found[f"{name} {prompt}"] = tokens(runner, table, images, rows, crowd)
     found["moved"] = moved(runner, table, images, crowd)
     states = sorted({bucket.state for bucket in status.buckets()})
-    facts = {"states": states, "torch": torch_modules(), "mapped": mapped(), "refused": crowd.refused}
-    facts |= {"tested": status.state.tested, "rehearses": started.rehearses}
+    facts = {
+        "states": states,
+        "torch": torch_modules(),
+        "mapped": mapped(),
+        "refused": crowd.refused,
+        "tested": status.state.tested,
+        "rehearses": started.rehearses,
+    }
     print(json.dumps({"tokens": found, **facts}))
 
 
