@@ -328,7 +328,7 @@ def _end(stream: CaptionStream) -> dict[str, Any]:
         "done": True,
         "done_reason": stream.finish_reason,
         "total_duration": _nanoseconds(now - times.started),
-        "load_duration": 0,
+        "load_duration": _nanoseconds(times.wake_s),
         "prompt_eval_count": prompt,
         "prompt_eval_duration": _nanoseconds(times.image_s + times.encode_s),
         "eval_count": completion,

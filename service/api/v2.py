@@ -153,6 +153,7 @@ class V2Routes:
         name = self._model(request)
         if not self._readiness.servable:
             raise NotReady(self._readiness.phase())
+        self._captioner.named(name).check()
         return JSONResponse({"name": name, "ready": True})
 
     async def infer(self, request: Request) -> Response:

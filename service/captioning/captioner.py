@@ -127,6 +127,9 @@ class Keeper(Protocol):
     def leaves_s(self) -> float:
         """Seconds until the model leaves if it gets no further request."""
 
+    def check(self) -> None:
+        """Raises ModelNotAwake while requests are refused because the last wake failed."""
+
     async def wake(self) -> None:
         """Returns once the model is ready. Raises ModelNotAwake."""
 
@@ -270,6 +273,13 @@ class Captioner:
         named._check()
         return named
 
+    def check(self) -> None:
+        """Raises NotReady if a request for this model would be refused now, because the server has failed, no model
+        is attached, or the model's last wake failed a moment ago."""
+        self._check()
+        if self.keeper is not None:
+            self.keeper.check()
+
     @property
     def created(self) -> float:
         """Unix time in seconds since which the model is served. Raises NotReady if no model is attached."""
@@ -317,7 +327,7 @@ class Captioner:
         encoded = self._encoded(image, options, job)
         with self.uses:
             async with until(encoded.deadline):
-                model = await self._awake()
+                model = await self._awake(job.times)
                 resolved = await self._resolve(model, options, encoded)
                 decoded = await self._decode(model, encoded, job.times)
                 future: Future[Completion] = Future()
@@ -351,7 +361,7 @@ class Captioner:
         encoded, times = self._encoded(image, options, job), job.times
         with self.uses:
             async with until(encoded.deadline):
-                model = await self._awake()
+                model = await self._awake(times)
                 resolved = await self._resolve(model, options, encoded, live=live)
                 decoded = await self._decode(model, encoded, times)
                 stream = CaptionStream(
@@ -443,13 +453,16 @@ class Captioner:
             times.completed(future.result())
             self._completed()
 
-    async def _awake(self) -> _Model:
+    async def _awake(self, times: CaptionTimes | None = None) -> _Model:
         if self._model is None and self.keeper is not None:
+            began = time.monotonic()
             self.uses.waiting += 1
             try:
                 await self.keeper.wake()
             finally:
                 self.uses.waiting -= 1
+                if times is not None:
+                    times.wake_s = time.monotonic() - began
         return self._servable()
 
     def _check(self) -> None:

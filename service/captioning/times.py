@@ -13,17 +13,20 @@ if TYPE_CHECKING:
 
 class CaptionTimes:
     """Holds moments of `time.monotonic` and durations in seconds; 0 means not known yet. A failed caption keeps
-    the times known until then. `admitted` is the moment when the device got the image.
+    the times known until then. `admitted` is the moment when the device got the image. `wake_s`: how long the
+    request waited for an absent model to be ready.
 
     This is no dataclass, because making a dataclass takes a millisecond and /livez waits for this module.
     """
 
-    __slots__ = ("admitted", "decode_s", "encode_s", "image_began", "image_s", "queue_s", "started", "tokens")
+    __slots__ = (
+        *("admitted", "decode_s", "encode_s", "image_began", "image_s", "queue_s", "started", "tokens", "wake_s"),
+    )
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.image_began = self.image_s = self.admitted = 0.0
-        self.queue_s = self.encode_s = self.decode_s = 0.0
+        self.queue_s = self.encode_s = self.decode_s = self.wake_s = 0.0
         self.tokens = 0
 
     def image_decoded(self, image: "DecodedImage") -> None:

@@ -276,8 +276,9 @@ class RequestLog:
 
 
 def _add_spent(line: dict[str, object], captions: list[CaptionTimes], ended: float) -> None:
-    """Adds the tokens of all captions and the longest wait of one to a line. The wait is unknown for an image that
-    could not be decoded, unless the request was given up while the image waited."""
+    """Adds the tokens of all captions, the longest wait of one, and the longest wait for an absent model to a line.
+    The wait is unknown for an image that could not be decoded, unless the request was given up while the image
+    waited."""
     known = line.get("code") in REJECTED
     tokens, waited = 0, -1.0
     for each in captions:
@@ -287,6 +288,8 @@ def _add_spent(line: dict[str, object], captions: list[CaptionTimes], ended: flo
     line["tokens"] = tokens
     if waited >= 0:
         line["queue_ms"] = round(waited * 1000, 1)
+    if woke := max((each.wake_s for each in captions), default=0.0):
+        line["wake_ms"] = round(woke * 1000, 1)
 
 
 def begin_span(tracing: "OtelTracing", scope: Scope) -> "OtelSpan":

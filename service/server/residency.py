@@ -192,14 +192,19 @@ class Resident:
             if self.state is ModelState.WAKING:
                 if reason := await asyncio.shield(self._woken):
                     raise ModelNotAwake(self.name, reason, self._pause)
-            elif self._pause > 0:
-                raise ModelNotAwake(self.name, self._reason, self._pause)
-            elif self.state is ModelState.LEAVING:
+                continue
+            self.check()
+            if self.state is ModelState.LEAVING:
                 await asyncio.shield(self._left)
             else:
                 # A task of its own, so that the model keeps its turn if the request's client leaves.
                 self._waiting = self._waiting or self._loop.create_task(self._begin_in_turn())
                 await asyncio.shield(self._waiting)
+
+    def check(self) -> None:
+        """Raises ModelNotAwake while requests are refused because the last wake failed."""
+        if self.state in (ModelState.ABSENT, ModelState.LEAVING) and self._pause > 0:
+            raise ModelNotAwake(self.name, self._reason, self._pause)
 
     async def _begin_in_turn(self) -> None:
         """Begins to wake once the other models leave room."""

@@ -33,6 +33,9 @@ class FakeKeeper:
         self._captioner = captioner
         self._attach = attach
 
+    def check(self) -> None:
+        pass
+
     async def wake(self) -> None:
         self.asked += 1
         await self.gate.wait()

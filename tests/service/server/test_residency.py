@@ -119,6 +119,10 @@ def test_a_model_that_never_wakes_is_refused_for_a_minute_at_most(
             await until(lambda: model.state is ModelState.ABSENT)
             with pytest.raises(ModelNotAwake):
                 await model.wake()
+            with pytest.raises(ModelNotAwake):
+                model.check()
+        model._may_wake = 0.0
+        model.check()
         assert pauses == [1, 2, 32, 60, 60]
         assert len(clients) == 5, "a refused request starts no process"
 
