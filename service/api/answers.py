@@ -8,6 +8,7 @@ served.
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from starlette.requests import Request
@@ -79,9 +80,9 @@ class ChatFields(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """Holds a parsed request. `image`: the bytes of a data URI, or an http(s) URL. `options`: has the model, ""
-    for the served model, and the names of the ignored parts of the messages and of the ignored fields. `member`:
-    the answer is a JSON object with this member."""
+    """Holds a parsed request, of a chat or of a streamed caption. `image`: its bytes, or an http(s) URL. `options`:
+    has the model, "" for the served model, and the names of the ignored parts of the messages and of the ignored
+    fields. `member`: the answer is a JSON object with this member."""
 
     image: bytes | str
     options: CaptionOptions
@@ -111,33 +112,6 @@ class Answers:
             options = replace(options, model=options.model or model)
             result = await unless_disconnected(request.receive, self._caption(request, image, options, permit))
         return result, ignored_header(options.ignored)
-
-    async def stream(
-        self,
-        request: Request,
-        image: bytes | str,
-        options: CaptionOptions,
-        permit: Permit,
-        stop: Sequence[str] = (),
-        *,
-        live: bool = True,
-    ) -> CaptionStream:
-        """Returns the stream of an image's caption. `image`: its bytes or its URL. `stop`, `live`: see
-        `Captioner.stream`."""
-        captioner, data, job = await self._arrived(request, image, options, permit)
-        return await captioner.stream(data, options, job, stop, live=live)
-
-    def reply(
-        self,
-        request: Request,
-        stream: CaptionStream,
-        events: AsyncGenerator[str, None],
-        ignored: Sequence[str],
-        kind: type[EventStream] = EventStream,
-    ) -> Response:
-        """Returns the reply that sends the events of a stream. `ignored`: names of the ignored parts of the
-        request."""
-        return kind(events, stream.close, lambda error: self.handler.note(request, error), ignored_header(ignored))
 
     async def read(
         self,
@@ -198,7 +172,8 @@ class Answers:
         The reply starts with the first text, so that an error before it still gets its status."""
         stream, first = await unless_disconnected(request.receive, begun(self._open(request, chat, permit)))
         pieces = _pieces(stream, first, chat.member)
-        return self.reply(request, stream, events(stream, pieces), chat.options.ignored, kind)
+        note = partial(self.handler.note, request)
+        return kind(events(stream, pieces), stream.close, note, ignored_header(chat.options.ignored))
 
     def warnings(self, chat: ChatRequest, stream: CaptionStream) -> dict[str, list[str]]:
         """Returns the member that tells the user of a chat what was ignored or moved; {} if nothing was."""
@@ -211,7 +186,8 @@ class Answers:
         return {"warnings": sentences} if sentences else {}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
-        return await self.stream(request, chat.image, chat.options, permit, chat.stop, live=chat.stream)
+        captioner, image, job = await self._arrived(request, chat.image, chat.options, permit)
+        return await captioner.stream(image, chat.options, job, chat.stop, live=chat.stream)
 
     async def _whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         stream = await self._open(request, chat, permit)
