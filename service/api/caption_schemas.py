@@ -1,6 +1,6 @@
 """Describes /v1/caption and /v1/captions in the OpenAPI document. The options come from the parser's table."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -15,20 +15,21 @@ from snapcap.service.api.schema_parts import (
     IMAGE_OR_URL,
     JSON_BODY,
     URLS,
+    Operation,
     OptionalRegions,
     Problem,
-    Responses,
     Schema,
     caption_reply,
     form_object,
+    json_body,
     nullable,
     one_of,
-    problems,
     request_object,
     streamed_reply,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.errors import ServiceError
+from snapcap.service.http.bodies import MULTIPART
 from snapcap.service.http.replies import EventStream
 
 _CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
@@ -46,55 +47,10 @@ _MODEL: Schema = {
 _CAPTION_PROBLEMS = (*JSON_BODY, errors.UnprocessableImage, *_CAPTIONS_PROBLEMS, *URLS)
 
 
-def operations() -> dict[str, dict[str, Any]]:
-    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
-    return {
-        "caption": {
-            "summary": "Caption an image",
-            "responses": _caption_reply() | problems(*_CAPTION_PROBLEMS),
-            "openapi_extra": _caption_request(),
-        },
-        "captions": {
-            "summary": f"Caption up to {MAX_IMAGES} images",
-            "responses": caption_reply("A caption or a problem for each image", "Captions")
-            | problems(*_CAPTIONS_PROBLEMS),
-            "openapi_extra": _captions_request(),
-        },
-    }
-
-
-def _caption_reply() -> Responses:
-    return streamed_reply(
-        caption_reply("The caption, or its pieces as server-sent events", "Caption"),
-        EventStream,
-        'Events `data: {"text": PIECE}`, then `data: CAPTION`. An error after the first event is sent as '
-        "`data: PROBLEM` and ends the stream.",
-    )
-
-
-def _caption_request() -> dict[str, Any]:
+def operations() -> dict[str, Operation]:
+    """Returns the operation of each route by its name."""
     options = {MODEL: _MODEL, **caption_options.schema()}
-    members = {name: nullable(option) for name, option in options.items()}
-    content = {
-        **IMAGE_BODIES,
-        "multipart/form-data": {"schema": form_object(["image"], image=BINARY, **options)},
-        "application/json": {
-            "schema": request_object(["image"], image=IMAGE_OR_URL, **members),
-            "example": {"image": EXAMPLE_IMAGE},
-        },
-    }
-    return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
-
-
-def _captions_request() -> dict[str, Any]:
-    options = {MODEL: _MODEL, **caption_options.schema()}
-    images = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": MAX_IMAGES}
-    content = {"multipart/form-data": {"schema": form_object(["images"], images=images, **options)}}
-    return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
-
-
-def _parameters(options: dict[str, Schema]) -> list[dict[str, Any]]:
-    return [
+    query = [
         {
             "name": name,
             "in": "query",
@@ -103,6 +59,35 @@ def _parameters(options: dict[str, Schema]) -> list[dict[str, Any]]:
         }
         for name, schema in options.items()
     ]
+    members = {name: nullable(option) for name, option in options.items()}
+    body = {
+        **IMAGE_BODIES,
+        MULTIPART: {"schema": form_object(["image"], image=BINARY, **options)},
+        **json_body(request_object(["image"], image=IMAGE_OR_URL, **members), {"image": EXAMPLE_IMAGE}),
+    }
+    images = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": MAX_IMAGES}
+    return {
+        "caption": Operation(
+            "Caption an image",
+            streamed_reply(
+                "The caption, or its pieces as server-sent events",
+                "Caption",
+                EventStream,
+                'Events `data: {"text": PIECE}`, then `data: CAPTION`. An error after the first event is sent as '
+                "`data: PROBLEM` and ends the stream.",
+            ),
+            _CAPTION_PROBLEMS,
+            body,
+            query,
+        ),
+        "captions": Operation(
+            f"Caption up to {MAX_IMAGES} images",
+            caption_reply("A caption or a problem for each image", "Captions"),
+            _CAPTIONS_PROBLEMS,
+            {MULTIPART: {"schema": form_object(["images"], images=images, **options)}},
+            query,
+        ),
+    }
 
 
 class Timings(BaseModel):

@@ -13,16 +13,16 @@ from snapcap.service.api.schema_parts import (
     IMAGE_BODIES,
     IMAGE_OR_URL,
     JSON_BODY,
+    MODEL_NAME,
     URLS,
     ClosedReply,
+    Operation,
     caption_reply,
+    json_body,
     nullable,
-    path_parameter,
-    problems,
     request_object,
 )
 from snapcap.service.captioning import options as caption_options
-from snapcap.service.http.problems import SENTENCE
 
 _ERRORS = (*JSON_BODY, *BODY, *CAPTION, *URLS)
 
@@ -50,25 +50,17 @@ def _body() -> dict[str, Any]:
     }
     whole = nullable(request_object([], **parameters, **nested))
     schema = request_object(["inputs"], inputs=IMAGE_OR_URL, parameters=whole)
-    json_body = {"schema": schema, "example": {"inputs": EXAMPLE_IMAGE}}
-    content = {**IMAGE_BODIES, "application/json": json_body}
-    return {"requestBody": {"required": True, "content": content}}
+    return {**IMAGE_BODIES, **json_body(schema, {"inputs": EXAMPLE_IMAGE})}
 
 
-def operations() -> dict[str, dict[str, Any]]:
-    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
-    found = caption_reply("The caption", "HuggingFaceCaptions")
+def operations() -> dict[str, Operation]:
+    """Returns the operation of each route by its name."""
+    found, body = caption_reply("The caption", "HuggingFaceCaptions"), _body()
     return {
-        "image_to_text": {
-            "summary": "Caption an image",
-            "responses": found | problems(*_ERRORS, shape=SENTENCE),
-            "openapi_extra": _body(),
-        },
-        "image_to_text_of_model": {
-            "summary": "Caption an image with a model",
-            "responses": found | problems(*_ERRORS, errors.ModelNotFound, shape=SENTENCE),
-            "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")], **_body()},
-        },
+        "image_to_text": Operation("Caption an image", found, _ERRORS, body),
+        "image_to_text_of_model": Operation(
+            "Caption an image with a model", found, (*_ERRORS, errors.ModelNotFound), body, [MODEL_NAME]
+        ),
     }
 
 

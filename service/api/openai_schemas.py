@@ -15,23 +15,21 @@ from snapcap.service.api.responses import ELSEWHERE
 from snapcap.service.api.schema_parts import (
     EXAMPLE_IMAGE,
     EXAMPLE_MODEL,
+    MODEL_NAME,
     NAMED,
     URLS,
     ClosedReply,
     Omittable,
+    Operation,
     OptionalRegions,
-    caption_reply,
-    json_request,
+    json_body,
     nullable,
-    path_parameter,
-    problems,
     reply,
     request_object,
     streamed_reply,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.captioning.options import EMPTY, NEUTRAL
-from snapcap.service.http.problems import OPENAI
 from snapcap.service.http.replies import EventStream, NamedEventStream
 
 SWITCH: dict[str, Any] = {"type": ["boolean", "null"]}
@@ -147,7 +145,7 @@ def _chat_body(urls: bool, continue_text: bool) -> dict[str, Any]:
     )
     url = {"url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
     message = {"role": USER, "content": [{"type": "image_url", "image_url": url}]}
-    return json_request(request, {"model": EXAMPLE_MODEL, "messages": [message]})
+    return json_body(request, {"model": EXAMPLE_MODEL, "messages": [message]})
 
 
 def _response_body(urls: bool, continue_text: bool) -> dict[str, Any]:
@@ -161,50 +159,38 @@ def _response_body(urls: bool, continue_text: bool) -> dict[str, Any]:
         **unserved(ELSEWHERE),
     )
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
-    return json_request(request, {"model": EXAMPLE_MODEL, "input": [{"role": USER, "content": [image]}]})
+    return json_body(request, {"model": EXAMPLE_MODEL, "input": [{"role": USER, "content": [image]}]})
 
 
-def _captioning(
-    summary: str, schema: str, stream: type[EventStream], events: str, body: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the keyword arguments of a route that captions. `events`: describes its `stream`."""
-    whole = caption_reply("The caption, or with stream its pieces as server-sent events", schema)
+def operations(urls: bool, continue_text: bool) -> dict[str, Operation]:
+    """Returns the operation of each route by its name. `urls`: http(s) URLs of images are allowed for some hosts.
+    `continue_text`: the text of a message is the beginning of the caption."""
+    captioned = "The caption, or with stream its pieces as server-sent events"
+    chat_events = (
+        "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as `data: ERROR` "
+        "and ends the stream."
+    )
+    events = "Events `event: response.NAME` with `data`. An error after the first event is `response.failed`."
     return {
-        "summary": summary,
-        "responses": streamed_reply(whole, stream, events) | problems(*NAMED, *URLS, shape=OPENAI),
-        "openapi_extra": body,
-    }
-
-
-def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
-    """Returns FastAPI's keyword arguments for each route, by the name of the route. `urls`: http(s) URLs of images
-    are allowed for some hosts. `continue_text`: the text of a message is the beginning of the caption."""
-    return {
-        "create_chat_completion": _captioning(
+        "create_chat_completion": Operation(
             "Caption the image of a message",
-            "ChatCompletion",
-            EventStream,
-            "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as `data: ERROR` "
-            "and ends the stream.",
+            streamed_reply(captioned, "ChatCompletion", EventStream, chat_events),
+            (*NAMED, *URLS),
             _chat_body(urls, continue_text),
         ),
-        "create_response": _captioning(
+        "create_response": Operation(
             "Caption the image of an input",
-            "ResponseObject",
-            NamedEventStream,
-            "Events `event: response.NAME` with `data`. An error after the first event is `response.failed`.",
+            streamed_reply(captioned, "ResponseObject", NamedEventStream, events),
+            (*NAMED, *URLS),
             _response_body(urls, continue_text),
         ),
-        "list_models": {
-            "summary": "List the models",
-            "responses": reply("The served model", "ModelList") | problems(errors.NotReady, shape=OPENAI),
-        },
-        "retrieve_model": {
-            "summary": "Describe the model",
-            "responses": reply("The model", "Model")
-            | problems(errors.ModelNotFound, errors.NotReady, shape=OPENAI),
-            "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")]},
-        },
+        "list_models": Operation("List the models", reply("The served model", "ModelList"), [errors.NotReady]),
+        "retrieve_model": Operation(
+            "Describe the model",
+            reply("The model", "Model"),
+            [errors.ModelNotFound, errors.NotReady],
+            parameters=[MODEL_NAME],
+        ),
     }
 
 

@@ -52,6 +52,7 @@ _EXTENSIONS = ("config", "stats", "generate", "generate_stream", "trace/setting"
 INPUT = "image"
 OUTPUT = "caption"
 BINARY_OUTPUT = "binary_data_output"
+BYTES = "application/octet-stream"  # the media type of a body or reply with binary tensor data
 # In this API `timeout` is in microseconds, as in Triton.
 MAX_TIMEOUT = 3_600_000_000
 PARAMETERS = (*NAMES, BINARY_OUTPUT)
@@ -208,7 +209,7 @@ def _reply(name: str, wanted: InferRequest, captions: list[str]) -> Response:
     data = bytes_elements(caption.encode() for caption in captions)
     output["parameters"] = {"binary_data_size": len(data)}
     head = json.dumps(body).encode()
-    reply = Response(head + data, headers={HEADER_LENGTH: str(len(head))}, media_type="application/octet-stream")
+    reply = Response(head + data, headers={HEADER_LENGTH: str(len(head))}, media_type=BYTES)
     reply.raw_headers.extend(headers)
     return reply
 
