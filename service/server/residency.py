@@ -184,7 +184,7 @@ class Resident:
         self.ready_at = 0.0
         self._failures = 0  # wakes that failed in a row
         self._may_wake = 0.0  # moment until which requests are refused after a failed wake
-        self.start = self._new_start(Timeline(time.monotonic()), StartupStatus())
+        self.start = self._new_start(time.monotonic())
 
     async def wake(self) -> None:
         """Returns once the model is ready, which wakes if it is absent. Raises ModelNotAwake."""
@@ -215,7 +215,7 @@ class Resident:
         start, if they are there already."""
         self.state, self._woken = ModelState.WAKING, self._loop.create_future()
         began = time.monotonic() if start is None else start.timeline.origin
-        self.start = start or self._new_start(Timeline(began), StartupStatus())
+        self.start = start or self._new_start(began)
         registry = CollectorRegistry()
         self.registries[1:] = [registry]
         readiness, timeline, status = self.start
@@ -383,8 +383,9 @@ class Resident:
         self._left.set_result(None)
         self.owner.look_at_reserve()
 
-    def _new_start(self, timeline: Timeline, status: StartupStatus) -> Start:
-        return Start(Readiness(lambda: timeline.current() or str(self.state)), timeline, status)
+    def _new_start(self, origin: float) -> Start:
+        timeline = Timeline(origin)
+        return Start(Readiness(lambda: timeline.current() or str(self.state)), timeline, StartupStatus())
 
 
 @dataclass(eq=False)
