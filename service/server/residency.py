@@ -172,7 +172,6 @@ class Resident:
         self._loop = self.owner.loop
         self._client: EngineClient | None = None
         self._woken: asyncio.Future[str] = self._loop.create_future()  # the reason why it cannot wake, or ""
-        self._left: asyncio.Future[None] = self._loop.create_future()
         self._waiting: asyncio.Task[None] | None = None  # waits for room
         self._leaving: asyncio.Task[None] | None = None
         self._reason = ""  # why the last wake failed
@@ -194,8 +193,8 @@ class Resident:
                     raise ModelNotAwake(self.name, reason, self._pause)
             elif self._pause > 0:
                 raise ModelNotAwake(self.name, self._reason, self._pause)
-            elif self.state is ModelState.LEAVING:
-                await asyncio.shield(self._left)
+            elif self._leaving is not None:
+                await asyncio.shield(self._leaving)
             else:
                 # A task of its own, so that the model keeps its turn if the request's client leaves.
                 self._waiting = self._waiting or self._loop.create_task(self._begin_in_turn())
@@ -242,7 +241,7 @@ class Resident:
         if self.state is not ModelState.WAKING:
             return
         attach(self.settings, self.services, engine, checkpoint, image_decoder)
-        self.memory = self._measured()
+        self.measure()
         if excess := excess_of(self.settings, [self.memory]):
             sentence, pause = f"it needs more memory than the server has for models: {excess}", math.inf
             if self.start.status.compiler().modules:  # a build may make what a start without torch needs
@@ -280,7 +279,7 @@ class Resident:
         wait."""
         if why != "failed":
             self.measure()
-        self.state, self._left, self._keep_s = ModelState.LEAVING, self._loop.create_future(), self._idle_s
+        self.state, self._keep_s = ModelState.LEAVING, self._idle_s
         end_prompts = self.captioner.detach()
         self.owner.leaves.labels(self.name, why).inc()
         _logger.info("model leaving", extra={"fields": {"model": self.name, "why": why}})
@@ -335,13 +334,9 @@ class Resident:
         return max(self._keep_s - self.idle_s, 0.0)
 
     def measure(self) -> None:
-        """Notes the memory that the model takes now, if it is ready. A model that wakes will take more, and so will
-        the next wake of a model that leaves."""
-        if self.state is ModelState.READY:
-            self.memory = self._measured()
-
-    def _measured(self) -> Memory:
-        return self.memory if self._client is None else Memory(self._client.device_bytes, self.host_bytes)
+        """Notes the memory that the model takes now."""
+        if self._client is not None:
+            self.memory = Memory(self._client.device_bytes, self.host_bytes)
 
     @property
     def host_bytes(self) -> int:
@@ -377,10 +372,9 @@ class Resident:
                 await client.leave()
         except Exception:
             _logger.exception("the processes of a model have not ended as they should")
-        self._client, self.registries[1:] = None, []
+        self._client, self._leaving, self.registries[1:] = None, None, []
         self.state = ModelState.ABSENT
         _logger.info("model absent", extra={"fields": {"model": self.name}})
-        self._left.set_result(None)
         self.owner.look_at_reserve()
 
     def _new_start(self, origin: float) -> Start:
@@ -458,7 +452,8 @@ class Residency:
         """Waits until the models that are awake leave room for one more; has others leave for it."""
         began, state = time.monotonic(), resident.state
         for each in self.residents.values():
-            each.measure()
+            if each.state is ModelState.READY:  # a model that wakes will take more, one that leaves took more
+                each.measure()
         while resident.state is state:
             residents = self.residents.values()
             awake = [each for each in residents if each.state is not ModelState.ABSENT and each is not resident]
