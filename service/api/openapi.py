@@ -9,7 +9,6 @@ from pydantic.json_schema import models_json_schema
 from snapcap.service import errors
 from snapcap.service.api import (
     caption_schemas,
-    huggingface_schemas,
     ollama_schemas,
     openai_schemas,
     operations_schemas,
@@ -27,7 +26,6 @@ from snapcap.warmup.version import snapcap_version
 _SCHEMAS = (
     schema_parts,
     caption_schemas,
-    huggingface_schemas,
     ollama_schemas,
     openai_schemas,
     v2_schemas,
@@ -67,7 +65,6 @@ def openapi_document(routes: Dispatch, http: HttpSettings, keys: bool) -> dict[s
     Raises KeyError for a route that no `…_schemas.py` describes."""
     described = {
         **caption_schemas.operations(),
-        **huggingface_schemas.operations(),
         **openai_schemas.operations(bool(http.image_hosts), http.chat_text == "continue"),
         **ollama_schemas.operations(),
         **v2_schemas.operations(),

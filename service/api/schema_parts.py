@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from snapcap.models.processing.image_formats import MEDIA_TYPES
 from snapcap.service import errors
 from snapcap.service.errors import ServiceError
 from snapcap.service.http.replies import IGNORED, EventStream
@@ -51,20 +50,12 @@ _IGNORED = (
     "caption, or whose name is almost that of an option."
 )
 BINARY: Schema = {"type": "string", "format": "binary"}
-# The image as the body of the request, in each readable format.
-IMAGE_BODIES: dict[str, Any] = {
-    media_type: {"schema": BINARY} for media_type in (*MEDIA_TYPES, "application/octet-stream")
-}
 IMAGE_TEXT: Schema = {
     "type": "string",
     "minLength": 1,
     "format": "byte",
     "contentEncoding": "base64",
     "description": "Base64, or a data URI with base64.",
-}
-IMAGE_OR_URL: Schema = {
-    **IMAGE_TEXT,
-    "description": "Base64, a data URI with base64, or the http(s) URL of an image on an allowed host.",
 }
 # A small blue square. Examples contain a real image, so that they can be sent unchanged.
 EXAMPLE_IMAGE = (
