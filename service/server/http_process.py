@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 from snapcap.service.api.app import PortSwitch, Services, create_metrics_app, create_operations_app
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.config.settings import HttpLimits, HttpSettings, Settings
+from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
 from snapcap.service.http.protocol import BoundedHttpProtocol
@@ -39,9 +40,6 @@ from snapcap.service.telemetry.tracing import open_tracing
 from snapcap.warmup.machine.denied import process_limit
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-
-if TYPE_CHECKING:
-    from snapcap.service.http.access import ApiKeys
 
 # Bytes of memory for which one connection is allowed. A connection holds less than 1 MiB: a packet of 256 KiB, 64
 # KiB of a body, heads, and the buffers of the kernel.
@@ -233,7 +231,7 @@ def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Service
 def run(
     settings: Settings,
     listeners: Sequence[socket.socket],
-    keys: "ApiKeys | None",
+    keys: ApiKeys | None,
     timeline: Timeline,
     load_start: Callable[[], Start],
     models: int = 0,

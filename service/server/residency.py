@@ -35,8 +35,10 @@ from snapcap.models.errors import UserError
 from snapcap.service.captioning.captioner import Captioner, Start, WeightFiles
 from snapcap.service.config.models import preloaded
 from snapcap.service.config.settings import Settings
+from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.errors import ModelNotAwake
 from snapcap.service.images.decode import decode_processes
+from snapcap.service.images.pool import ProcessImageDecoder
 from snapcap.service.images.processes import own_bytes
 from snapcap.service.ipc.fork import settle
 from snapcap.service.memory import decode_memory
@@ -53,8 +55,6 @@ from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Services
-    from snapcap.service.engine.remote.client import RemoteEngine
-    from snapcap.service.images.pool import ProcessImageDecoder
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
 # Seconds after a failed wake in which requests are refused at once: doubled with each failure in a row.
@@ -236,7 +236,7 @@ class Resident:
             lambda phase: _logger.debug("phase", extra={"fields": {"model": self.name, "phase": phase.name}})
         )
 
-    def ready(self, engine: "RemoteEngine", checkpoint: "Checkpoint", image_decoder: "ProcessImageDecoder") -> None:
+    def ready(self, engine: RemoteEngine, checkpoint: "Checkpoint", image_decoder: ProcessImageDecoder) -> None:
         """Serves captions from now on, unless the start has failed meanwhile."""
         if self.state is not ModelState.WAKING:
             return
