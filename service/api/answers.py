@@ -94,9 +94,8 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Answers:
-    """Captions the images of requests, whole or as a stream, with one captioner: what all APIs share. `limits`: of
-    the bodies of requests. `continue_text`: texts for a model that takes no instructions are beginnings of
-    captions."""
+    """Captions the images of requests to all APIs, whole or as a stream, with one captioner. `limits`: the limits
+    of request bodies. `continue_text`: texts for a model that takes no instructions are beginnings of captions."""
 
     captioner: Captioner
     limits: BodyLimits
@@ -120,9 +119,9 @@ class Answers:
         parse: Callable[[ChatFields, TextUse], T],
         permit: Permit | None = None,
     ) -> T:
-        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them. A server
-        knows if a model takes instructions once it has been awake: with `permit`, the first request waits for that,
-        with a place in the model's queue.
+        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses the members. The
+        server learns whether a model takes instructions when the model is awake for the first time: with `permit`,
+        the first request waits until the model is awake, with a place in the model's queue.
 
         Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse`, `Captioner.named` and
         `Captioner.awake`."""
@@ -255,8 +254,8 @@ def caption_options(
     where: str,
 ) -> CaptionOptions:
     """Returns the options of a request, with its model and the names of the ignored members and of the ignored
-    parts of the conversation. `values`: the members that have options. `names`: the option that each of them gives;
-    a later member overrides an earlier one of the same option. `where`: the member of the conversation's text.
+    parts of the conversation. `values`: the members that have options. `names`: the option of each such member; a
+    later member overrides an earlier one of the same option. `where`: the member of the conversation's text.
 
     Raises InvalidOption and PromptTooLong."""
     options = CaptionOptions(clamp=True, model=fields.model, ignored=(*asked.ignored, *fields.ignored))

@@ -83,10 +83,10 @@ ReadMessage: TypeAlias = Callable[[Mapping[str, Any], str], Message]
 
 
 def read_message(message: Mapping[str, Any], where: str) -> Message:
-    """Returns the texts and images of a message of OpenAI's APIs. In a user's, each part must be a text or an
-    image; a null counts as an empty text.
+    """Returns the texts and images of a message of OpenAI's APIs. In a user's message, each part must be a text or
+    an image; a null counts as an empty text.
 
-    Any part that may be an image counts as one. Otherwise an older image would be captioned in its place."""
+    Any part that may be an image counts as an image. Otherwise an older image would be captioned in its place."""
     images: list[Callable[[], bytes | str]] = []
     texts: list[str] = []
     leading = 0

@@ -133,7 +133,7 @@ class _EngineProcess:
                 self._rehearsed.set()
 
     def _rehearse(self, engine: "Engine", loaded: "StartedModel") -> None:
-        """Serves the rehearsal of the HTTP process, which sends the request, because its part is the larger."""
+        """Serves a rehearsed request. The HTTP process sends it, as most of a request's code runs there."""
         self.pixels.open(loaded.checkpoint.config.vision.image_size)
         self._server.attach(engine)
         self.channel.send(ModelLoaded(engine.limits, loaded.rehearses))

@@ -4,16 +4,16 @@
                                         └─────────── cannot wake ───────────────────────┘
 
 A model leaves when it had no request for its idle time, which is the server's or that of its last `keep_alive`.
-Each start of a model is a start as a server of one model has it, with processes of its own (`EngineClient`). They
-end when the model leaves, and so all its memory comes back. A model with a request does not leave. Requests wait
-for a model that is waking, or leaving, within their time limit. Each model has its own queue, decode processes and
-metrics. The memory for decoding images is divided equally between the models.
+Each start of a model runs like the start of a server of one model, with processes of its own (`EngineClient`). The
+processes end when the model leaves, which frees all memory of the model. A model with a request does not leave.
+Requests wait for a model that is waking, or leaving, within their time limit. Each model has its own queue, decode
+processes and metrics. The memory for decoding images is divided equally between the models.
 
-With a limit of memory, a model that wakes waits until the others leave room: one that is idle leaves, the least
-recently used first. Before its first wake a model is expected to take what its configuration and files say. If none
-is idle for a while, the model that has been awake the longest takes no further request and leaves after those that
-it has. Wakes wait for room in the order in which they came, and a model that has become ready has served the
-requests that waited for it before it leaves: two models that do not fit together take turns.
+With a limit of memory, a model that wakes waits until the other models leave room: idle models leave, the least
+recently used first. Before its first wake a model is expected to take what its configuration and files say. If no
+model is idle for a while, the model that has been awake the longest takes no further request and leaves after the
+requests that it has. Wakes wait for room in the order in which they came, and a model that has become ready has
+served the requests that waited for it before it leaves: two models that do not fit together take turns.
 """
 
 import asyncio
@@ -90,8 +90,8 @@ class Memory(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Holds what the files of this machine say of a model that has never been awake: its weights, and the memory
-    that it will take at least, and at most."""
+    """Describes a model that has never been awake, by its files on this machine: its weights, and the least and the
+    most memory that it will take."""
 
     files: WeightFiles = WeightFiles()
     least: Memory = Memory()
@@ -155,8 +155,9 @@ def reside(
 
 @dataclass(eq=False)
 class Resident:
-    """Keeps one model: the `Keeper` of its captioner, which is told of each start as `StartResult` is.
-    `services` has the model's captioner and metrics, whose instruments are in `registry`."""
+    """Wakes and ends one model, as the `Keeper` of its captioner. An `EngineClient` reports each start here, as it
+    reports the start of a server of one model to `StartResult`. `services` has the model's captioner and metrics,
+    whose instruments are in `registry`."""
 
     name: str
     settings: Settings
@@ -186,7 +187,7 @@ class Resident:
         self.start = self._new_start(time.monotonic())
 
     async def wake(self) -> None:
-        """Returns once the model is ready, which wakes if it is absent. Raises ModelNotAwake."""
+        """Returns once the model is ready. Wakes the model if it is absent. Raises ModelNotAwake."""
         while self.state is not ModelState.READY:
             if self.state is ModelState.WAKING:
                 if reason := await asyncio.shield(self._woken):
@@ -340,7 +341,7 @@ class Resident:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of memory of the model's processes that no file has."""
+        """Bytes of memory of the model's processes, without the pages of files."""
         return 0 if self._client is None else sum(own_bytes(pid) or 0 for pid in self._client.pids)
 
     def _fail(self, sentence: str, cause: BaseException | None, pause: float | None = None) -> None:

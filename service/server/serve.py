@@ -126,7 +126,7 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
 def _load_start(
     models: Mapping[str, Settings], parts: ServerProcesses | None, spare: ForkedEngine | None
 ) -> "Start":
-    """Imports the modules of the start. `models`: those that may wake and leave. `parts`: the processes of the
+    """Imports the modules of the start. `models`: the models that may wake and leave. `parts`: the processes of the
     first model that must be ready before READY. `spare`: without such a model, the engine process, which stays in
     reserve."""
     if parts is not None and not models:
