@@ -264,20 +264,16 @@ def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: memoryvie
     if size is None:
         if binary:
             raise InvalidOption("inputs[0].parameters.binary_data_size", "say how many bytes follow the JSON")
-        texts = _flat(tensor.get("data"))
-        _check_count(len(texts), shape)
-        images = [image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(texts)]
+        elements = _flat(tensor.get("data"))
     else:
         if tensor.get("data") is not None or integer(size) != len(binary):
             raise InvalidOption("inputs[0].parameters.binary_data_size", f"be {len(binary)}, the size of the data")
-        images = _elements(binary, prod(shape))
-        _check_count(len(images), shape)
-    return tuple(images)
-
-
-def _check_count(count: int, shape: tuple[int, ...]) -> None:
-    if count != prod(shape):
+        elements = _elements(binary, prod(shape))
+    if len(elements) != prod(shape):
         raise InvalidOption("inputs[0].shape", "have as many elements as there are images")
+    if size is not None:
+        return tuple(elements)
+    return tuple(image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(elements))
 
 
 def _flat(data: Any) -> list[Any]:
