@@ -58,9 +58,9 @@ def _text(schema: dict[str, Any]) -> dict[str, Any]:
     return request_object(["type", "text"], type={"enum": [*TEXTS]}, text=schema, image_url={"type": "null"})
 
 
-def _one_message(urls: bool) -> dict[str, Any]:
-    """Returns the schema of messages whose text is continued."""
-    image, text = _image(urls), _text(caption_options.schema()["prompt"])
+def _one_message(image: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of messages whose text is continued. `image`: the schema of an image."""
+    text = _text(caption_options.schema()["prompt"])
     # The content has one image and at most one text, in either order.
     orders = [[image], [image, text], [text, image]]
     content = {
@@ -72,9 +72,9 @@ def _one_message(urls: bool) -> dict[str, Any]:
     return {"type": "array", "items": _user(content), "minItems": 1, "maxItems": 1}
 
 
-def _conversation(urls: bool) -> dict[str, Any]:
-    """Returns the schema of messages whose text is ignored. The newest image of the messages counts."""
-    image = _image(urls)
+def _conversation(image: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of messages whose text is ignored. The newest image of the messages counts. `image`: the
+    schema of an image."""
     parts = {"type": "array", "items": {"anyOf": [image, _text({"type": "string"})]}}
     user = _user({"anyOf": [{"type": "string"}, parts]})
     other = request_object(
@@ -91,11 +91,6 @@ def _conversation(urls: bool) -> dict[str, Any]:
         "contains": _user({**parts, "contains": image, "maxContains": 1}),
         "description": "The server captions the newest image in the messages. It ignores text and the rest.",
     }
-
-
-def _messages(urls: bool, continue_text: bool) -> dict[str, Any]:
-    """Returns the schema of the messages of a chat, or of the input of a response."""
-    return _one_message(urls) if continue_text else _conversation(urls)
 
 
 def _answer_form(schema: dict[str, Any]) -> dict[str, Any]:
@@ -132,12 +127,12 @@ def _shared_fields() -> dict[str, Any]:
     }
 
 
-def _chat_body(urls: bool, continue_text: bool) -> dict[str, Any]:
+def _chat_body(messages: dict[str, Any]) -> dict[str, Any]:
     usage = request_object([], include_usage=SWITCH, include_obfuscation=UNREAD)
     shared = _shared_fields()
     request = request_object(
         ["messages"],
-        messages=_messages(urls, continue_text),
+        messages=messages,
         stream_options={**nullable(usage), "description": "Allowed only with `stream`."},
         response_format=_answer_form({"json_schema": request_object(["schema"], schema={"type": "object"})}),
         **shared,
@@ -148,10 +143,10 @@ def _chat_body(urls: bool, continue_text: bool) -> dict[str, Any]:
     return json_body(request, {"model": EXAMPLE_MODEL, "messages": [message]})
 
 
-def _response_body(urls: bool, continue_text: bool) -> dict[str, Any]:
+def _response_body(messages: dict[str, Any]) -> dict[str, Any]:
     request = request_object(
         ["input"],
-        input=_messages(urls, continue_text),
+        input=messages,
         instructions={"type": ["string", "null"]},
         stream_options=UNREAD,
         text=nullable(request_object([], format=_answer_form({"schema": {"type": "object"}}))),
@@ -165,6 +160,8 @@ def _response_body(urls: bool, continue_text: bool) -> dict[str, Any]:
 def operations(urls: bool, continue_text: bool) -> dict[str, Operation]:
     """Returns the operation of each route by its name. `urls`: http(s) URLs of images are allowed for some hosts.
     `continue_text`: the text of a message is the beginning of the caption."""
+    # The schema of the messages of a chat, and of the input of a response.
+    messages = (_one_message if continue_text else _conversation)(_image(urls))
     captioned = "The caption, or with stream its pieces as server-sent events"
     chat_events = (
         "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as `data: ERROR` "
@@ -176,13 +173,13 @@ def operations(urls: bool, continue_text: bool) -> dict[str, Operation]:
             "Caption the image of a message",
             streamed_reply(captioned, "ChatCompletion", EventStream, chat_events),
             (*NAMED, *URLS),
-            _chat_body(urls, continue_text),
+            _chat_body(messages),
         ),
         "create_response": Operation(
             "Caption the image of an input",
             streamed_reply(captioned, "ResponseObject", NamedEventStream, events),
             (*NAMED, *URLS),
-            _response_body(urls, continue_text),
+            _response_body(messages),
         ),
         "list_models": Operation("List the models", reply("The served model", "ModelList"), [errors.NotReady]),
         "retrieve_model": Operation(
