@@ -89,12 +89,9 @@ class CaptionRoutes:
         A request whose Accept header names `text/event-stream`, and no JSON, gets the caption while it is written:
         events with a piece of the caption each, then the whole reply as the last event."""
         accepted = accepted_types(request)
-        if EventStream.media_type in accepted and "json" not in accepted:
-            return await self._streamed(request)
-        result, headers = await self._answers.caption(request, read_image)
-        return JsonReply(result.to_dict(), headers)
-
-    async def _streamed(self, request: Request) -> Response:
+        if EventStream.media_type not in accepted or "json" in accepted:
+            result, headers = await self._answers.caption(request, read_image)
+            return JsonReply(result.to_dict(), headers)
         with self._captioner.admit() as permit:
             image, options = await read_image(request, self._answers.limits)
             wanted = ChatRequest(image, options, stop=(), stream=True)
