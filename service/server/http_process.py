@@ -208,7 +208,7 @@ SWITCH_INTERVAL_S = 0.0005
 # Starts the model: called on the event loop once /livez answers. The start runs in other threads or processes; the
 # call returns at once, with a function to call when the server has ended. The last argument ends the server, for a
 # start that failed.
-Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
+StartModel: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
 
 
 def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Services:
@@ -233,7 +233,7 @@ def run(
     listeners: Sequence[socket.socket],
     keys: ApiKeys | None,
     timeline: Timeline,
-    load_start: Callable[[], Start],
+    load_start: Callable[[], StartModel],
     models: int = 0,
 ) -> int:
     """Serves until a signal or a failure. Returns the exit status of `Readiness`.
