@@ -84,23 +84,23 @@ def reply(description: str, schema: str) -> Replies:
 
 def ready_replies(schema: str) -> Replies:
     """Returns the replies that tell whether the server captions images."""
-    (unready,) = reply("The server is starting, is ending, or failed to start", schema).values()
+    unready = reply("The server is starting, is ending, or failed to start", schema)[200]
     return {**reply("The server captions images", schema), 503: unready}
 
 
-def caption_reply(description: str, schema: str, **others: Schema) -> Replies:
+def caption_reply(description: str, schema: str, others: Mapping[str, Schema] | None = None) -> Replies:
     """Returns the reply to a caption request, with the header that names ignored fields. `others`: the schemas of
     other media types."""
     whole = reply(description, schema)
     whole[200]["headers"] = {IGNORED: {"schema": {"type": "string"}, "description": _IGNORED}}
-    whole[200]["content"] |= {media_type: {"schema": other} for media_type, other in others.items()}
+    whole[200]["content"] |= {media_type: {"schema": other} for media_type, other in (others or {}).items()}
     return whole
 
 
 def streamed_reply(description: str, schema: str, stream: type[EventStream], events: str) -> Replies:
     """Returns the reply to a caption request, or the stream that a client may have in its place. `events`:
     describes the stream."""
-    return caption_reply(description, schema, **{stream.media_type: {"type": "string", "description": events}})
+    return caption_reply(description, schema, {stream.media_type: {"type": "string", "description": events}})
 
 
 def ref(schema: str) -> Schema:

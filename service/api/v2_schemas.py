@@ -51,7 +51,7 @@ def operations() -> dict[str, Operation]:
 
 
 def _of_model(prefix: str, what: str, parameters: list[dict[str, Any]]) -> dict[str, Operation]:
-    captions = caption_reply("The captions, in order", "V2Captions", **{BYTES: BINARY})
+    captions = caption_reply("The captions, in order", "V2Captions", {BYTES: BINARY})
     described = (errors.ModelNotFound, errors.NotReady)
     return {
         f"{prefix}model_infer": Operation(
