@@ -128,9 +128,9 @@ class Answers:
         kind = media_type(request)
         if not is_json(kind) and kind not in UNTYPED:
             raise UnsupportedMediaType(f"Send {JSON}.")
-        unread: list[tuple[bytes, Captioner]] = []
+        unread: list[tuple[bytes, Captioner]] = []  # the body, if it is parsed once its captioner is awake
 
-        def read(body: bytes) -> T | None:
+        def read_now(body: bytes) -> T | None:
             fields = sort(body)
             captioner = self.captioner.named(fields.model)
             if captioner.facts is None and permit is not None and not (unread or fields.empty):
@@ -138,13 +138,13 @@ class Answers:
                 return None
             return parse(fields, self._use(captioner.known))
 
-        wanted = await read_json(request, self.limits, read)
+        wanted = await read_json(request, self.limits, read_now)
         if unread and permit is not None:
             body, captioner = unread[0]
             captioner.take(permit)
             await unless_disconnected(request.receive, captioner.awake())
             permit.release()
-            wanted = await parse_received(request, self.limits, body, read)
+            wanted = await parse_received(request, self.limits, body, read_now)
         return cast(T, wanted)
 
     def _use(self, known: ModelFacts) -> TextUse:
