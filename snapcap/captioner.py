@@ -120,7 +120,7 @@ class Captioner:
     @property
     def device(self) -> str:
         """Returns the device of the model: ``cpu`` or ``cuda:N``."""
-        return self._model.device
+        return self._model.plan.device
 
     @property
     def backend(self) -> str:
@@ -131,7 +131,7 @@ class Captioner:
         name = self._model.checkpoint.name
         if self._closed:
             return f"<Captioner {name}, closed>"
-        return f"<Captioner {name} on {self.device}, {self.backend}, batches of at most {self._model.largest}>"
+        return f"<Captioner {name} on {self.device}, {self.backend}, batches of at most {self._model.plan.slots}>"
 
     def __call__(self, image: Image, **options: Unpack[OptionValues]) -> Caption:
         """Returns the caption of one image.

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from snapcap.service.http.protocol import BoundedHttpProtocol, Flow
-from snapcap.service.server.uvicorn_server import Server
+from snapcap.service.server.http_process import Server
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.runtime.aoti import native, native_cuda
 from snapcap.warmup.s3.client import client

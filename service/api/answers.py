@@ -8,6 +8,7 @@ served.
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from starlette.requests import Request
@@ -79,9 +80,9 @@ class ChatFields(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """Holds a parsed request. `image`: the bytes of a data URI, or an http(s) URL. `options`: has the model, ""
-    for the served model, and the names of the ignored parts of the messages and of the ignored fields. `member`:
-    the answer is a JSON object with this member."""
+    """Holds a parsed request, of a chat or of a streamed caption. `image`: its bytes, or an http(s) URL. `options`:
+    has the model, "" for the served model, and the names of the ignored parts of the messages and of the ignored
+    fields. `member`: the answer is a JSON object with this member."""
 
     image: bytes | str
     options: CaptionOptions
@@ -93,9 +94,8 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Answers:
-    """Captions the images of requests, whole or as a stream, with one captioner: what all APIs share. `limits`: of
-    the bodies of requests. `continue_text`: texts for a model that takes no instructions are beginnings of
-    captions."""
+    """Captions the images of requests to all APIs, whole or as a stream, with one captioner. `limits`: the limits
+    of request bodies. `continue_text`: texts for a model that takes no instructions are beginnings of captions."""
 
     captioner: Captioner
     limits: BodyLimits
@@ -112,33 +112,6 @@ class Answers:
             result = await unless_disconnected(request.receive, self._caption(request, image, options, permit))
         return result, ignored_header(options.ignored)
 
-    async def stream(
-        self,
-        request: Request,
-        image: bytes | str,
-        options: CaptionOptions,
-        permit: Permit,
-        stop: Sequence[str] = (),
-        *,
-        live: bool = True,
-    ) -> CaptionStream:
-        """Returns the stream of an image's caption. `image`: its bytes or its URL. `stop`, `live`: see
-        `Captioner.stream`."""
-        captioner, data, job = await self._arrived(request, image, options, permit)
-        return await captioner.stream(data, options, job, stop, live=live)
-
-    def reply(
-        self,
-        request: Request,
-        stream: CaptionStream,
-        events: AsyncGenerator[str, None],
-        ignored: Sequence[str],
-        kind: type[EventStream] = EventStream,
-    ) -> Response:
-        """Returns the reply that sends the events of a stream. `ignored`: names of the ignored parts of the
-        request."""
-        return kind(events, stream.close, lambda error: self.handler.note(request, error), ignored_header(ignored))
-
     async def read(
         self,
         request: Request,
@@ -146,18 +119,18 @@ class Answers:
         parse: Callable[[ChatFields, TextUse], T],
         permit: Permit | None = None,
     ) -> T:
-        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses them. A server
-        knows if a model takes instructions once it has been awake: with `permit`, the first request waits for that,
-        with a place in the model's queue.
+        """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses the members. The
+        server learns whether a model takes instructions when the model is awake for the first time: with `permit`,
+        the first request waits until the model is awake, with a place in the model's queue.
 
         Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse`, `Captioner.named` and
         `Captioner.awake`."""
         kind = media_type(request)
         if not is_json(kind) and kind not in UNTYPED:
             raise UnsupportedMediaType(f"Send {JSON}.")
-        unread: list[tuple[bytes, Captioner]] = []
+        unread: list[tuple[bytes, Captioner]] = []  # the body, if it is parsed once its captioner is awake
 
-        def read(body: bytes) -> T | None:
+        def read_now(body: bytes) -> T | None:
             fields = sort(body)
             captioner = self.captioner.named(fields.model)
             if captioner.facts is None and permit is not None and not (unread or fields.empty):
@@ -165,13 +138,13 @@ class Answers:
                 return None
             return parse(fields, self._use(captioner.known))
 
-        wanted = await read_json(request, self.limits, read)
+        wanted = await read_json(request, self.limits, read_now)
         if unread and permit is not None:
             body, captioner = unread[0]
             captioner.take(permit)
             await unless_disconnected(request.receive, captioner.awake())
             permit.release()
-            wanted = await parse_received(request, self.limits, body, read)
+            wanted = await parse_received(request, self.limits, body, read_now)
         return cast(T, wanted)
 
     def _use(self, known: ModelFacts) -> TextUse:
@@ -198,7 +171,8 @@ class Answers:
         The reply starts with the first text, so that an error before it still gets its status."""
         stream, first = await unless_disconnected(request.receive, begun(self._open(request, chat, permit)))
         pieces = _pieces(stream, first, chat.member)
-        return self.reply(request, stream, events(stream, pieces), chat.options.ignored, kind)
+        note = partial(self.handler.note, request)
+        return kind(events(stream, pieces), stream.close, note, ignored_header(chat.options.ignored))
 
     def warnings(self, chat: ChatRequest, stream: CaptionStream) -> dict[str, list[str]]:
         """Returns the member that tells the user of a chat what was ignored or moved; {} if nothing was."""
@@ -211,7 +185,8 @@ class Answers:
         return {"warnings": sentences} if sentences else {}
 
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
-        return await self.stream(request, chat.image, chat.options, permit, chat.stop, live=chat.stream)
+        captioner, image, job = await self._arrived(request, chat.image, chat.options, permit)
+        return await captioner.stream(image, chat.options, job, chat.stop, live=chat.stream)
 
     async def _whole(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str]:
         stream = await self._open(request, chat, permit)
@@ -279,8 +254,8 @@ def caption_options(
     where: str,
 ) -> CaptionOptions:
     """Returns the options of a request, with its model and the names of the ignored members and of the ignored
-    parts of the conversation. `values`: the members that have options. `names`: the option that each of them gives;
-    a later member overrides an earlier one of the same option. `where`: the member of the conversation's text.
+    parts of the conversation. `values`: the members that have options. `names`: the option of each such member; a
+    later member overrides an earlier one of the same option. `where`: the member of the conversation's text.
 
     Raises InvalidOption and PromptTooLong."""
     options = CaptionOptions(clamp=True, model=fields.model, ignored=(*asked.ignored, *fields.ignored))

@@ -1,7 +1,7 @@
 """Builds the ASGI application from the routes and the middleware. Starts no thread and no process.
 
 The application answers probes as soon as the routes of the operations are added; the other APIs are imported after
-that. FastAPI writes the OpenAPI document from the routes and is imported on the first request for the document.
+that. The first request for the OpenAPI document imports `openapi.py`, which writes it from the routes.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.service.api.operations import health_routes, metrics_routes, startup_routes
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.config.settings import HttpSettings
-from snapcap.service.http.access import EVERY_HOST, Guard
+from snapcap.service.http.access import EVERY_HOST, ApiKeys, Guard
 from snapcap.service.http.middleware import ProblemHandler, RequestScope
 from snapcap.service.http.routing import Dispatch
 from snapcap.service.readiness import Readiness
@@ -22,7 +22,6 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.service.http.access import ApiKeys
     from snapcap.service.telemetry.otel import OtelTracing
 
 
@@ -42,7 +41,7 @@ class Application:
     """Serves groups of routes as an ASGI application, inside the middleware. `keys`: valid API keys; None: requests
     need no key."""
 
-    def __init__(self, metrics: Metrics, http: HttpSettings, keys: "ApiKeys | None") -> None:
+    def __init__(self, metrics: Metrics, http: HttpSettings, keys: ApiKeys | None) -> None:
         self.http = http
         self.keys = keys
         self.routes = Dispatch()
@@ -62,7 +61,7 @@ class Application:
         await self._around(scope, receive, send)
 
 
-def create_operations_app(services: Services, http: HttpSettings, keys: "ApiKeys | None") -> Application:
+def create_operations_app(services: Services, http: HttpSettings, keys: ApiKeys | None) -> Application:
     """Returns an application with /livez, /readyz, /health and /startup, and with /metrics unless it has a port of
     its own."""
     app = Application(services.metrics, http, keys)

@@ -7,15 +7,16 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from snapcap.service.api.answers import Answers
+from snapcap.service.api.answers import Answers, ChatRequest
 from snapcap.service.captioning.captioner import CaptionResult
 from snapcap.service.captioning.options import (
     NAMES,
@@ -24,7 +25,7 @@ from snapcap.service.captioning.options import (
     options_from_text,
     sort_fields,
 )
-from snapcap.service.captioning.stream import CaptionStream, begun
+from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.errors import (
     EngineFailed,
     InvalidOption,
@@ -88,25 +89,20 @@ class CaptionRoutes:
         A request whose Accept header names `text/event-stream`, and no JSON, gets the caption while it is written:
         events with a piece of the caption each, then the whole reply as the last event."""
         accepted = accepted_types(request)
-        if EventStream.media_type in accepted and "json" not in accepted:
-            return await self._streamed(request)
-        result, headers = await self._answers.caption(request, read_image)
-        return JsonReply(result.to_dict(), headers)
-
-    async def _streamed(self, request: Request) -> Response:
+        if EventStream.media_type not in accepted or "json" in accepted:
+            result, headers = await self._answers.caption(request, read_image)
+            return JsonReply(result.to_dict(), headers)
         with self._captioner.admit() as permit:
             image, options = await read_image(request, self._answers.limits)
-            opening = self._answers.stream(request, image, options, permit)
-            stream, first = await unless_disconnected(request.receive, begun(opening))
-        return self._answers.reply(request, stream, self._events(request, stream, first), options.ignored)
+            wanted = ChatRequest(image, options, stop=(), stream=True)
+            return await self._answers.streamed(request, wanted, permit, partial(self._events, request))
 
     async def _events(
-        self, request: Request, stream: CaptionStream, piece: str | None
+        self, request: Request, stream: CaptionStream, pieces: AsyncIterator[str]
     ) -> AsyncGenerator[str, None]:
         try:
-            while piece is not None:
+            async for piece in pieces:
                 yield json.dumps({"text": piece})
-                piece = await anext(stream, None)
             whole = self._captioner.result(stream).to_dict()
         except Exception as error:
             failure = self._answers.handler.note(request, error)

@@ -83,10 +83,10 @@ ReadMessage: TypeAlias = Callable[[Mapping[str, Any], str], Message]
 
 
 def read_message(message: Mapping[str, Any], where: str) -> Message:
-    """Returns the texts and images of a message of OpenAI's APIs. In a user's, each part must be a text or an
-    image; a null counts as an empty text.
+    """Returns the texts and images of a message of OpenAI's APIs. In a user's message, each part must be a text or
+    an image; a null counts as an empty text.
 
-    Any part that may be an image counts as one. Otherwise an older image would be captioned in its place."""
+    Any part that may be an image counts as an image. Otherwise an older image would be captioned in its place."""
     images: list[Callable[[], bytes | str]] = []
     texts: list[str] = []
     leading = 0
@@ -131,36 +131,33 @@ def read_messages(
 
 
 def _newest_image(messages: list[dict[str, Any]], use: TextUse, read: ReadMessage, where: str) -> Conversation:
-    instruct = use is not TextUse.IGNORE
-    ignored: set[str] = set()
-    asked: Message | None = None
-    said, spoken, place_of_image = "", Message((), ()), 0
-    said_by: list[tuple[str, Message]] = []
-    for index, message in enumerate(messages):
-        role, place = message.get("role"), f"{where}[{index}]"
-        if not isinstance(role, str) or role not in (USER, *OTHER_ROLES):
-            raise InvalidOption(f"{place}.role", f"be {', '.join((USER, *OTHER_ROLES))}")
-        found = read(message, place)
-        said_by.append((role, found))
-        text = "".join(found.texts)
-        if role == USER and text.strip():
-            ignored |= {"text"} if said or not instruct else set()
-            said, spoken = text, found
-        elif role != USER and (found.texts or not found.images):
-            ignored.add(OTHER_ROLES[role])
-        if found.images:
-            ignored |= {"images"} if asked is not None or len(found.images) > 1 else set()
-            asked, place_of_image = found, index
-    if asked is None:
+    turns = [_turn(message, read, f"{where}[{index}]") for index, message in enumerate(messages)]
+    with_image = [index for index, (_, message) in enumerate(turns) if message.images]
+    if not with_image:
         raise MissingImage(_NO_IMAGE)
+    place = with_image[-1]
+    role_of_image, asked = turns[place]
     image = _last(asked.images)
-    if use is TextUse.CONVERSE and messages[place_of_image]["role"] == USER:
-        return _among_others(image, said_by, place_of_image, ignored & {"images"})
-    if not instruct:
-        return Conversation(image, "", tuple(sorted(ignored)))
-    if spoken is asked:
-        return Conversation(image, asked.text, tuple(sorted(ignored)), Dialogue(lead=asked.lead))
-    return Conversation(image, said, tuple(sorted(ignored)))
+    ignored = {"images"} if len(with_image) > 1 or len(asked.images) > 1 else set[str]()
+    if use is TextUse.CONVERSE and role_of_image == USER:
+        return _among_others(image, turns, place, ignored)
+    ignored |= {OTHER_ROLES[role] for role, each in turns if role != USER and (each.texts or not each.images)}
+    said = [message for role, message in turns if role == USER and "".join(message.texts).strip()]
+    instruction = said[-1] if said and use is not TextUse.IGNORE else Message((), ())
+    if said and (said[:-1] or use is TextUse.IGNORE):
+        ignored.add("text")
+    names = tuple(sorted(ignored))
+    if instruction is asked:
+        return Conversation(image, asked.text, names, Dialogue(lead=asked.lead))
+    return Conversation(image, "".join(instruction.texts), names)
+
+
+def _turn(message: dict[str, Any], read: ReadMessage, where: str) -> tuple[str, Message]:
+    """Returns the role of a message, and its texts and images."""
+    role = message.get("role")
+    if not isinstance(role, str) or role not in (USER, *OTHER_ROLES):
+        raise InvalidOption(f"{where}.role", f"be {', '.join((USER, *OTHER_ROLES))}")
+    return role, read(message, where)
 
 
 def _among_others(

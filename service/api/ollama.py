@@ -86,7 +86,7 @@ class OllamaRoutes:
     """Serves the endpoints of the API for one captioner."""
 
     def __init__(self, answers: Answers, status: StartupStatus) -> None:
-        """`status`: of the server's start, which is the model's if the server has one."""
+        """`status`: of the server's start, which is the model's start if the server has one model."""
         self._answers = answers
         self._status = status
         self._captioner = answers.captioner
@@ -292,8 +292,8 @@ def _read_prompt(message: Mapping[str, Any], where: str) -> Message:
 
 
 def _message(members: Mapping[str, Any], name: str, where: str) -> Message:
-    """Returns the text of the member `name`, and the images in base64 of the member `images`. `where`: what stands
-    before the names in errors."""
+    """Returns the text of the member `name`, and the images in base64 of the member `images`. `where`: the text
+    before the members' names in errors."""
     text, images = members.get(name), members.get("images")
     if text is not None and not isinstance(text, str):
         raise InvalidOption(f"{where}{name}", "be text; images stand in the member images")

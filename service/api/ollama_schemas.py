@@ -18,18 +18,17 @@ from snapcap.service.api.schema_parts import (
     NAMED,
     ClosedReply,
     Omittable,
+    Operation,
     OptionalRegions,
-    caption_reply,
-    json_request,
+    Replies,
+    json_body,
     nullable,
-    problems,
     reply,
     request_object,
     streamed_reply,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.captioning.options import EMPTY
-from snapcap.service.http.problems import SENTENCE
 from snapcap.service.http.replies import LineStream
 
 _MODEL = {"type": ["string", "null"], "description": "The name of the served model, with or without `:latest`."}
@@ -37,44 +36,44 @@ _IMAGES = {"type": ["array", "null"], "items": IMAGE_TEXT}
 _TEXT = {"type": ["string", "null"]}
 
 
-def operations() -> dict[str, dict[str, Any]]:
-    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
-    state = problems(errors.NotReady, shape=SENTENCE)
-    shown = problems(*JSON_BODY, *BODY, errors.InvalidOption, errors.ModelNotFound, errors.NotReady, shape=SENTENCE)
+def operations() -> dict[str, Operation]:
+    """Returns the operation of each route by its name."""
+    shown = (*JSON_BODY, *BODY, errors.InvalidOption, errors.ModelNotFound, errors.NotReady)
     example = {"model": EXAMPLE_MODEL, "stream": False}
     prompt = {"prompt": _TEXT, "images": _IMAGES, "system": _TEXT}
     # A prompt is for an image; a request with neither loads or unloads the model.
     pictured = {"required": ["images"], "properties": {"images": {"type": "array", "minItems": 1}}}
     silent = {"properties": {"prompt": {"enum": ["", None]}}}
     chat = {"messages": [{"role": USER, "content": "", "images": [EXAMPLE_IMAGE]}]}
+    named = request_object(["model"], model={"type": "string", "minLength": 1})
     return {
-        "generate": {
-            "summary": "Caption an image",
-            "responses": _answer("OllamaText"),
-            "openapi_extra": _body(prompt, {**example, "images": [EXAMPLE_IMAGE]}, anyOf=[pictured, silent]),
-        },
-        "chat": {
-            "summary": "Caption the image of a message",
-            "responses": _answer("OllamaChat"),
-            "openapi_extra": _body({"messages": _messages()}, {**example, **chat}),
-        },
-        "tags": {"summary": "List the models", "responses": reply("The served model", "OllamaModels") | state},
-        "ps": {"summary": "List the loaded models", "responses": reply("The model", "OllamaModels") | state},
-        "show": {
-            "summary": "Describe a model",
-            "responses": reply("The model", "OllamaModel") | shown,
-            "openapi_extra": json_request(
-                request_object(["model"], model={"type": "string", "minLength": 1}), {"model": EXAMPLE_MODEL}
-            ),
-        },
-        "version": {"summary": "Tell the version of the API", "responses": reply("The version", "OllamaVersion")},
+        "generate": Operation(
+            "Caption an image",
+            _answer("OllamaText"),
+            NAMED,
+            _body(prompt, {**example, "images": [EXAMPLE_IMAGE]}, anyOf=[pictured, silent]),
+        ),
+        "chat": Operation(
+            "Caption the image of a message",
+            _answer("OllamaChat"),
+            NAMED,
+            _body({"messages": _messages()}, {**example, **chat}),
+        ),
+        "tags": Operation("List the models", reply("The served model", "OllamaModels"), [errors.NotReady]),
+        "ps": Operation("List the loaded models", reply("The model", "OllamaModels"), [errors.NotReady]),
+        "show": Operation(
+            "Describe a model",
+            reply("The model", "OllamaModel"),
+            shown,
+            json_body(named, {"model": EXAMPLE_MODEL}),
+        ),
+        "version": Operation("Tell the version of the API", reply("The version", "OllamaVersion")),
     }
 
 
-def _answer(schema: str) -> dict[int | str, dict[str, Any]]:
-    whole = caption_reply("The caption whole, or as JSON lines unless stream is false", schema)
+def _answer(schema: str) -> Replies:
     lines = f"Lines of {schema}, the last with `done`. An error after the first line is a line with `error`."
-    return streamed_reply(whole, LineStream, lines) | problems(*NAMED, shape=SENTENCE)
+    return streamed_reply("The caption whole, or as JSON lines unless stream is false", schema, LineStream, lines)
 
 
 def _messages() -> dict[str, Any]:
@@ -109,7 +108,7 @@ def _body(own: dict[str, Any], example: dict[str, Any], **rules: Any) -> dict[st
         },
         **unserved({"think": (False,)}),
     }
-    return json_request({**request_object([], **members), **rules}, example)
+    return json_body({**request_object([], **members), **rules}, example)
 
 
 class OllamaLine(ClosedReply):

@@ -142,7 +142,7 @@ def sort_chat(body: bytes) -> ChatFields:
 
 
 def any_model(fields: ChatFields) -> ChatFields:
-    """Returns the members without a name that stands for any model."""
+    """Returns the members, with "" in place of a model name that stands for any model."""
     return fields._replace(model="") if fields.model in _ANY_MODEL else fields
 
 

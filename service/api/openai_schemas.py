@@ -15,23 +15,21 @@ from snapcap.service.api.responses import ELSEWHERE
 from snapcap.service.api.schema_parts import (
     EXAMPLE_IMAGE,
     EXAMPLE_MODEL,
+    MODEL_NAME,
     NAMED,
     URLS,
     ClosedReply,
     Omittable,
+    Operation,
     OptionalRegions,
-    caption_reply,
-    json_request,
+    json_body,
     nullable,
-    path_parameter,
-    problems,
     reply,
     request_object,
     streamed_reply,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.captioning.options import EMPTY, NEUTRAL
-from snapcap.service.http.problems import OPENAI
 from snapcap.service.http.replies import EventStream, NamedEventStream
 
 SWITCH: dict[str, Any] = {"type": ["boolean", "null"]}
@@ -60,9 +58,9 @@ def _text(schema: dict[str, Any]) -> dict[str, Any]:
     return request_object(["type", "text"], type={"enum": [*TEXTS]}, text=schema, image_url={"type": "null"})
 
 
-def _one_message(urls: bool) -> dict[str, Any]:
-    """Returns the schema of messages whose text is continued."""
-    image, text = _image(urls), _text(caption_options.schema()["prompt"])
+def _one_message(image: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of messages whose text is continued. `image`: the schema of an image."""
+    text = _text(caption_options.schema()["prompt"])
     # The content has one image and at most one text, in either order.
     orders = [[image], [image, text], [text, image]]
     content = {
@@ -74,9 +72,9 @@ def _one_message(urls: bool) -> dict[str, Any]:
     return {"type": "array", "items": _user(content), "minItems": 1, "maxItems": 1}
 
 
-def _conversation(urls: bool) -> dict[str, Any]:
-    """Returns the schema of messages whose text is ignored. The newest image of the messages counts."""
-    image = _image(urls)
+def _conversation(image: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of messages whose text is ignored. The newest image of the messages counts. `image`: the
+    schema of an image."""
     parts = {"type": "array", "items": {"anyOf": [image, _text({"type": "string"})]}}
     user = _user({"anyOf": [{"type": "string"}, parts]})
     other = request_object(
@@ -93,11 +91,6 @@ def _conversation(urls: bool) -> dict[str, Any]:
         "contains": _user({**parts, "contains": image, "maxContains": 1}),
         "description": "The server captions the newest image in the messages. It ignores text and the rest.",
     }
-
-
-def _messages(urls: bool, continue_text: bool) -> dict[str, Any]:
-    """Returns the schema of the messages of a chat, or of the input of a response."""
-    return _one_message(urls) if continue_text else _conversation(urls)
 
 
 def _answer_form(schema: dict[str, Any]) -> dict[str, Any]:
@@ -134,12 +127,12 @@ def _shared_fields() -> dict[str, Any]:
     }
 
 
-def _chat_body(urls: bool, continue_text: bool) -> dict[str, Any]:
+def _chat_body(messages: dict[str, Any]) -> dict[str, Any]:
     usage = request_object([], include_usage=SWITCH, include_obfuscation=UNREAD)
     shared = _shared_fields()
     request = request_object(
         ["messages"],
-        messages=_messages(urls, continue_text),
+        messages=messages,
         stream_options={**nullable(usage), "description": "Allowed only with `stream`."},
         response_format=_answer_form({"json_schema": request_object(["schema"], schema={"type": "object"})}),
         **shared,
@@ -147,13 +140,13 @@ def _chat_body(urls: bool, continue_text: bool) -> dict[str, Any]:
     )
     url = {"url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
     message = {"role": USER, "content": [{"type": "image_url", "image_url": url}]}
-    return json_request(request, {"model": EXAMPLE_MODEL, "messages": [message]})
+    return json_body(request, {"model": EXAMPLE_MODEL, "messages": [message]})
 
 
-def _response_body(urls: bool, continue_text: bool) -> dict[str, Any]:
+def _response_body(messages: dict[str, Any]) -> dict[str, Any]:
     request = request_object(
         ["input"],
-        input=_messages(urls, continue_text),
+        input=messages,
         instructions={"type": ["string", "null"]},
         stream_options=UNREAD,
         text=nullable(request_object([], format=_answer_form({"schema": {"type": "object"}}))),
@@ -161,50 +154,40 @@ def _response_body(urls: bool, continue_text: bool) -> dict[str, Any]:
         **unserved(ELSEWHERE),
     )
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
-    return json_request(request, {"model": EXAMPLE_MODEL, "input": [{"role": USER, "content": [image]}]})
+    return json_body(request, {"model": EXAMPLE_MODEL, "input": [{"role": USER, "content": [image]}]})
 
 
-def _captioning(
-    summary: str, schema: str, stream: type[EventStream], events: str, body: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the keyword arguments of a route that captions. `events`: describes its `stream`."""
-    whole = caption_reply("The caption, or with stream its pieces as server-sent events", schema)
+def operations(urls: bool, continue_text: bool) -> dict[str, Operation]:
+    """Returns the operation of each route by its name. `urls`: http(s) URLs of images are allowed for some hosts.
+    `continue_text`: the text of a message is the beginning of the caption."""
+    # The schema of the messages of a chat, and of the input of a response.
+    messages = (_one_message if continue_text else _conversation)(_image(urls))
+    captioned = "The caption, or with stream its pieces as server-sent events"
+    chat_events = (
+        "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as `data: ERROR` "
+        "and ends the stream."
+    )
+    events = "Events `event: response.NAME` with `data`. An error after the first event is `response.failed`."
     return {
-        "summary": summary,
-        "responses": streamed_reply(whole, stream, events) | problems(*NAMED, *URLS, shape=OPENAI),
-        "openapi_extra": body,
-    }
-
-
-def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
-    """Returns FastAPI's keyword arguments for each route, by the name of the route. `urls`: http(s) URLs of images
-    are allowed for some hosts. `continue_text`: the text of a message is the beginning of the caption."""
-    return {
-        "create_chat_completion": _captioning(
+        "create_chat_completion": Operation(
             "Caption the image of a message",
-            "ChatCompletion",
-            EventStream,
-            "Events `data: CHUNK`, then `data: [DONE]`. After the first event, an error is sent as `data: ERROR` "
-            "and ends the stream.",
-            _chat_body(urls, continue_text),
+            streamed_reply(captioned, "ChatCompletion", EventStream, chat_events),
+            (*NAMED, *URLS),
+            _chat_body(messages),
         ),
-        "create_response": _captioning(
+        "create_response": Operation(
             "Caption the image of an input",
-            "ResponseObject",
-            NamedEventStream,
-            "Events `event: response.NAME` with `data`. An error after the first event is `response.failed`.",
-            _response_body(urls, continue_text),
+            streamed_reply(captioned, "ResponseObject", NamedEventStream, events),
+            (*NAMED, *URLS),
+            _response_body(messages),
         ),
-        "list_models": {
-            "summary": "List the models",
-            "responses": reply("The served model", "ModelList") | problems(errors.NotReady, shape=OPENAI),
-        },
-        "retrieve_model": {
-            "summary": "Describe the model",
-            "responses": reply("The model", "Model")
-            | problems(errors.ModelNotFound, errors.NotReady, shape=OPENAI),
-            "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")]},
-        },
+        "list_models": Operation("List the models", reply("The served model", "ModelList"), [errors.NotReady]),
+        "retrieve_model": Operation(
+            "Describe the model",
+            reply("The model", "Model"),
+            [errors.ModelNotFound, errors.NotReady],
+            parameters=[MODEL_NAME],
+        ),
     }
 
 

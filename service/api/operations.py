@@ -6,7 +6,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -120,7 +119,10 @@ def startup_routes(
                 {"name": phase.name, "start": _seconds(phase.start), "end": _seconds(phase.end)} for phase in phases
             ],
             **rest,
-            "buckets": [_bucket(bucket) for bucket in rest["buckets"]],
+            "buckets": [
+                {**bucket, "seconds": _seconds(bucket["seconds"]), "start": _seconds(bucket["start"])}
+                for bucket in rest["buckets"]
+            ],
             # A failed start and a failed warm-up may both have an error. The start comes first: its error is why
             # nothing is served.
             "error": readiness.error or status.state.error,
@@ -130,10 +132,6 @@ def startup_routes(
         return JSONResponse(body)
 
     return RouteGroup("operation", [Route("/startup", startup)])
-
-
-def _bucket(bucket: dict[str, Any]) -> dict[str, Any]:
-    return {**bucket, "seconds": _seconds(bucket["seconds"]), "start": _seconds(bucket["start"])}
 
 
 def _seconds(value: float | None) -> float | None:

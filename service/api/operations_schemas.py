@@ -1,11 +1,10 @@
 """Describes the probes, /startup, /metrics, the pages and the OpenAPI document in that document."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
-from starlette.responses import HTMLResponse, PlainTextResponse
 
-from snapcap.service.api.schema_parts import ModelState, Omittable, Responses, problems, reply
+from snapcap.service.api.schema_parts import ModelState, Omittable, Operation, Replies, ready_replies, reply
 from snapcap.service.errors import InvalidOption, ModelNotFound
 from snapcap.warmup.progress.status import BucketState, ComponentName
 
@@ -15,59 +14,41 @@ _MODEL = {
     "description": "A model whose last start is reported, instead of the server's start.",
     "schema": {"type": "string"},
 }
-_PAGE: dict[str, Any] = {
-    "response_class": HTMLResponse,
-    "responses": {304: {"description": "The page is the one that If-None-Match names"}},
-}
+_TEXT = {"schema": {"type": "string"}}
 State = Literal["starting", "ready", "draining", "failed"]
 
 
-def _ready() -> Responses:
-    return reply("The server captions images", "Ready") | reply(
-        "The server is starting, is ending, or failed to start", "Ready", status=503
-    )
+def _page(description: str) -> Replies:
+    unchanged = {"description": "The page is the one that If-None-Match names"}
+    return {200: {"description": description, "content": {"text/html": _TEXT}}, 304: unchanged}
 
 
-def operations() -> dict[str, dict[str, Any]]:
-    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
-    return {
-        "livez": {
-            "summary": "Tell whether the process is alive",
-            "responses": reply("The process is alive", "Live"),
+OPERATIONS = {
+    "livez": Operation("Tell whether the process is alive", reply("The process is alive", "Live")),
+    "readyz": Operation("Tell whether the server captions images", ready_replies("Ready")),
+    "health": Operation("Do the same as /readyz, at the path that other servers use", ready_replies("Ready")),
+    "startup": Operation(
+        "Report the start by phase",
+        reply("The timeline", "Startup"),
+        [InvalidOption, ModelNotFound],
+        parameters=[_MODEL],
+    ),
+    "metrics": Operation(
+        "Return the Prometheus metrics",
+        {
+            200: {
+                "description": "The metrics",
+                "content": {"text/plain": _TEXT, "application/openmetrics-text": _TEXT},
+            }
         },
-        "readyz": {"summary": "Tell whether the server captions images", "responses": _ready()},
-        "health": {"summary": "Do the same as /readyz, at the path that other servers use", "responses": _ready()},
-        "startup": {
-            "summary": "Report the start by phase",
-            "responses": reply("The timeline", "Startup") | problems(InvalidOption, ModelNotFound),
-            "openapi_extra": {"parameters": [_MODEL]},
-        },
-        "metrics": {
-            "summary": "Return the Prometheus metrics",
-            "response_description": "The metrics",
-            "response_class": PlainTextResponse,
-            "responses": {200: {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}},
-        },
-        "page": {
-            "summary": "Show the page",
-            "response_description": "A page that captions images and shows the start",
-            **_PAGE,
-        },
-        "docs": {
-            "summary": "Show the OpenAPI document as a page",
-            "response_description": "The reference",
-            **_PAGE,
-        },
-        "openapi": {
-            "summary": "Return this document",
-            "responses": {
-                200: {
-                    "description": "The document",
-                    "content": {"application/json": {"schema": {"type": "object"}}},
-                }
-            },
-        },
-    }
+    ),
+    "page": Operation("Show the page", _page("A page that captions images and shows the start")),
+    "docs": Operation("Show the OpenAPI document as a page", _page("The reference")),
+    "openapi": Operation(
+        "Return this document",
+        {200: {"description": "The document", "content": {"application/json": {"schema": {"type": "object"}}}}},
+    ),
+}
 
 
 class Live(BaseModel):

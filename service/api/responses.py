@@ -5,7 +5,7 @@ No response is stored, so a request must hold its image itself.
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -63,24 +63,17 @@ class ResponsesRoutes:
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_response, read_response, permit)
             model = str(answers.captioner.served(chat.options.model).model_name)
-            answer_of = partial(self._answer, request_id(request.scope), model, chat)
             if chat.stream:
-                events = partial(self._events, request, answer_of)
+                events = partial(self._events, request, model, chat)
                 return await answers.streamed(request, chat, permit, events, NamedEventStream)
             stream, text = await answers.whole(request, chat, permit)
-        return JsonReply(answer_of(stream).ended(stream, text), ignored_header(chat.options.ignored))
-
-    def _answer(self, identity: str, model: str, chat: ChatRequest, stream: CaptionStream) -> "_Answer":
-        return _Answer(identity, model, chat, self._answers.warnings(chat, stream))
+        whole = _Answer(request, model, chat, answers.warnings(chat, stream)).ended(stream, text)
+        return JsonReply(whole, ignored_header(chat.options.ignored))
 
     async def _events(
-        self,
-        request: Request,
-        answer_of: "Callable[[CaptionStream], _Answer]",
-        stream: CaptionStream,
-        pieces: AsyncIterator[str],
+        self, request: Request, model: str, chat: ChatRequest, stream: CaptionStream, pieces: AsyncIterator[str]
     ) -> AsyncGenerator[str, None]:
-        answer, count = answer_of(stream), 0
+        answer, count = _Answer(request, model, chat, self._answers.warnings(chat, stream)), 0
 
         def event(name: str, **members: Any) -> str:
             nonlocal count
@@ -113,7 +106,8 @@ class ResponsesRoutes:
 class _Answer:
     """Writes the response object of one request, at its begin, at its end, or after a failure."""
 
-    def __init__(self, identity: str, model: str, chat: ChatRequest, warnings: Mapping[str, Any]) -> None:
+    def __init__(self, request: Request, model: str, chat: ChatRequest, warnings: Mapping[str, Any]) -> None:
+        identity = request_id(request.scope)
         self.item_id = f"msg_{identity}"
         sampling = chat.options.sampling
         form = {"type": "text"} if chat.member is None else {"type": "json_object"}

@@ -1,23 +1,22 @@
-"""Builds the parts that the APIs share in the OpenAPI document: responses, errors, schemas of bodies.
+"""Defines the parts that the APIs share in the OpenAPI document: operations, replies, errors, schemas of bodies.
 
 Only the document and the tests use the models. The routes build the replies without them, and no reply is
 validated while serving.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from snapcap.models.processing.image_formats import MEDIA_TYPES
 from snapcap.service import errors
 from snapcap.service.errors import ServiceError
-from snapcap.service.http.problems import PROBLEM, ErrorShape
 from snapcap.service.http.replies import IGNORED, EventStream
 
 Schema = dict[str, Any]
-# The type of FastAPI's argument `responses`.
-Responses = dict[int | str, dict[str, Any]]
+# The replies of an operation by their status.
+Replies = dict[int, dict[str, Any]]
 # BODY: errors of reading a body under limits. CAPTION: errors of a caption request. URLS: errors of an image's URL.
 # NAMED: errors of a caption request as JSON that names the model and may have options that are not served.
 BODY: tuple[type[ServiceError], ...] = (
@@ -51,20 +50,12 @@ _IGNORED = (
     "caption, or whose name is almost that of an option."
 )
 BINARY: Schema = {"type": "string", "format": "binary"}
-# The image as the body of the request, in each readable format.
-IMAGE_BODIES: dict[str, Any] = {
-    media_type: {"schema": BINARY} for media_type in (*MEDIA_TYPES, "application/octet-stream")
-}
 IMAGE_TEXT: Schema = {
     "type": "string",
     "minLength": 1,
     "format": "byte",
     "contentEncoding": "base64",
     "description": "Base64, or a data URI with base64.",
-}
-IMAGE_OR_URL: Schema = {
-    **IMAGE_TEXT,
-    "description": "Base64, a data URI with base64, or the http(s) URL of an image on an allowed host.",
 }
 # A small blue square. Examples contain a real image, so that they can be sent unchanged.
 EXAMPLE_IMAGE = (
@@ -74,30 +65,42 @@ EXAMPLE_IMAGE = (
 EXAMPLE_MODEL = "demo"
 
 
-def problems(*kinds: type[ServiceError], shape: ErrorShape = PROBLEM) -> Responses:
-    """Returns the responses of these errors, one for each status."""
-    by_status: dict[int, list[type[ServiceError]]] = {}
-    for kind in kinds:
-        by_status.setdefault(kind.status, []).append(kind)
-    return {status: _problem(status, of_status, shape) for status, of_status in sorted(by_status.items())}
+class Operation(NamedTuple):
+    """Describes the operation of a route. `replies`: the replies without an error. `errors`: the errors of this
+    operation, beside those of any request. `body`: the schemas and examples of the request's body by media type.
+    `parameters`: of the path, the query and the head."""
+
+    summary: str
+    replies: Replies
+    errors: Sequence[type[ServiceError]] = ()
+    body: Mapping[str, Any] | None = None
+    parameters: Sequence[Mapping[str, Any]] = ()
 
 
-def reply(description: str, schema: str, status: int = 200) -> Responses:
-    """Returns the response with a schema of the document's components."""
-    return {status: {"description": description, "content": {"application/json": {"schema": ref(schema)}}}}
+def reply(description: str, schema: str) -> Replies:
+    """Returns the reply with a schema of the document's components."""
+    return {200: {"description": description, "content": {"application/json": {"schema": ref(schema)}}}}
 
 
-def caption_reply(description: str, schema: str) -> Responses:
-    """Returns the response of a caption request, with the header that names ignored fields."""
+def ready_replies(schema: str) -> Replies:
+    """Returns the replies that tell whether the server captions images."""
+    unready = reply("The server is starting, is ending, or failed to start", schema)[200]
+    return {**reply("The server captions images", schema), 503: unready}
+
+
+def caption_reply(description: str, schema: str, others: Mapping[str, Schema] | None = None) -> Replies:
+    """Returns the reply to a caption request, with the header that names ignored fields. `others`: the schemas of
+    other media types."""
     whole = reply(description, schema)
     whole[200]["headers"] = {IGNORED: {"schema": {"type": "string"}, "description": _IGNORED}}
+    whole[200]["content"] |= {media_type: {"schema": other} for media_type, other in (others or {}).items()}
     return whole
 
 
-def streamed_reply(whole: Responses, stream: type[EventStream], description: str) -> Responses:
-    """Returns the response with the stream that a client may have in its place."""
-    whole[200]["content"][stream.media_type] = {"schema": {"type": "string", "description": description}}
-    return whole
+def streamed_reply(description: str, schema: str, stream: type[EventStream], events: str) -> Replies:
+    """Returns the reply to a caption request, or the stream that a client may have in its place. `events`:
+    describes the stream."""
+    return caption_reply(description, schema, {stream.media_type: {"type": "string", "description": events}})
 
 
 def ref(schema: str) -> Schema:
@@ -124,14 +127,13 @@ def form_object(required: list[str], **properties: Any) -> Schema:
     return {**request_object(required, **properties), "additionalProperties": {"type": "string"}}
 
 
-def json_request(schema: Schema, example: Any) -> dict[str, Any]:
+def json_body(schema: Schema, example: Any) -> dict[str, Any]:
     """Returns the body of a request that is a JSON document."""
-    content = {"application/json": {"schema": schema, "example": example}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"application/json": {"schema": schema, "example": example}}
 
 
 def path_parameter(name: str, description: str) -> dict[str, Any]:
-    """Returns a path parameter, for a route whose signature does not name it."""
+    """Returns a parameter in the path."""
     return {
         "name": name,
         "in": "path",
@@ -141,21 +143,7 @@ def path_parameter(name: str, description: str) -> dict[str, Any]:
     }
 
 
-def _problem(status: int, kinds: list[type[ServiceError]], shape: ErrorShape) -> dict[str, Any]:
-    response: dict[str, Any] = {
-        "description": ", ".join(kind.title for kind in kinds),
-        "content": {shape.media_type: {"schema": ref(shape.schema)}},
-    }
-    if status in (429, 503):
-        retry = {
-            "schema": {"type": "integer", "minimum": 1},
-            "description": "Seconds to wait before the next try.",
-            "required": True,
-        }
-        response["headers"] = {"Retry-After": retry}
-    if status == 401:
-        response["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}, "required": True}}
-    return response
+MODEL_NAME = path_parameter("model", "The model's name.")
 
 
 def one_of(schema: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ _EXTENSIONS = ("config", "stats", "generate", "generate_stream", "trace/setting"
 INPUT = "image"
 OUTPUT = "caption"
 BINARY_OUTPUT = "binary_data_output"
+BYTES = "application/octet-stream"  # the media type of a body or reply with binary tensor data
 # In this API `timeout` is in microseconds, as in Triton.
 MAX_TIMEOUT = 3_600_000_000
 PARAMETERS = (*NAMES, BINARY_OUTPUT)
@@ -209,7 +210,7 @@ def _reply(name: str, wanted: InferRequest, captions: list[str]) -> Response:
     data = bytes_elements(caption.encode() for caption in captions)
     output["parameters"] = {"binary_data_size": len(data)}
     head = json.dumps(body).encode()
-    reply = Response(head + data, headers={HEADER_LENGTH: str(len(head))}, media_type="application/octet-stream")
+    reply = Response(head + data, headers={HEADER_LENGTH: str(len(head))}, media_type=BYTES)
     reply.raw_headers.extend(headers)
     return reply
 
@@ -264,20 +265,16 @@ def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: memoryvie
     if size is None:
         if binary:
             raise InvalidOption("inputs[0].parameters.binary_data_size", "say how many bytes follow the JSON")
-        texts = _flat(tensor.get("data"))
-        _check_count(len(texts), shape)
-        images = [image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(texts)]
+        elements = _flat(tensor.get("data"))
     else:
         if tensor.get("data") is not None or integer(size) != len(binary):
             raise InvalidOption("inputs[0].parameters.binary_data_size", f"be {len(binary)}, the size of the data")
-        images = _elements(binary, prod(shape))
-        _check_count(len(images), shape)
-    return tuple(images)
-
-
-def _check_count(count: int, shape: tuple[int, ...]) -> None:
-    if count != prod(shape):
+        elements = _elements(binary, prod(shape))
+    if len(elements) != prod(shape):
         raise InvalidOption("inputs[0].shape", "have as many elements as there are images")
+    if size is not None:
+        return tuple(elements)
+    return tuple(image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(elements))
 
 
 def _flat(data: Any) -> list[Any]:

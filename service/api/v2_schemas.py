@@ -7,22 +7,25 @@ from pydantic import BaseModel, Field
 from snapcap.service import errors
 from snapcap.service.api.caption import MAX_IMAGES
 from snapcap.service.api.schema_parts import (
+    BINARY,
     EXAMPLE_IMAGE,
     IMAGE_TEXT,
+    MODEL_NAME,
     NAMED,
     ClosedReply,
     ModelState,
     Omittable,
+    Operation,
     caption_reply,
+    json_body,
     nullable,
     path_parameter,
-    problems,
+    ready_replies,
     reply,
     request_object,
 )
-from snapcap.service.api.v2 import BINARY_OUTPUT, HEADER_LENGTH, INPUT, MAX_TIMEOUT, OUTPUT
+from snapcap.service.api.v2 import BINARY_OUTPUT, BYTES, HEADER_LENGTH, INPUT, MAX_TIMEOUT, OUTPUT
 from snapcap.service.captioning import options as caption_options
-from snapcap.service.http.problems import SENTENCE
 
 _LENGTH = {
     "name": HEADER_LENGTH,
@@ -32,49 +35,44 @@ _LENGTH = {
 }
 
 
-def operations() -> dict[str, dict[str, Any]]:
-    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
+def operations() -> dict[str, Operation]:
+    """Returns the operation of each route by its name."""
     return {
-        "server_live": {
-            "summary": "Tell whether the process is alive",
-            "responses": reply("The process is alive", "V2Live"),
-        },
-        "server_ready": {
-            "summary": "Tell whether the server captions images",
-            "responses": reply("The server captions images", "V2Ready")
-            | reply("The server is starting, is ending, or failed to start", "V2Ready", status=503),
-        },
-        "server_metadata": {
-            "summary": "Describe the server",
-            "responses": reply("Name, version and extensions", "V2Server"),
-        },
-        **_of_model("versioned_", versioned=True),
-        **_of_model("", versioned=False),
+        "server_live": Operation("Tell whether the process is alive", reply("The process is alive", "V2Live")),
+        "server_ready": Operation("Tell whether the server captions images", ready_replies("V2Ready")),
+        "server_metadata": Operation("Describe the server", reply("Name, version and extensions", "V2Server")),
+        **_of_model("", "", [MODEL_NAME]),
+        **_of_model(
+            "versioned_",
+            " of a version",
+            [MODEL_NAME, path_parameter("version", "The model's version, which is 1.")],
+        ),
     }
 
 
-def _of_model(prefix: str, *, versioned: bool) -> dict[str, dict[str, Any]]:
-    parameters = [path_parameter("model", "The model's name.")]
-    if versioned:
-        parameters.append(path_parameter("version", "The model's version, which is 1."))
-    what = " of a version" if versioned else ""
-    model = (errors.ModelNotFound, errors.NotReady)
+def _of_model(prefix: str, what: str, parameters: list[dict[str, Any]]) -> dict[str, Operation]:
+    captions = caption_reply("The captions, in order", "V2Captions", {BYTES: BINARY})
+    described = (errors.ModelNotFound, errors.NotReady)
     return {
-        f"{prefix}model_infer": {
-            "summary": f"Caption a batch of images{what}",
-            "responses": _infer_reply() | problems(*NAMED, errors.TooManyImages, shape=SENTENCE),
-            "openapi_extra": {"parameters": [*parameters, _LENGTH], "requestBody": _body()},
-        },
-        f"{prefix}model_ready": {
-            "summary": f"Tell whether the model{what} is ready",
-            "responses": reply("The model is ready", "V2ModelReady") | problems(*model, shape=SENTENCE),
-            "openapi_extra": {"parameters": parameters},
-        },
-        f"{prefix}model_metadata": {
-            "summary": f"Describe the tensors of the model{what}",
-            "responses": reply("The metadata", "V2Model") | problems(*model, shape=SENTENCE),
-            "openapi_extra": {"parameters": parameters},
-        },
+        f"{prefix}model_infer": Operation(
+            f"Caption a batch of images{what}",
+            captions,
+            (*NAMED, errors.TooManyImages),
+            _body(),
+            [*parameters, _LENGTH],
+        ),
+        f"{prefix}model_ready": Operation(
+            f"Tell whether the model{what} is ready",
+            reply("The model is ready", "V2ModelReady"),
+            described,
+            parameters=parameters,
+        ),
+        f"{prefix}model_metadata": Operation(
+            f"Describe the tensors of the model{what}",
+            reply("The metadata", "V2Model"),
+            described,
+            parameters=parameters,
+        ),
     }
 
 
@@ -117,23 +115,12 @@ def _body() -> dict[str, Any]:
         outputs={"type": ["array", "null"], "items": output, "maxItems": 1},
     )
     binary = {
-        "type": "string",
-        "format": "binary",
+        **BINARY,
         "description": "The JSON, then the binary tensor data. The input has the parameter `binary_data_size`, the "
         "size of the data in bytes, in place of `data`. Each image follows its length in 4 bytes, little-endian.",
     }
     example = {"inputs": [{"name": INPUT, "datatype": "BYTES", "shape": [1], "data": [EXAMPLE_IMAGE]}]}
-    content = {
-        "application/json": {"schema": request, "example": example},
-        "application/octet-stream": {"schema": binary},
-    }
-    return {"required": True, "content": content}
-
-
-def _infer_reply() -> dict[int | str, dict[str, Any]]:
-    captions = caption_reply("The captions, in order", "V2Captions")
-    captions[200]["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
-    return captions
+    return {**json_body(request, example), BYTES: {"schema": binary}}
 
 
 class V2Live(ClosedReply):

@@ -13,6 +13,7 @@ from types import FrameType
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PASSES = 3  # number of passes over the processes, because one may start another before it is killed
+_GRACE_S = 10.0
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
@@ -33,11 +34,11 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def interruptible(grace_s: float = 10.0) -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Raises ``Interrupted`` in the block at the first signal, and kills all child processes when the block is
     left.
 
-    The process ends at once at a second signal, ``grace_s`` seconds after the first, or at the first while this
+    The process ends at once at a second signal, `_GRACE_S` seconds after the first, or at the first while this
     thread imports torch. Only the main thread may use it."""
     if sys.platform == "linux":
         # A compiler's driver that is killed leaves the compiler behind, which this process then adopts.
@@ -57,7 +58,7 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
             os.write(2, f"snapcap: {Interrupted(number)}\n".encode())
             cut_short(number)
         seen.append(number)
-        timer = threading.Timer(grace_s, cut_short, (number,))
+        timer = threading.Timer(_GRACE_S, cut_short, (number,))
         timer.daemon = True
         timer.start()
         raise Interrupted(number)

@@ -52,15 +52,15 @@ def add_arguments(
         section: argparse._ActionsContainer = parser
         if shown is None:
             section = parser.add_argument_group(f"options: {name.replace('_', ' ')}", group.__doc__)
-        for field, option in options_of(group).items():
+        for option in options_of(group).values():
             if option.name not in without:
                 text = f"{option.help} [default: {option.default_text}; {option.variable}]".replace("%", "%%")
                 hidden = shown is not None and option.name not in shown
-                _add_argument(section, option, _dest(name, field), argparse.SUPPRESS if hidden else text)
+                _add_argument(section, option, argparse.SUPPRESS if hidden else text)
 
 
-def _add_argument(section: argparse._ActionsContainer, option: Option, dest: str, text: str) -> None:
-    common: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS, "help": text}
+def _add_argument(section: argparse._ActionsContainer, option: Option, text: str) -> None:
+    common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
     if option.is_switch:
         section.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
     elif option.repeatable:
@@ -77,7 +77,7 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     for name, group in GROUPS.items():
         values: dict[str, Any] = {}
         for field, option in options_of(group).items():
-            given = getattr(arguments, _dest(name, field), None)
+            given = getattr(arguments, option.name, None)
             if isinstance(given, list):
                 given = ",".join(given)
             if isinstance(given, bool):
@@ -124,10 +124,6 @@ def _text_of(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _dest(group: str, field: str) -> str:
-    return f"{group}.{field}"
 
 
 def _parse(option: Option, source: str, text: str) -> Any:

@@ -80,7 +80,7 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
             model = offline.start()
         except Exception as error:
             return Tally(error=one_line(error), status=ExitStatus.START_FAILED)
-        progress.begin(len(outputs.todo), f"{model.checkpoint.name} on {model.device}, {model.backend}")
+        progress.begin(len(outputs.todo), f"{model.checkpoint.name} on {model.plan.device}, {model.backend}")
         threads = decode_threads(settings.images.decode_threads)
         try:
             tally = caption_images(model, outputs.todo, job.options, outputs, progress, threads)

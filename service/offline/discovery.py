@@ -69,6 +69,8 @@ def find_images(operands: Iterable[str], recursive: bool, lines: Iterable[bytes]
 
 
 class _Finder:
+    """Collects the images that operands name, each file once."""
+
     def __init__(self, recursive: bool) -> None:
         self.found = Found()
         self._recursive = recursive

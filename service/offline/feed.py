@@ -26,6 +26,7 @@ from snapcap.service.errors import NotReady, ServiceError
 from snapcap.service.images.decode import with_library
 from snapcap.service.offline.discovery import reason_of
 from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.start import StartedModel
@@ -45,14 +46,11 @@ _LOOK_EVERY_S = 0.03
 
 @dataclass(frozen=True)
 class Model:
-    """Holds the parts of a warm model. ``largest``: the maximum number of rows that run together. ``encoded``: the
-    maximum number of images that are encoded together. ``backend``: the backend that runs the model."""
+    """Holds the parts of a warm model. ``backend``: the backend that runs the model."""
 
     checkpoint: Checkpoint
     engine: Engine
-    largest: int
-    encoded: int
-    device: str
+    plan: Plan
     backend: str
     defaults: ModelDefaults
 
@@ -95,12 +93,11 @@ class OfflineModel:
 
     def _ready(self, loaded: StartedModel, engine: Engine) -> None:
         self._status.started()
-        checkpoint, artifacts, plan = loaded.checkpoint, loaded.artifacts, loaded.plan
+        checkpoint, artifacts = loaded.checkpoint, loaded.artifacts
         library = None if artifacts is None else artifacts.image_library()
         checkpoint = replace(checkpoint, transform=with_library(checkpoint.transform, library))
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
-        sizes = plan.slots, plan.table.largest.size
-        self._model = Model(checkpoint, engine, *sizes, plan.device, self._status.state.tier or "", defaults)
+        self._model = Model(checkpoint, engine, loaded.plan, self._status.state.tier or "", defaults)
         self._changed.set()
 
     def _failed(self, error: Exception) -> None:
@@ -158,8 +155,8 @@ def images_ahead(model: Model, threads: int, beams: int = 1) -> int:
     """Returns the maximum number of decoded images in memory: those that run, two batches that wait to be encoded,
     and one image for each decode thread. The second waiting batch keeps the device busy while an image takes long
     to decode."""
-    running = model.largest // beams or 1
-    return running + 2 * min(running, model.encoded) + threads
+    running = model.plan.slots // beams or 1
+    return running + 2 * min(running, model.plan.table.largest.size) + threads
 
 
 @dataclass(eq=False)

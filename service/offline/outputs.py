@@ -187,10 +187,6 @@ class JsonLines(Output):
     def holds(self, image: str) -> bool:
         return _key(image) in self._captioned
 
-    def has_row(self, key: str) -> bool:
-        """Tells whether the file has a row, of a caption or an error, of the image with this key."""
-        return key in self._captioned or key in self._failed
-
     def lines(self) -> Iterator[tuple[Row, bytes]]:
         """Yields each whole line of the file and its row."""
         with open(self.path, "rb") as lines:
@@ -273,90 +269,82 @@ class JsonLines(Output):
         return os.path.abspath(image).removeprefix(os.path.join(os.path.abspath(self._folder), ""))
 
 
-class Table(Output):
+class Table(JsonLines):
     """Writes a CSV or Parquet file when the run ends, as neither can be appended to safely.
 
-    Until then the rows lie in a journal of JSON lines beside the file, `captions.parquet.jsonl`. A killed process
-    leaves the journal, and a run with ``resume`` adds the journal's rows to the file. The file is replaced as a
+    Until then the rows lie in a journal of JSON lines beside the table, `captions.parquet.jsonl`. A killed process
+    leaves the journal, and a run with ``resume`` adds the journal's rows to the table. The table is replaced as a
     whole, and then the journal is removed."""
 
     def __init__(self, path: str, format_: "TableFormat", *, resume: bool, overwrite: bool) -> None:
-        """Opens the journal without changing its content. With ``resume``, reads the file.
+        """Opens the journal without changing its content. With ``resume``, reads the table.
 
         Raises:
             SettingsError: as JsonLines does; or the file is not a table of captions.
         """
-        self._path = path
-        self._folder = os.path.dirname(path)
+        self._table = path
         self._format = format_
-        self._captioned: set[str] = set()
         exists = _size(path) > 0
         if os.path.isdir(path):
             raise SettingsError(f"--output {path} cannot be written: {os.strerror(errno.EISDIR)}")
         if exists and not (resume or overwrite):
             raise _has_captions(path)
-        self._adds = exists and resume  # to the rows that the file has
+        self._adds = exists and resume  # to the rows that the table has
         self._writes = resume  # the rows of a journal that a killed run left
-        if self._adds:
-            self._captioned.update(key for key, row in self._rows_before() if row.error is None)
-        self._journal = JsonLines(f"{path}.jsonl", resume=resume, overwrite=overwrite)
+        self._in_table = {key for key, row in self._table_rows() if row.error is None}
+        super().__init__(f"{path}.jsonl", resume=resume, overwrite=overwrite)
 
     def holds(self, image: str) -> bool:
-        return _key(image) in self._captioned or self._journal.holds(image)
+        return _key(image) in self._in_table or super().holds(image)
 
     def begin(self, images: Collection[str]) -> None:
-        """Empties the journal, and removes the file that is overwritten, so that no later run resumes it."""
+        """Empties the journal, and removes the table that is overwritten, so that no later run resumes it."""
         self._writes = True
-        self._journal.begin(images)
+        super().begin(images)
         if not self._adds:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.realpath(self._path))
-
-    def write(self, image: str, answer: Answer) -> None:
-        self._journal.write(image, answer)
-
-    def fail(self, image: str, reason: str) -> None:
-        self._journal.fail(image, reason)
+                os.unlink(os.path.realpath(self._table))
 
     def finish(self) -> None:
-        """Writes the file: the rows that it had, each replaced by a newer row of the same image, then the others.
-        Raises OutputError if the file cannot be written. The journal keeps the rows."""
-        if not (self._writes and _size(self._journal.path)):
+        """Writes the table: the rows that it had, each replaced by a newer row of the same image, then the others.
+        Raises OutputError if the table cannot be written. The journal keeps the rows."""
+        if not (self._writes and _size(self.path)):
             return
         try:
-            # A file without regions has no column for them, as files of other models.
+            # A table without regions has no column for them, as tables of other models.
             has_regions = any(row.regions is not None for row in self._all_rows())
             columns = Row._fields if has_regions else _PLAIN
-            with _replacing(self._path) as file:
+            with _replacing(self._table) as file:
                 self._format.write(file, columns, (row[: len(columns)] for row in self._all_rows()))
         except OSError as error:
             raise OutputError(
-                f"--output {self._path} cannot be written: {reason_of(error)}; {self._journal.path} has the "
-                "captions, and --resume writes the file"
+                f"--output {self._table} cannot be written: {reason_of(error)}; {self.path} has the captions, and "
+                "--resume writes the file"
             ) from error
-        os.truncate(self._journal.path, 0)
+        os.truncate(self.path, 0)
 
     def close(self) -> None:
-        if not _size(self._journal.path):
+        if not _size(self.path):
             with contextlib.suppress(OSError):
-                os.unlink(self._journal.path)
-        self._journal.close()
+                os.unlink(self.path)
+        super().close()
 
     def _all_rows(self) -> Iterator[Row]:
-        if self._adds:
-            yield from (row for key, row in self._rows_before() if not self._journal.has_row(key))
-        for row, _ in self._journal.lines():
+        newer = self._captioned | self._failed
+        yield from (row for key, row in self._table_rows() if key not in newer)
+        for row, _ in self.lines():
             # A name that is not UTF-8 is written with escapes, as is its key.
             texts = (*row[:-1], None if row.regions is None else json.dumps(row.regions, ensure_ascii=False))
             yield Row._make(None if value is None else _valid(value) for value in texts)
 
-    def _rows_before(self) -> Iterator[tuple[str, Row]]:
+    def _table_rows(self) -> Iterator[tuple[str, Row]]:
+        """Yields the rows that the table has and keeps, each with the key of its image."""
         try:
-            for row in self._format.read(self._path):
-                yield _key(self._folder, row.file_name), row
+            for row in self._format.read(self._table) if self._adds else ():
+                yield _key(os.path.dirname(self._table), row.file_name), row
         except (ValueError, TypeError, csv.Error):  # pyarrow's errors are ValueErrors
             columns = ", ".join(_PLAIN)
-            raise _not_captions(f"{self._path} is not a table of the columns {columns}") from None
+            raise _not_captions(f"{self._table} is not a table of the columns {columns}") from None
 
 
 class TableFormat(NamedTuple):

@@ -1,42 +1,45 @@
-"""Builds the parts of the HTTP process and runs its server on a bound socket.
+"""Builds the parts of the HTTP process and runs its server, which is uvicorn's, on a bound socket.
 
 The modules that answer probes are imported first. All others are imported in a thread, while probes are
 answered."""
 
 import asyncio
 import logging
+import math
 import os
 import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from types import FrameType
+from typing import Any, TypeAlias
 
+import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.types import ASGIApp
 
 from snapcap.service.api.app import PortSwitch, Services, create_metrics_app, create_operations_app
 from snapcap.service.captioning.captioner import Captioner
-from snapcap.service.config.settings import HttpLimits, Settings
+from snapcap.service.config.settings import HttpLimits, HttpSettings, Settings
+from snapcap.service.http.access import ApiKeys
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import MOST_CONNECTIONS, SPARE, Connections
+from snapcap.service.http.protocol import BoundedHttpProtocol
 from snapcap.service.images.decode import decode_threads
 from snapcap.service.memory import BodyBudget, body_memory, memory_limit
 from snapcap.service.readiness import Readiness
-from snapcap.service.server.uvicorn_server import Server
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import StartupCollector, register_process_collectors
 from snapcap.service.telemetry.tracing import open_tracing
 from snapcap.warmup.machine.denied import process_limit
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-
-if TYPE_CHECKING:
-    from snapcap.service.http.access import ApiKeys
 
 # Bytes of memory for which one connection is allowed. A connection holds less than 1 MiB: a packet of 256 KiB, 64
 # KiB of a body, heads, and the buffers of the kernel.
@@ -45,6 +48,8 @@ _MEMORY_OF_CONNECTION = 4 << 20
 _OTHER_FILES = 256
 _FILES_OF_MODEL = 32  # sockets of a further model's processes, and two files for each decode process
 _USUAL_FILES = 1024
+# Seconds after the grace period, for requests that were refused then and have not ended.
+_LAST_SECONDS = 5
 _logger = logging.getLogger("snapcap.server")
 
 
@@ -82,6 +87,82 @@ def _allow_files(count: int) -> int:
     except (OSError, ValueError):  # a sandbox forbids it
         return soft
     return wanted
+
+
+class Server(uvicorn.Server):
+    """Drains at SIGTERM or SIGINT. The state is DRAINING at once, so /readyz answers 503. `drain_delay` seconds
+    later the listeners close, and running requests have the grace period to finish. A second signal ends the
+    process at once."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: HttpSettings,
+        readiness: Readiness,
+        on_live: Callable[[], None],
+        connections: Connections,
+    ) -> None:
+        """`on_live` is called when the event loop accepts connections. Logs are configured elsewhere. The server
+        runs with `run(sockets=[listener])`."""
+        protocol: Any = partial(BoundedHttpProtocol, connections)
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            loop="auto",
+            ws="none",
+            lifespan="off",
+            workers=1,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=math.ceil(settings.grace_period) + _LAST_SECONDS,
+        )
+        super().__init__(config)
+        self._readiness = readiness
+        self._connections = connections
+        self._drain_delay = settings.drain_delay
+        self._grace_period = settings.grace_period
+        self._on_live = on_live
+        self._signal: int | None = None
+        self._close_at: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._connections.start()
+        self._on_live()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._connections.exit()
+        # Requests that still run after the grace period are refused: their clients retry elsewhere. Otherwise
+        # uvicorn would cancel the requests and log a traceback for each.
+        last = asyncio.get_running_loop().call_later(self._grace_period, self._connections.give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            last.cancel()
+            self._connections.stop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # The handler only sets a flag, because it may interrupt code that holds the lock of the readiness or of the
+        # log.
+        if self._signal is not None:
+            os._exit(128 + sig)
+        self._signal = sig
+
+    def begin_exit(self) -> None:
+        """Begins to drain, as a signal does."""
+        self._signal = self._signal or 0
+
+    async def on_tick(self, counter: int) -> bool:
+        """Begins to drain, or to exit, once a signal was seen. Called by uvicorn ten times a second."""
+        if self._signal is not None and self._close_at is None:
+            self._readiness.drain()
+            self._close_at = time.monotonic() + self._drain_delay
+            _logger.info("draining", extra={"fields": {"delay_s": self._drain_delay}})
+        if self._close_at is not None and time.monotonic() >= self._close_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
 
 def import_in_background(
@@ -127,7 +208,7 @@ SWITCH_INTERVAL_S = 0.0005
 # Starts the model: called on the event loop once /livez answers. The start runs in other threads or processes; the
 # call returns at once, with a function to call when the server has ended. The last argument ends the server, for a
 # start that failed.
-Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
+StartModel: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
 
 
 def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Services:
@@ -150,9 +231,9 @@ def assemble(settings: Settings, timeline: Timeline, models: int = 0) -> Service
 def run(
     settings: Settings,
     listeners: Sequence[socket.socket],
-    keys: "ApiKeys | None",
+    keys: ApiKeys | None,
     timeline: Timeline,
-    load_start: Callable[[], Start],
+    load_start: Callable[[], StartModel],
     models: int = 0,
 ) -> int:
     """Serves until a signal or a failure. Returns the exit status of `Readiness`.

@@ -161,8 +161,8 @@ class EngineClient:
 
     def _prepare(self) -> None:
         """Reads the processor and the tokenizer while the engine process imports torch, and rehearses requests
-        without a model, one on each decode process. Then rehearses a whole request with the engine, but for
-        decoding its image."""
+        without a model, one on each decode process. Then rehearses a request with the engine, whose image is
+        decoded already."""
         try:
             # The tokenizer's library is imported before the folder is known, which takes a moment.
             from snapcap.models.processing.tokenizer import Tokenizer  # noqa: F401, PLC0415

@@ -1,12 +1,12 @@
-"""Forks the engine process and the parent of the decode processes, with the memory that all of them share.
+"""Forks or spawns the engine process and the parent of the decode processes, with the memory that they share.
 
 The engine process is forked before the command line is read, and gets the settings once they are read:
 
     fork ─▶ child: imports compiled modules ─▶ receives the settings ─▶ begins to load torch's libraries ─▶ serves
          └▶ parent: imports the command line, reads the settings, binds ─▶ sends them ─▶ forks the decode processes
 
-A model that wakes later has spawned processes, which do the same after their interpreter's start
-(`spawned.py`). An engine process in reserve imports all that the start of a model imports before it gets settings.
+A model that wakes later has spawned processes, which run this module and do the same after their interpreter's
+start. An engine process in reserve imports all that the start of a model imports before it gets settings.
 
 The child imports compiled modules first because they need no setting, and the start waits for them. This module
 imports little, because both processes wait for its import.
@@ -17,20 +17,21 @@ import importlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it_ended, spawn_child
+from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it_ended, spawn_child, spawned_end
 
 if TYPE_CHECKING:
     from snapcap.service.config.settings import Settings
     from snapcap.service.ipc.shared_pixels import SharedPixels
     from snapcap.warmup.progress.timeline import Timeline
 
-_SPAWNED = "snapcap.service.server.spawned"
+_SPAWNED = "snapcap.service.server.processes"
 # Modules that the start of every model imports; they import the others.
 _OF_EVERY_START = (
     "snapcap.service.engine.device_thread",
@@ -217,3 +218,32 @@ def serve_captions(
     from snapcap.service.server.engine_process import serve_engine  # noqa: PLC0415
 
     return serve_engine(settings, end, pixels, origin, importing, fetcher)
+
+
+def _run_spawned(arguments: list[str]) -> int:
+    """Runs a spawned process until its socket is closed. Returns its exit status. `arguments`: two for
+    `spawned_end`, the kind of process, and for the decode processes their number and the format and level of the
+    log."""
+    end = spawned_end(arguments)
+    kind, *more = arguments[2:]
+    if kind == "engine":
+        return import_and_serve(end)
+    from snapcap.service.images.parent import serve_image_processes  # noqa: PLC0415  other processes do not need it
+    from snapcap.service.telemetry import logs  # noqa: PLC0415  likewise
+
+    count, style, level = more
+    logs.configure(style, level)
+    return serve_image_processes(int(count), end)
+
+
+if __name__ == "__main__":
+    exit_status = 1
+    try:
+        exit_status = _run_spawned(sys.argv[1:])
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(exit_status)  # a thread in native code would crash an interpreter that is finalized

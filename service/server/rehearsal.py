@@ -16,7 +16,7 @@ from snapcap.service.api.image_fetcher import ImageFetcher
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.config.settings import QueueSettings
-from snapcap.service.engine.request import CaptionRequest, Completion, Limits
+from snapcap.service.engine.request import CaptionEngine, CaptionRequest, Completion, Limits
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.middleware import ProblemHandler, identify
 from snapcap.service.http.routing import Dispatch
@@ -28,7 +28,6 @@ from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.service.engine.request import CaptionEngine
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
 TIMEOUT_S = 30.0
@@ -36,7 +35,7 @@ _BODY = BodyLimits(1 << 20, TIMEOUT_S)
 
 
 def rehearse(
-    engine: "CaptionEngine",
+    engine: CaptionEngine,
     checkpoint: "Checkpoint",
     image_decoder: ImageDecoder,
     run: Callable[[Coroutine[Any, Any, None]], object],

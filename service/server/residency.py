@@ -4,16 +4,16 @@
                                         └─────────── cannot wake ───────────────────────┘
 
 A model leaves when it had no request for its idle time, which is the server's or that of its last `keep_alive`.
-Each start of a model is a start as a server of one model has it, with processes of its own (`EngineClient`). They
-end when the model leaves, and so all its memory comes back. A model with a request does not leave. Requests wait
-for a model that is waking, or leaving, within their time limit. Each model has its own queue, decode processes and
-metrics. The memory for decoding images is divided equally between the models.
+Each start of a model runs like the start of a server of one model, with processes of its own (`EngineClient`). The
+processes end when the model leaves, which frees all memory of the model. A model with a request does not leave.
+Requests wait for a model that is waking, or leaving, within their time limit. Each model has its own queue, decode
+processes and metrics. The memory for decoding images is divided equally between the models.
 
-With a limit of memory, a model that wakes waits until the others leave room: one that is idle leaves, the least
-recently used first. Before its first wake a model is expected to take what its configuration and files say. If none
-is idle for a while, the model that has been awake the longest takes no further request and leaves after those that
-it has. Wakes wait for room in the order in which they came, and a model that has become ready has served the
-requests that waited for it before it leaves: two models that do not fit together take turns.
+With a limit of memory, a model that wakes waits until the other models leave room: idle models leave, the least
+recently used first. Before its first wake a model is expected to take what its configuration and files say. If no
+model is idle for a while, the model that has been awake the longest takes no further request and leaves after the
+requests that it has. Wakes wait for room in the order in which they came, and a model that has become ready has
+served the requests that waited for it before it leaves: two models that do not fit together take turns.
 """
 
 import asyncio
@@ -35,8 +35,10 @@ from snapcap.models.errors import UserError
 from snapcap.service.captioning.captioner import Captioner, Start, WeightFiles
 from snapcap.service.config.models import preloaded
 from snapcap.service.config.settings import Settings
+from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.errors import ModelNotAwake
 from snapcap.service.images.decode import decode_processes
+from snapcap.service.images.pool import ProcessImageDecoder
 from snapcap.service.images.processes import own_bytes
 from snapcap.service.ipc.fork import settle
 from snapcap.service.memory import decode_memory
@@ -53,8 +55,6 @@ from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Services
-    from snapcap.service.engine.remote.client import RemoteEngine
-    from snapcap.service.images.pool import ProcessImageDecoder
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
 # Seconds after a failed wake in which requests are refused at once: doubled with each failure in a row.
@@ -90,8 +90,8 @@ class Memory(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Holds what the files of this machine say of a model that has never been awake: its weights, and the memory
-    that it will take at least, and at most."""
+    """Describes a model that has never been awake, by its files on this machine: its weights, and the least and the
+    most memory that it will take."""
 
     files: WeightFiles = WeightFiles()
     least: Memory = Memory()
@@ -155,8 +155,9 @@ def reside(
 
 @dataclass(eq=False)
 class Resident:
-    """Keeps one model: the `Keeper` of its captioner, which is told of each start as `StartResult` is.
-    `services` has the model's captioner and metrics, whose instruments are in `registry`."""
+    """Wakes and ends one model, as the `Keeper` of its captioner. An `EngineClient` reports each start here, as it
+    reports the start of a server of one model to `StartResult`. `services` has the model's captioner and metrics,
+    whose instruments are in `registry`."""
 
     name: str
     settings: Settings
@@ -172,7 +173,6 @@ class Resident:
         self._loop = self.owner.loop
         self._client: EngineClient | None = None
         self._woken: asyncio.Future[str] = self._loop.create_future()  # the reason why it cannot wake, or ""
-        self._left: asyncio.Future[None] = self._loop.create_future()
         self._waiting: asyncio.Task[None] | None = None  # waits for room
         self._leaving: asyncio.Task[None] | None = None
         self._reason = ""  # why the last wake failed
@@ -184,18 +184,18 @@ class Resident:
         self.ready_at = 0.0
         self._failures = 0  # wakes that failed in a row
         self._may_wake = 0.0  # moment until which requests are refused after a failed wake
-        self.start = self._new_start(Timeline(time.monotonic()), StartupStatus())
+        self.start = self._new_start(time.monotonic())
 
     async def wake(self) -> None:
-        """Returns once the model is ready, which wakes if it is absent. Raises ModelNotAwake."""
+        """Returns once the model is ready. Wakes the model if it is absent. Raises ModelNotAwake."""
         while self.state is not ModelState.READY:
             if self.state is ModelState.WAKING:
                 if reason := await asyncio.shield(self._woken):
                     raise ModelNotAwake(self.name, reason, self._pause)
                 continue
             self.check()
-            if self.state is ModelState.LEAVING:
-                await asyncio.shield(self._left)
+            if self._leaving is not None:
+                await asyncio.shield(self._leaving)
             else:
                 # A task of its own, so that the model keeps its turn if the request's client leaves.
                 self._waiting = self._waiting or self._loop.create_task(self._begin_in_turn())
@@ -220,7 +220,7 @@ class Resident:
         start, if they are there already."""
         self.state, self._woken = ModelState.WAKING, self._loop.create_future()
         began = time.monotonic() if start is None else start.timeline.origin
-        self.start = start or self._new_start(Timeline(began), StartupStatus())
+        self.start = start or self._new_start(began)
         registry = CollectorRegistry()
         self.registries[1:] = [registry]
         readiness, timeline, status = self.start
@@ -242,12 +242,12 @@ class Resident:
             lambda phase: _logger.debug("phase", extra={"fields": {"model": self.name, "phase": phase.name}})
         )
 
-    def ready(self, engine: "RemoteEngine", checkpoint: "Checkpoint", image_decoder: "ProcessImageDecoder") -> None:
+    def ready(self, engine: RemoteEngine, checkpoint: "Checkpoint", image_decoder: ProcessImageDecoder) -> None:
         """Serves captions from now on, unless the start has failed meanwhile."""
         if self.state is not ModelState.WAKING:
             return
         attach(self.settings, self.services, engine, checkpoint, image_decoder)
-        self.memory = self._measured()
+        self.measure()
         if excess := excess_of(self.settings, [self.memory]):
             sentence, pause = f"it needs more memory than the server has for models: {excess}", math.inf
             if self.start.status.compiler().modules:  # a build may make what a start without torch needs
@@ -285,7 +285,7 @@ class Resident:
         wait."""
         if why != "failed":
             self.measure()
-        self.state, self._left, self._keep_s = ModelState.LEAVING, self._loop.create_future(), self._idle_s
+        self.state, self._keep_s = ModelState.LEAVING, self._idle_s
         end_prompts = self.captioner.detach()
         self.owner.leaves.labels(self.name, why).inc()
         _logger.info("model leaving", extra={"fields": {"model": self.name, "why": why}})
@@ -340,17 +340,13 @@ class Resident:
         return max(self._keep_s - self.idle_s, 0.0)
 
     def measure(self) -> None:
-        """Notes the memory that the model takes now, if it is ready. A model that wakes will take more, and so will
-        the next wake of a model that leaves."""
-        if self.state is ModelState.READY:
-            self.memory = self._measured()
-
-    def _measured(self) -> Memory:
-        return self.memory if self._client is None else Memory(self._client.device_bytes, self.host_bytes)
+        """Notes the memory that the model takes now."""
+        if self._client is not None:
+            self.memory = Memory(self._client.device_bytes, self.host_bytes)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of memory of the model's processes that no file has."""
+        """Bytes of memory of the model's processes, without the pages of files."""
         return 0 if self._client is None else sum(own_bytes(pid) or 0 for pid in self._client.pids)
 
     def _fail(self, sentence: str, cause: BaseException | None, pause: float | None = None) -> None:
@@ -382,14 +378,14 @@ class Resident:
                 await client.leave()
         except Exception:
             _logger.exception("the processes of a model have not ended as they should")
-        self._client, self.registries[1:] = None, []
+        self._client, self._leaving, self.registries[1:] = None, None, []
         self.state = ModelState.ABSENT
         _logger.info("model absent", extra={"fields": {"model": self.name}})
-        self._left.set_result(None)
         self.owner.look_at_reserve()
 
-    def _new_start(self, timeline: Timeline, status: StartupStatus) -> Start:
-        return Start(Readiness(lambda: timeline.current() or str(self.state)), timeline, status)
+    def _new_start(self, origin: float) -> Start:
+        timeline = Timeline(origin)
+        return Start(Readiness(lambda: timeline.current() or str(self.state)), timeline, StartupStatus())
 
 
 @dataclass(eq=False)
@@ -462,7 +458,8 @@ class Residency:
         """Waits until the models that are awake leave room for one more; has others leave for it."""
         began, state = time.monotonic(), resident.state
         for each in self.residents.values():
-            each.measure()
+            if each.state is ModelState.READY:  # a model that wakes will take more, one that leaves took more
+                each.measure()
         while resident.state is state:
             residents = self.residents.values()
             awake = [each for each in residents if each.state is not ModelState.ABSENT and each is not resident]

@@ -22,7 +22,7 @@ from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.http.access import ApiKeys
-    from snapcap.service.server.http_process import Start
+    from snapcap.service.server.http_process import StartModel
 
 _logger = logging.getLogger("snapcap.start")
 _BACKLOG = 2048
@@ -125,8 +125,8 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
 
 def _load_start(
     models: Mapping[str, Settings], parts: ServerProcesses | None, spare: ForkedEngine | None
-) -> "Start":
-    """Imports the modules of the start. `models`: those that may wake and leave. `parts`: the processes of the
+) -> "StartModel":
+    """Imports the modules of the start. `models`: the models that may wake and leave. `parts`: the processes of the
     first model that must be ready before READY. `spare`: without such a model, the engine process, which stays in
     reserve."""
     if parts is not None and not models:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from snapcap.models.errors import WeightsError
 from snapcap.models.weights.listing import weight_files
 from snapcap.service.captioning.captioner import WeightFiles
+from snapcap.service.config.settings import Settings
 from snapcap.service.images.decode import ImageDecoder
 from snapcap.service.ipc.fork import settle
 from snapcap.warmup.errors import one_line, unexpected
@@ -18,7 +19,6 @@ from snapcap.warmup.progress.timeline import Phase
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Services
-    from snapcap.service.config.settings import Settings
     from snapcap.service.engine.request import CaptionEngine
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
@@ -29,7 +29,7 @@ _logger = logging.getLogger("snapcap.start")
 class StartResult:
     """Reports the phases and the end of a start. `stop` ends a server whose model cannot be served."""
 
-    def __init__(self, settings: "Settings", services: "Services", stop: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, services: "Services", stop: Callable[[], None]) -> None:
         self._settings = settings
         self._services = services
         self._stop = stop
@@ -73,7 +73,7 @@ class StartResult:
 
 
 def attach(
-    settings: "Settings",
+    settings: Settings,
     services: "Services",
     engine: "CaptionEngine",
     checkpoint: "Checkpoint",

@@ -44,6 +44,13 @@ def test_the_openapi_document_has_the_three_forms_and_every_option(document) -> 
     assert {p["name"] for p in caption["parameters"] if p["in"] == "query"} == {"model", *NAMES}
 
 
+def test_the_bounds_of_options_in_the_openapi_document_are_exact(document) -> None:
+    """The greatest seed has 64 bits, more than a float holds."""
+    by_name = {p["name"]: p["schema"] for p in document["paths"]["/v1/caption"]["post"]["parameters"]}
+    members = request_of(document)["content"]["application/json"]["schema"]["properties"]
+    assert by_name["seed"]["maximum"] == members["seed"]["maximum"] == 2**64 - 1
+
+
 def test_the_openapi_document_describes_every_error_in_the_shape_of_its_api(document) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

@@ -162,8 +162,7 @@ WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
     ("modules", "unwanted"),
     [
         (
-            "snapcap.service.api.app, snapcap.service.server.uvicorn_server, snapcap.service.server.http_process, "
-            "snapcap.service.server.serve",
+            "snapcap.service.api.app, snapcap.service.server.http_process, snapcap.service.server.serve",
             HEAVY,
         ),
         (

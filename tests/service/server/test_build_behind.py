@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snapcap.service import readiness
-from snapcap.service.server.background import start_build
+from snapcap.service.server.engine_process import start_build
 from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.start import background_build as background
 

@@ -12,7 +12,7 @@ from support.servers.server_process import ServerProcess, descendants, snapcap, 
 
 from snapcap.service import readiness
 from snapcap.service.readiness import after_ready
-from snapcap.service.server.background import start_preparing
+from snapcap.service.server.engine_process import start_preparing
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.weights import prepare as weights_worker
 from snapcap.warmup.weights.prepare import Prepared

@@ -16,8 +16,8 @@ from snapcap.service.config.settings import HttpLimits, HttpSettings
 from snapcap.service.http.bodies import BodyLimits
 from snapcap.service.http.connections import Connections
 from snapcap.service.readiness import State
+from snapcap.service.server.http_process import Server
 from snapcap.service.server.serve import BindError, bind
-from snapcap.service.server.uvicorn_server import Server
 
 PATIENCE = 30.0
 

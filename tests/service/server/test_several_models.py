@@ -81,7 +81,7 @@ def engines(server: ServerProcess) -> list[int]:
 
 def spawned_engines(server: ServerProcess) -> list[int]:
     """The engine processes that were started after READY."""
-    module, kind = b"snapcap.service.server.spawned", b"engine"
+    module, kind = b"snapcap.service.server.processes", b"engine"
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children(server.process.pid)}
     return [pid for pid, command in commands.items() if module in command and kind in command]
 

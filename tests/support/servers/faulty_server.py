@@ -118,9 +118,9 @@ def patch_engine(on: Callable[[str], bool]) -> None:
 
 def patch_http(on: Callable[[str], bool]) -> None:
     """In the HTTP process, once it has imported what serves."""
-    import snapcap.service.server.uvicorn_server
+    import snapcap.service.server.http_process
 
-    tick = snapcap.service.server.uvicorn_server.Server.on_tick
+    tick = snapcap.service.server.http_process.Server.on_tick
 
     async def on_tick(self: Any, counter: int) -> bool:
         if on(BLOCK):
@@ -129,7 +129,7 @@ def patch_http(on: Callable[[str], bool]) -> None:
             keep_the_lock()
         return await tick(self, counter)
 
-    server: Any = snapcap.service.server.uvicorn_server.Server
+    server: Any = snapcap.service.server.http_process.Server
     server.on_tick = on_tick
 
 
