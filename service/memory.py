@@ -4,8 +4,8 @@ No traffic makes all processes of a server together take more than (in bytes; do
 
     start + documents + bodies + pixels + processes + prompts + queue_size x row + max_connections x connection
 
-`start` is the memory at READY, with the buffers of all rows; `documents` is pydantic, which the first request
-for the OpenAPI document imports; `processes` is memory that decode processes keep; `prompts` is the process
+`start` is the memory at READY, with the buffers of all rows; `documents` are FastAPI and pydantic, which the first
+request for the OpenAPI document imports; `processes` is memory that decode processes keep; `prompts` is the process
 that tokenizes prompts, with its limit (`captioning/prompt_worker.py`); `row` is a picture of the model's input
 size, 3 bytes a pixel; `connection` is a packet, a part of a body, heads, and buffers of the kernel.
 """

@@ -1,7 +1,7 @@
 """Builds the ASGI application from the routes and the middleware. Starts no thread and no process.
 
 The application answers probes as soon as the routes of the operations are added; the other APIs are imported after
-that. The first request for the OpenAPI document imports `openapi.py`, which writes it from the routes.
+that. FastAPI writes the OpenAPI document from the routes and is imported on the first request for the document.
 """
 
 from typing import TYPE_CHECKING

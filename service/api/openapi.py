@@ -1,9 +1,9 @@
-"""Writes the OpenAPI document: the routes give paths and descriptions, the `…_schemas.py` of each API the rest."""
+"""Builds the OpenAPI document: FastAPI reads the routes, and the `…_schemas.py` of each API adds the rest."""
 
 from collections.abc import Iterable
-from inspect import cleandoc
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from snapcap.service import errors
@@ -70,27 +70,32 @@ def openapi_document(routes: Dispatch, http: HttpSettings, keys: bool) -> dict[s
         **v2_schemas.operations(),
         **operations_schemas.OPERATIONS,
     }
-    paths: dict[str, dict[str, Any]] = {}
+    app = FastAPI(
+        title="snapcap",
+        version=snapcap_version(),
+        description=_DESCRIPTION,
+        openapi_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    operations: dict[tuple[str, str], Operation] = {}
     for group in routes.groups:
         for route in group.routes:
-            path = route.path_format
-            for method in sorted((route.methods or set()) - {"HEAD"}):
-                key = keys and not is_open(method, path)
-                paths.setdefault(path, {})[method.lower()] = {
-                    "tags": [group.tag],
-                    "operationId": route.name,
-                    "description": cleandoc(route.endpoint.__doc__ or ""),
-                    **_operation(described[route.name], routes.api_of(method, path).shape, key),
-                }
+            methods = sorted((route.methods or set()) - {"HEAD"})
+            app.add_api_route(route.path, route.endpoint, methods=methods, name=route.name, tags=[group.tag])
+            operations |= {(route.path_format, method): described[route.name] for method in methods}
+    document = app.openapi()
+    # FastAPI turns the bounds of numbers into floats, which are too coarse for seeds, so the schemas are added later.
+    for (path, method), each in operations.items():
+        key = keys and not is_open(method, path)
+        document["paths"][path][method.lower()] |= _operation(each, routes.api_of(method, path).shape, key)
     _, schemas = models_json_schema(
         [(model, "serialization") for module in _SCHEMAS for model in module.ROOTS],
         ref_template="#/components/schemas/{model}",
     )
-    components = {"schemas": schemas["$defs"]}
+    document["components"] = {"schemas": schemas["$defs"]}
     if keys:
-        components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
-    information = {"title": "snapcap", "description": _DESCRIPTION, "version": snapcap_version()}
-    return {"openapi": "3.1.0", "info": information, "paths": paths, "components": components}
+        document["components"]["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
+    return document
 
 
 def _operation(described: Operation, shape: ErrorShape, key: bool) -> dict[str, Any]:

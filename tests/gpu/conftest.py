@@ -152,4 +152,4 @@ def built(background: Background) -> Path:
 @pytest.fixture
 def served() -> None:
     if not servable():
-        pytest.skip("STARLETTE, UVICORN OR PROMETHEUS_CLIENT IS NOT INSTALLED: NO SERVER IS STARTED ON THE GPU")
+        pytest.skip("FASTAPI, UVICORN OR PROMETHEUS_CLIENT IS NOT INSTALLED: NO SERVER IS STARTED ON THE GPU")

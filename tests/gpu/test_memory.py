@@ -50,7 +50,7 @@ def states(server: ServerProcess) -> set[tuple[str, str]]:
     return {(bucket["backend"], bucket["state"]) for bucket in server.startup()["buckets"]}
 
 
-@pytest.mark.skipif(not servable(), reason="NO STARLETTE HERE: NO SERVER IS STARTED")
+@pytest.mark.skipif(not servable(), reason="NO FASTAPI HERE: NO SERVER IS STARTED")
 def test_a_model_of_real_size_on_a_card_of_24_gb(leaving: Callable[[float], ExitStack], tmp_path: Path) -> None:
     folder, cache = tmp_path / "model", tmp_path / "cache"
     write_checkpoint(RANDOM_MODELS["vit-b16-gpt2"], folder)

@@ -28,7 +28,7 @@ class Background:
 
 
 def servable() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn", "prometheus_client"))
+    return all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "prometheus_client"))
 
 
 def serve(
