@@ -84,7 +84,7 @@ def openapi_document(routes: Dispatch, http: HttpSettings, keys: bool) -> dict[s
             app.add_api_route(route.path, route.endpoint, methods=methods, name=route.name, tags=[group.tag])
             operations |= {(route.path_format, method): described[route.name] for method in methods}
     document = app.openapi()
-    # FastAPI turns the bounds of numbers into floats, which are too coarse for seeds, so the schemas are added later.
+    # FastAPI turns the bounds of numbers into floats, which are too coarse for seeds: schemas are added after that.
     for (path, method), each in operations.items():
         key = keys and not is_open(method, path)
         document["paths"][path][method.lower()] |= _operation(each, routes.api_of(method, path).shape, key)
