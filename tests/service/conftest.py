@@ -16,6 +16,7 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 from support.fakes.list_engine import PATIENCE, Served
+from support.fakes.passing_time import pass_on_loop
 from support.fakes.scheduling import LIMITS, TABLE, Clock
 from support.fakes.thread_decoder import attach
 from support.servers.live_app import create_app, on_a_port
@@ -38,7 +39,8 @@ MAX_BODY = 1 << 20
 
 
 class FakeEngine:
-    """Each completion has one token for each pixel row, so that the reply tells which image it is for."""
+    """Each completion has one token for each pixel row, so that the reply tells which image it is for. `takes_s`:
+    seconds that pass on the event loop as soon as a request is submitted."""
 
     def __init__(self) -> None:
         self.limits = Limits(cache_length=64, default_new_tokens=16, eos_ids=frozenset({1}))
@@ -47,6 +49,7 @@ class FakeEngine:
         self.requests: list[CaptionRequest] = []
         self.refuse: Exception | None = None
         self.fail: Exception | None = None
+        self.takes_s = 0.0
         self.submitted = threading.Event()
         self._queue: queue.SimpleQueue[CaptionRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run)
@@ -58,6 +61,8 @@ class FakeEngine:
         self.requests.append(request)
         self._queue.put(request)
         self.submitted.set()
+        if self.takes_s:
+            pass_on_loop(self.takes_s)
 
     def stop(self) -> None:
         self.gate.set()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.fakes.list_engine import PATIENCE
 
 from snapcap.service.api.app import Services
 from snapcap.service.captioning.captioner import Captioner, CaptionJob, Start
@@ -60,7 +61,7 @@ def attach(services: Services) -> Attach:
 def two(make_services: Callable[..., Services], attach: Attach) -> dict[str, tuple[Captioner, FakeKeeper]]:
     found = {}
     for name in ("first", "second"):
-        captioner = make_services(queue_size=2, timeout=5.0).captioner
+        captioner = make_services(queue_size=2, timeout=PATIENCE).captioner
         found[name] = (captioner, FakeKeeper(captioner, attach))
     captioners = {name: captioner for name, (captioner, _) in found.items()}
     for name, (captioner, keeper) in found.items():

@@ -14,7 +14,7 @@ from support.checkpoints.chat_files import write_chat_files
 from snapcap.models.processing.chat import read_chat
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.text import Dialogue, ImageMarkup
-from snapcap.service.captioning import prompt_worker
+from snapcap.service.captioning import prompt_worker, prompts
 from snapcap.service.captioning.prompts import PromptReader
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
 
@@ -81,8 +81,14 @@ def test_a_conversation_has_the_ids_of_the_chat_template(tmp_path: Path) -> None
     ids=["panics", "grows", "slow"],
 )
 def test_what_a_tokenizer_fails_at_is_refused_and_logged(
-    hostile: Reading, caplog: pytest.LogCaptureFixture, prompt: str, says: str, logged: str
+    hostile: Reading,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    prompt: str,
+    says: str,
+    logged: str,
 ) -> None:
+    monkeypatch.setattr(prompts, "MOST_S", PATIENCE)  # so that two CPU seconds are over before, on any machine
     with caplog.at_level(logging.WARNING, "snapcap.captioning"), pytest.raises(InvalidOption, match=says):
         hostile.ids(prompt)
     (record,) = caplog.records

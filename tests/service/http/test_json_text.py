@@ -193,15 +193,16 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 
 def worst_gap(work: Callable[[], Any]) -> float:
-    """Seconds for which another thread could not run while some work was done."""
+    """CPU seconds of this process during which another thread could not run while some work was done. Other
+    processes may take the CPUs for any time."""
     done = threading.Event()
     gaps: list[float] = []
 
     def watch() -> None:
-        last = time.perf_counter()
+        last = time.process_time()
         while not done.is_set():
             time.sleep(0.001)
-            now = time.perf_counter()
+            now = time.process_time()
             gaps.append(now - last)
             last = now
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.fakes.list_engine import PATIENCE
+from support.fakes.passing_time import pass_on_loop
 from support.fakes.thread_decoder import attach
 from support.servers.live_app import create_app
 
@@ -61,7 +63,8 @@ def test_captions_fail_as_a_whole_when_every_image_was_refused(client: TestClien
 
 
 def test_deadline(make_services, serve_with, new_client, engine, image: Png) -> None:
-    services = serve_with(make_services(timeout=0.05))
+    services = serve_with(make_services(timeout=PATIENCE))
+    engine.takes_s = PATIENCE
     engine.gate.clear()
     reply = new_client(services).post("/v1/caption", content=image())
     assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
@@ -106,8 +109,8 @@ def test_a_bad_request_id_is_replaced(client: TestClient, identity: str | bytes)
 class Connection:
     """One ASGI request whose body arrives as the test says."""
 
-    def __init__(self, services: Services, body_timeout: float = 30.0, **headers: str) -> None:
-        self.app = create_app(services, BodyLimits(1000, body_timeout))
+    def __init__(self, services: Services, **headers: str) -> None:
+        self.app = create_app(services, BodyLimits(1000, PATIENCE))
         self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.received = 0
         self.sent: list[dict[str, Any]] = []
@@ -149,9 +152,13 @@ class Connection:
 
 def test_a_stalled_body_times_out_and_closes_the_connection(services: Services) -> None:
     async def scenario() -> Connection:
-        connection = Connection(services, body_timeout=0.05)
+        connection = Connection(services)
         connection.body(b"\x89PNG", more=True)
-        await connection.run()
+        running = asyncio.create_task(connection.run())
+        while not connection.received:
+            await asyncio.sleep(0)
+        pass_on_loop(PATIENCE)
+        await running
         return connection
 
     connection = asyncio.run(scenario())

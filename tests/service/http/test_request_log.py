@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.fakes.list_engine import PATIENCE
 
 from snapcap.service.api.app import Services
 from snapcap.service.http.middleware import RequestLog
@@ -74,8 +75,9 @@ def test_a_refusal_says_why(client: TestClient, lines, path, body, headers, why:
 def test_what_was_refused_after_it_waited_says_how_long(
     make_services, serve_with, new_client, engine, image: Png, lines
 ) -> None:
-    services: Services = serve_with(make_services(timeout=0.05))
+    services: Services = serve_with(make_services(timeout=PATIENCE))
     client = new_client(services)
+    engine.takes_s = PATIENCE
     engine.gate.clear()
     assert client.post("/v1/caption", content=image()).status_code == 504
     (line,) = lines()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from support.fakes.decode_world import MEMORY, SLOTS, World, killed_for, of, play, turns
 from support.fakes.list_engine import PATIENCE
+from support.fakes.passing_time import ModuleClock
 
 from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
@@ -25,6 +26,15 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pids
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ModuleClock:
+    """The time as the decoder and its processes see it."""
+    clock = ModuleClock()
+    for module in (process_decoder, decode_family):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
 async def until(what: Callable[[], bool]) -> None:
     for _ in range(int(PATIENCE / 0.005)):
         if what():
@@ -34,14 +44,16 @@ async def until(what: Callable[[], bool]) -> None:
 
 
 def test_a_late_image_ends_its_process_and_is_not_tried_again(
-    killed: list[int], caplog: pytest.LogCaptureFixture
+    killed: list[int], clock: ModuleClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
         world = World()
         await world.begin()
-        late, waits = await world.ask(1, seconds=0.02), [await world.ask(2), await world.ask(3, seconds=0.02)]
+        soon = PATIENCE
+        late, waits = await world.ask(1, seconds=soon), [await world.ask(2), await world.ask(3, seconds=soon)]
         (first,) = [each for each in world.working() if (each.job() or b"?")[0] == 1]
-        await until(waits[1].done)  # its deadline is a little later than the other's
+        clock.forward(2 * soon)
+        await until(waits[1].done)
         assert killed == [first.pid]
         await turns()
         assert isinstance(late.exception(), DeadlineExceeded)
@@ -87,15 +99,16 @@ def test_an_image_that_takes_too_long_is_refused_for_that(killed: list[int]) -> 
 
 
 def test_a_process_whose_client_left_may_come_to_its_end_but_not_for_long(
-    killed: list[int], monkeypatch: pytest.MonkeyPatch
+    killed: list[int], clock: ModuleClock
 ) -> None:
     async def scene() -> None:
         world = World()
         await world.begin(1)
         (await world.ask(1)).cancel()
+        clock.forward(decode_family.LEFT_S / 2)
         await asyncio.sleep(0.05)
         assert killed == []
-        monkeypatch.setattr(decode_family, "LEFT_S", 0.0)
+        clock.forward(decode_family.LEFT_S)
         await until(lambda: bool(killed))
         assert killed_for(world) == {"client_left": 1}
         world.processes[0].die()
@@ -107,7 +120,7 @@ def test_a_process_whose_client_left_may_come_to_its_end_but_not_for_long(
 
 
 def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
-    killed: list[int], monkeypatch: pytest.MonkeyPatch
+    killed: list[int], clock: ModuleClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
         world = World()
@@ -118,8 +131,10 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
         (hung,) = world.working()
         for _ in range(10):
             clocks[hung.pid] += 0.01
+            clock.forward(decode_family.HUNG_S / 2)
             await asyncio.sleep(0.02)
         assert killed == [], "it works"
+        clock.forward(2 * decode_family.HUNG_S)
         await until(lambda: bool(killed))
         hung.die()
         await turns()
@@ -131,7 +146,6 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
         assert killed_for(world) == {"hung": 1}
         world.close()
 
-    monkeypatch.setattr(decode_family, "HUNG_S", 0.15)
     play(scene())
 
 

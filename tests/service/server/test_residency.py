@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.fakes.passing_time import ModuleClock, pass_on_loop
 from support.fakes.thread_decoder import attach
 
 from snapcap.models.processing.transform import ImageTransform
@@ -100,9 +101,10 @@ async def begun(
 
 
 def test_a_model_that_never_wakes_is_refused_for_a_minute_at_most(
-    residents: Callable[[], dict[str, Resident]], clients: list[Client]
+    residents: Callable[[], dict[str, Resident]], clients: list[Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often it has failed: a day has thousands of failures."""
+    monkeypatch.setattr(residency, "time", ModuleClock())
 
     async def run() -> None:
         model = residents()["a"]
@@ -164,7 +166,7 @@ def test_a_model_that_has_failed_refuses_at_once_while_its_processes_end(
             await waking
         assert model.state is ModelState.LEAVING
         with pytest.raises(ModelNotAwake):
-            await asyncio.wait_for(model.wake(), 0.5)
+            await asyncio.wait_for(model.wake(), PATIENCE)
         clients[0].gone.set()
         await until(lambda: model.state is ModelState.ABSENT)
 
@@ -229,7 +231,7 @@ def test_two_models_that_are_asked_for_in_turn_wake_once_a_request(
             await until(lambda turn=turn: len(clients) > turn)
             assert [each.state for each in models.values()].count(ModelState.READY) == 0, "there was room before"
             clients[turn].ready()
-            await asyncio.wait_for(waking, 1.0)
+            await asyncio.wait_for(waking, PATIENCE)
         assert len(clients) == 6
 
     asyncio.run(run())
@@ -240,9 +242,11 @@ def test_a_request_whose_time_is_over_ends_no_wake(
 ) -> None:
     async def run() -> None:
         model = residents()["a"]
-        model.captioner._timeout = 0.05
+        waiting = asyncio.create_task(model.captioner.awake())
+        await until(lambda: clients)
+        pass_on_loop(model.captioner._timeout)
         with pytest.raises(DeadlineExceeded):
-            await model.captioner.awake()
+            await waiting
         assert model.state is ModelState.WAKING
         clients[0].ready()
         await model.captioner.awake()
