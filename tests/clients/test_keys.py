@@ -1,7 +1,6 @@
 """A server that asks for keys and has its metrics on a port of their own: probes, pages, every API's client."""
 
 import base64
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import tritonclient.http as triton
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from support.servers.server_process import ServerProcess
+from support.servers.server_process import ServerProcess, reserved_port
 from tritonclient.utils import InferenceServerException
 
 KEYS = ("first-key.0123", "second~key/+==")
@@ -36,12 +35,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, compiled_options: tuple[st
     keys = folder / "keys"
     keys.write_text(f"# the team\n{KEYS[0]}\n\n  {KEYS[1]}  \n")
     keys.chmod(0o644)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = (*compiled_options, "--metrics-port", str(port))
-    with ServerProcess(*options, "--api-key-file", str(keys)) as process:
-        yield Guarded(process.wait_ready(), port)
+    with reserved_port() as metrics:
+        port = metrics.getsockname()[1]
+        options = (*compiled_options, "--metrics-port", str(port))
+        with ServerProcess(*options, "--api-key-file", str(keys)) as process:
+            yield Guarded(process.wait_ready(), port)
 
 
 def chat(image: Path) -> list[Any]:

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 from support.checkpoints.dockerfile import Dockerfile
 from support.checkpoints.manifests import Manifest, build, one
-from support.servers.server_process import ServerProcess, free_port
+from support.servers.server_process import ServerProcess, reserved_port
 
 from snapcap.service.config.reader import read_settings
 from snapcap.service.config.settings import Settings
@@ -164,7 +164,8 @@ def test_a_client_of_the_protocol_is_answered_by_the_runtimes_command(
     only, variables = container_of(kserve, runtime["spec"], dockerfile)
     command, *arguments = [text.replace("{{.Name}}", service["metadata"]["name"]) for text in only["args"]]
     assert command == "serve", "what ServerProcess runs"
-    metrics = free_port()
+    reserved = reserved_port()
+    metrics = reserved.getsockname()[1]
     # What a cluster has and this machine has not, and one bucket: no artifacts are needed for what is asked here.
     elsewhere = {
         "SNAPCAP_STORE": "",
@@ -178,7 +179,7 @@ def test_a_client_of_the_protocol_is_answered_by_the_runtimes_command(
     tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
     tensor["data"] = [base64.b64encode(image.read_bytes()).decode()]
     path = re.findall(r"\$GATEWAY(\S+)\"", (DEPLOY / "kubernetes" / "README.md").read_text())[0]
-    with ServerProcess(*arguments, **environment) as server:
+    with reserved, ServerProcess(*arguments, **environment) as server:
         server.wait_ready()
         for probe in ("readinessProbe", "livenessProbe"):
             assert server.call(only[probe]["httpGet"]["path"])[0] == 200

@@ -165,6 +165,13 @@ def test_a_start_that_hangs_ends_when_it_has_a_time_limit(tmp_path: Path) -> Non
         assert "the start has taken 3 s, and is in phase " in sentence(server)
 
 
+def cpu_of(pid: int, seconds: float) -> float:
+    """CPU seconds that a process uses within so many seconds."""
+    before = cpu_seconds(pid)
+    time.sleep(seconds)
+    return cpu_seconds(pid) - before
+
+
 def test_a_search_waits_for_its_bucket_while_others_are_served(tmp_path: Path, sample: Path) -> None:
     server = FaultyServer(tmp_path, *EAGER, "--cache-dir", str(tmp_path))
     server.switch(faults.COLD)
@@ -172,9 +179,7 @@ def test_a_search_waits_for_its_bucket_while_others_are_served(tmp_path: Path, s
         server.wait_ready()
         search = pool.submit(server.call, "/v1/caption?num_beams=4", sample.read_bytes(), timeout=PATIENCE)
         server.wait_for(lambda: server.metrics()["snapcap_requests_in_flight"] == 1)
-        before = cpu_seconds(server.engine_pid)
-        time.sleep(2)
-        assert cpu_seconds(server.engine_pid) - before < 0.5, "it spun"
+        server.wait_for(lambda: cpu_of(server.engine_pid, 2) < 0.5)  # for ever, if it spins
         for _ in range(3):
             server.caption(sample)
         assert not search.done()

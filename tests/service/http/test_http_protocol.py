@@ -95,10 +95,11 @@ def test_a_head_that_drips_does_not_stay(services) -> None:
 
 
 def test_an_idle_connection_does_not_stay(services) -> None:
-    with BoundedServer(services, HttpLimits(keep_alive_timeout=0.5)) as server:
+    with BoundedServer(services) as server:
         with server.connect() as silent, server.connect() as used:
             used.sendall(LIVEZ)
             assert reply(used)[0] == 200
+            server.connections.limits = HttpLimits(keep_alive_timeout=0.5)  # not before: it is to have a reply
             assert rest(silent) == rest(used) == b""
         until(lambda: not server.connections.all)
 

@@ -155,7 +155,7 @@ def test_a_stalled_body_times_out_and_closes_the_connection(services: Services) 
         connection = Connection(services)
         connection.body(b"\x89PNG", more=True)
         running = asyncio.create_task(connection.run())
-        while not connection.received:
+        while not connection.received:  # noqa: ASYNC110  a number tells nobody
             await asyncio.sleep(0)
         pass_on_loop(PATIENCE)
         await running

@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 from support.documents.pages import ROOT, Block
-from support.servers.server_process import children, clean_environment, free_port
+from support.servers.server_process import children, clean_environment, reserved_port
 
 _SERVER = re.compile(r"(?:[A-Z_]+=\S+ )*(?:snapcap|make) serve\b")
 _SAMPLE = re.compile(r"models/demo/samples/[\w-]+\.png")
@@ -30,7 +30,8 @@ class Reader:
     the demo model's samples: a Python program that names one has to print its caption."""
 
     def __init__(self, folder: Path, captions: dict[Path, str], **environment: str) -> None:
-        self._captions, self._folder, self._port = captions, folder / "clone", free_port()
+        self._captions, self._folder, self._reserved = captions, folder / "clone", reserved_port()
+        self._port: int = self._reserved.getsockname()[1]
         home = folder / "home"
         for each in (home, self._folder, self._folder / ".venv"):
             each.mkdir(parents=True, exist_ok=True)
@@ -62,6 +63,7 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end_server(must_end_well=kind is None)
+        self._reserved.close()
 
     def run(self, block: Block) -> None:
         """Run a block; fails where it does, or prints something else than what the page says."""

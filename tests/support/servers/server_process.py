@@ -83,18 +83,11 @@ def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
 
 def reserved_port() -> socket.socket:
     """Returns a socket that is bound to a port of 127.0.0.1. The socket keeps the port from programs that ask for
-    any port, and lets a server listen on it."""
+    any port, and lets a server listen on it. Until then, connections are refused."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with reserved_port() as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _prepared(arguments: tuple[str, ...]) -> dict[str, str]:

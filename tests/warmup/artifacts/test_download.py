@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fakes.passing_time import ModuleClock
 from support.servers.server_process import wait_until
 
 from snapcap.warmup.artifacts import download
@@ -301,7 +302,7 @@ def test_another_model_waits_for_nobody_and_leaves_what_is_being_fetched(
         until = time.monotonic() + PATIENCE
         source: Any = Source(model.weights.read_bytes())
         download_weights(source, local, model.manifest.model_weights, until, first)
-        assert fetch(Source(small.weights.read_bytes()), local, small, seconds=5.0)
+        assert fetch(Source(small.weights.read_bytes()), local, small)
         assert part(local, model, VERIFIED).is_file()
         finish(local, model.manifest.model_weights)
     assert len(weights(local)) == 2
@@ -310,25 +311,31 @@ def test_another_model_waits_for_nobody_and_leaves_what_is_being_fetched(
 def test_who_does_not_go_on_is_not_waited_for_until_the_deadline(
     local: FolderStore, model: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_SILENT_S", 0.3)
+    clock = ModuleClock()
+    monkeypatch.setattr(download, "time", clock)
+    silent = download._SILENT_S
     (local.root / WEIGHTS).mkdir()
     source = Source(model.weights.read_bytes())
     with locked_alone(part(local, model, LOCK)) as stopped:
         assert stopped
         writing = part(local, model, WRITING)
         writing.touch()
-        moment = 0
+        moment, over = 0, threading.Event()
 
         def go_on() -> None:
             nonlocal moment
             for moment in range(1, 9):
                 os.utime(writing, (moment, moment))
-                time.sleep(0.1)
+                clock.forward(silent / 2)
+                time.sleep(0.1)  # the other one looks twice as often
+            while not over.wait(0.1):
+                clock.forward(silent)
 
-        thread = threading.Thread(target=go_on)
+        thread = threading.Thread(target=go_on, daemon=True)
         thread.start()
         with pytest.raises(StoreError, match="makes no progress"):
-            fetch(source, local, model, seconds=PATIENCE)
+            fetch(source, local, model, seconds=20 * silent)
+        over.set()
         assert moment == 8, "as long as the other one writes, it is waited for"
         thread.join()
     assert fetch(source, local, model), "a lock ends with who has it"

@@ -1,7 +1,6 @@
 """Publish, then fetch: a whole and trusted set is a hit, and everything else a labelled failure."""
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.checkpoints.packs import delete_pack
+from support.servers.server_process import reserved_port
 
 from snapcap.warmup.artifacts.fetch import Fetched, fetch
 from snapcap.warmup.artifacts.folder import FolderStore
@@ -258,10 +258,10 @@ def test_a_missing_bucket_is_an_error(s3_store: S3Store, local: FolderStore, man
 
 
 def test_nobody_listens(aws_environment: None, local: FolderStore, manifest: Manifest) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    store = S3Store.open("s3://bucket", S3Options(endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1"))
-    assert_failed(get(store, local, OWNER, manifest.factors), "error", "connect")
+    with reserved_port() as nobody:
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        store = S3Store.open("s3://bucket", S3Options(endpoint_url=address, region="us-east-1"))
+        assert_failed(get(store, local, OWNER, manifest.factors), "error", "connect")
 
 
 def test_a_black_hole_is_given_up_at_the_deadline(

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.checkpoints.checkpoint_files import SAFE, contents
 from support.checkpoints.permissions import denied
+from support.servers.server_process import reserved_port
 
 from snapcap.models import demo
 from snapcap.models.config import ConfigError, ModelConfig
@@ -289,13 +290,11 @@ def outage(kind: str) -> Iterator[str]:
     if kind == "no such host":
         yield "http://s3.invalid:9000"
         return
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        if kind == "silent":
-            yield f"http://127.0.0.1:{port}"
-            return
-    if kind == "refused":
-        yield f"http://127.0.0.1:{port}"
+    if kind in ("silent", "refused"):
+        with reserved_port() as reserved:
+            if kind == "silent":
+                reserved.listen()
+            yield f"http://127.0.0.1:{reserved.getsockname()[1]}"
         return
 
     class Handler(BaseHTTPRequestHandler):

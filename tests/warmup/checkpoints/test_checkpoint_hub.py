@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 from support.checkpoints.checkpoint_files import SAFE, contents
+from support.servers.server_process import reserved_port
 from support.servers.small_disk import SMALL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -226,9 +227,9 @@ def test_a_full_disk_is_named_and_nothing_counts(hub: str, small_disk: Path) -> 
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    (line,) = resolve_from_hub(["me/safe"], tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{port}")
+    with reserved_port() as nobody:
+        port = nobody.getsockname()[1]
+        (line,) = resolve_from_hub(["me/safe"], tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{port}")
     assert line.startswith(f"'me/safe' is not in the local cache and http://127.0.0.1:{port} cannot be reached (")
     assert "Connection refused" in line
     assert line.endswith("; check the network and HF_ENDPOINT, or give a folder")

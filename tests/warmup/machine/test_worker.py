@@ -38,8 +38,10 @@ def start(job):
         if task["do"] == "die":
             print("last words", file=sys.stderr, flush=True)
             os._exit(7)
+        if task["do"] == "spawn":
+            return {{"pid": subprocess.Popen(["sleep", "1000"]).pid}}
         if task["do"] == "hang":
-            (job.folder / "pid").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+            (job.folder / "hangs").touch()
             time.sleep(1000)
         if task["do"] == "fail":
             raise ValueError("cannot do it\\nat length")
@@ -50,7 +52,9 @@ def start(job):
 
 sys.exit(serve_tasks(Job, start))
 """
-TELL, DIE, HANG, FAIL, LIST, FLOOD = ({"do": what} for what in ("tell", "die", "hang", "fail", "list", "flood"))
+TELL, DIE, SPAWN, HANG, FAIL, LIST, FLOOD = (
+    {"do": what} for what in ("tell", "die", "spawn", "hang", "fail", "list", "flood")
+)
 
 
 @dataclass
@@ -86,11 +90,11 @@ def test_one_process_does_all_tasks_until_it_dies_and_then_another(job: Job) -> 
 
 def test_what_takes_too_long_is_ended_with_all_it_has_started(job: Job) -> None:
     with Worker("some.module", job) as worker:
-        first = worker.ask(TELL, 60)["pid"]
+        first, started = worker.ask(TELL, 60)["pid"], worker.ask(SPAWN, 60)["pid"]
         with pytest.raises(WorkerTimeoutError, match=r"took more than 0\.5 s and was ended"):
             worker.ask(HANG, 0.5)
         assert is_gone(first)
-        wait_until(lambda: is_gone(int((job.folder / "pid").read_text())))  # its parent was waited for, it was not
+        wait_until(lambda: is_gone(started))  # its parent was waited for, it was not
         assert worker.ask(TELL, 60)["pid"] != first
 
 
@@ -114,6 +118,7 @@ def test_one_that_cannot_begin_says_why_and_is_gone(job: Job) -> None:
 
 def test_one_that_is_stopped_by_another_thread_ends_and_starts_no_more(job: Job) -> None:
     worker = Worker("some.module", job)
+    started = worker.ask(SPAWN, 60)["pid"]
     errors: list[WorkerError] = []
 
     def ask() -> None:
@@ -124,11 +129,11 @@ def test_one_that_is_stopped_by_another_thread_ends_and_starts_no_more(job: Job)
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_until(lambda: (job.folder / "pid").exists() and (job.folder / "pid").read_text() != "", 60)
+    wait_until((job.folder / "hangs").exists, 60)
     worker.stop()
     thread.join(60)
     assert [str(error).partition(":")[0] for error in errors] == ["some.module ended with signal 9"]
-    wait_until(lambda: is_gone(int((job.folder / "pid").read_text())), 60)
+    wait_until(lambda: is_gone(started), 60)
     with pytest.raises(WorkerError, match="was ended before it began"):
         worker.ask(TELL, 60)
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, EndpointConnectionError
+from support.servers.server_process import reserved_port
 
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.client import ObjectChangedError, S3Error, client, split_uri, translated
@@ -300,11 +300,10 @@ def test_an_endpoint_that_is_no_url_is_named() -> None:
 
 
 def test_nobody_at_the_endpoint(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    options = S3Options(endpoint_url=f"http://127.0.0.1:{port}")
-    with pytest.raises(S3Error, match="cannot connect; check the endpoint and the network"):
-        list_objects(client(options), "bucket", "a", soon())
+    with reserved_port() as nobody:
+        options = S3Options(endpoint_url=f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(S3Error, match="cannot connect; check the endpoint and the network"):
+            list_objects(client(options), "bucket", "a", soon())
 
 
 def test_an_endpoint_that_never_answers_ends_a_listing(black_hole: str) -> None:
