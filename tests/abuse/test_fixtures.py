@@ -18,12 +18,18 @@ def test_a_quiet_server_withstands_nothing(abused: Abused) -> None:
 def test_a_server_that_stops_is_found_out(abused: Abused) -> None:
     allowed = abused.suffer(lambda: time.sleep(0.5), MEMORY_SLACK).allowed  # more where other work stretches ours
 
-    def stop() -> None:
-        with stopped(abused.server.process.pid):
-            time.sleep(2 * allowed)
+    def is_found_out(seconds: float) -> bool:
+        def stop() -> None:
+            with stopped(abused.server.process.pid):
+                time.sleep(seconds)
 
-    with pytest.raises(AssertionError, match="/livez worst"):
-        abused.withstands(stop)
+        try:
+            abused.withstands(stop)
+        except AssertionError as error:
+            return "/livez worst" in str(error)
+        return False
+
+    assert any(is_found_out(factor * allowed) for factor in (2, 4, 8))  # other work may stretch ours even more
 
 
 def test_a_place_that_is_taken_is_found_out(abused: Abused) -> None:

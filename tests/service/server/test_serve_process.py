@@ -3,7 +3,6 @@
 import base64
 import json
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,18 +146,16 @@ def test_full_queue_is_429_and_a_passed_deadline_504(
 def test_sigterm_drains_and_a_stalled_upload_does_not_hold_the_exit(
     compiled_options: tuple[str, ...], samples: dict[Path, str]
 ) -> None:
-    options = (*compiled_options, "--drain-delay", "1", "--grace-period", "2")
+    options = (*compiled_options, "--drain-delay", "3", "--grace-period", "2", "--body-timeout", "3600")
     path, caption = next(iter(samples.items()))
     with ServerProcess(*options) as process, socket.socket() as stalled:
         process.wait_ready()
         stalled.connect(("127.0.0.1", process.port))
         stalled.sendall(b"POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nhalf")
-        started = time.monotonic()
         process.terminate()
-        process.wait_for(lambda: process.call("/readyz")[0] == 503, seconds=5)
+        process.wait_for(lambda: process.call("/readyz")[0] == 503)
         assert process.caption(path)["caption"] == caption, "served while draining"
-        assert process.process.wait(timeout=30) == 0
-        assert time.monotonic() - started < 15
+        assert process.process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize(

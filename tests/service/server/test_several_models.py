@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.servers import raw_http
 from support.servers.server_process import ServerProcess, children, descendants, is_gone, wait_until
 
 from snapcap.service.captioning.captioner import WeightFiles
@@ -316,7 +317,7 @@ def test_a_wake_whose_process_dies_is_tried_again_after_a_pause(serve: Serve, sa
     server = serve("--idle-unload", "60")
     with ThreadPoolExecutor(1) as pool:
         lost = pool.submit(server.call, "/v1/caption", sample.read_bytes())
-        server.wait_for(lambda: states(server)["demo"] == "waking")
+        server.wait_for(lambda: states(server)["demo"] != "absent")
         os.kill(children(server.process.pid)[0], signal.SIGKILL)
         status, body, headers = lost.result()
     if status == 200:
@@ -327,9 +328,11 @@ def test_a_wake_whose_process_dies_is_tried_again_after_a_pause(serve: Serve, sa
 
 def test_a_client_that_leaves_does_not_end_the_wake(serve: Serve, sample: Path) -> None:
     server = serve("--idle-unload", "60")
-    assert server.call("/v1/caption", sample.read_bytes(), timeout=0.05)[0] == 0
+    with raw_http.connected(server.port) as client:
+        client.sendall(raw_http.post("/v1/caption", sample.read_bytes()))
+        server.wait_for(lambda: states(server)["demo"] != "absent")
     server.wait_for(lambda: states(server)["demo"] == "ready")
-    assert server.metrics()["snapcap_requests_in_flight"] == 0
+    server.wait_for(lambda: server.metrics()["snapcap_requests_in_flight"] == 0)
 
 
 def test_a_drain_during_a_wake_answers_the_request_and_leaves_no_process(serve: Serve, sample: Path) -> None:
