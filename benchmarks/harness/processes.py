@@ -15,15 +15,25 @@ def own_parts(pid: int) -> list[int]:
     arguments = _arguments(pid)
 
     def forks(of: int) -> list[int]:
-        return [child for child in _children(of) if _arguments(child) == arguments != b""]
+        return [child for child in children(of) if _arguments(child) == arguments != b""]
 
     direct = forks(pid)[:2]
     return [*direct, *(child for parent in direct[1:] for child in forks(parent))]
 
 
+def children(pid: int) -> list[int]:
+    """Returns the children of a process: thread by thread, from the main thread on, in the order in which each
+    thread started them. Returns none if the process has ended."""
+    found: list[int] = []
+    for each in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the process, or this thread of it, has ended
+            found += map(int, each.read_text().split())
+    return found
+
+
 def descendants(pid: int) -> list[int]:
     """Returns the process ids of the children of ``pid``, their children, and so on."""
-    direct = _children(pid)
+    direct = children(pid)
     return [*direct, *(below for child in direct for below in descendants(child))]
 
 
@@ -97,12 +107,3 @@ def _arguments(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def _children(pid: int) -> list[int]:
-    """Returns the children of a process, in the order of their ids, whichever thread started them."""
-    found: list[int] = []
-    for each in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the process has ended
-            found += map(int, each.read_text().split())
-    return sorted(found)

@@ -15,15 +15,9 @@ from pathlib import Path
 import pytest
 from support.checkpoints.build_folders import PACKAGES, nearly_built
 from support.checkpoints.compilers import HangingCompiler
-from support.servers.server_process import (
-    ServerProcess,
-    clean_environment,
-    descendants,
-    is_gone,
-    snapcap,
-    wait_until,
-)
+from support.servers.server_process import ServerProcess, clean_environment, snapcap, wait_until
 
+from snapcap.benchmarks.harness.processes import descendants, is_gone
 from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.machine.worker import Worker, WorkerError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions

@@ -8,8 +8,9 @@ from uuid import uuid4
 
 import pytest
 from support.checkpoints.published import upload_checkpoint
-from support.servers.server_process import ServerProcess, descendants, snapcap
+from support.servers.server_process import ServerProcess, snapcap
 
+from snapcap.benchmarks.harness.processes import descendants
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.client import client
 

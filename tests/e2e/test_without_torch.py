@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.servers.server_process import ServerProcess, descendants, python
+from support.servers.server_process import ServerProcess, python
 
+from snapcap.benchmarks.harness.processes import descendants
 from snapcap.models.dimensions import ON_DEMAND
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, VerifiedFile, open_envelope, seal

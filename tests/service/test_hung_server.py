@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from support.servers import faulty_server as faults
 from support.servers.faulty_server import FaultyServer
-from support.servers.server_process import ServerProcess, clean_environment, is_gone, wait_until
+from support.servers.server_process import ServerProcess, clean_environment, wait_until
 
-from snapcap.benchmarks.harness.processes import cpu_seconds
+from snapcap.benchmarks.harness.processes import cpu_seconds, is_gone
 
 PATIENCE = 60.0
 NAMESPACE = ("--user", "--map-root-user", "--pid", "--fork")

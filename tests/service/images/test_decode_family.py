@@ -6,8 +6,8 @@ import time
 import pytest
 from support.fakes.decode_world import MEMORY, SLOTS, World, killed_for, play, turns
 from support.fakes.list_engine import PATIENCE
-from support.servers.server_process import is_gone
 
+from snapcap.benchmarks.harness.processes import is_gone
 from snapcap.models.errors import UserError
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import NotReady, UnprocessableImage

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.parity.pictures import encoded, scene
-from support.servers.server_process import ServerProcess, children, is_gone, wait_until
+from support.servers.server_process import ServerProcess, wait_until
 
+from snapcap.benchmarks.harness.processes import children, is_gone
 from snapcap.models.processing.image_formats import readable
 
 PATIENCE = 60.0

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.servers.server_process import ServerProcess, is_gone, python, wait_until
+from support.servers.server_process import ServerProcess, python, wait_until
 
+from snapcap.benchmarks.harness.processes import is_gone
 from snapcap.service.config.settings import Settings
 from snapcap.service.server.processes import fork_processes
 from snapcap.warmup.progress.timeline import Timeline

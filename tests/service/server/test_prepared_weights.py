@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.servers.server_process import ServerProcess, descendants, snapcap, wait_until
+from support.servers.server_process import ServerProcess, snapcap, wait_until
 
+from snapcap.benchmarks.harness.processes import descendants
 from snapcap.service import readiness
 from snapcap.service.readiness import after_ready
 from snapcap.service.server.engine_process import start_preparing

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from support.servers import raw_http
-from support.servers.server_process import ServerProcess, children, descendants, is_gone, wait_until
+from support.servers.server_process import ServerProcess, wait_until
 
+from snapcap.benchmarks.harness.processes import children, descendants, is_gone
 from snapcap.service.captioning.captioner import WeightFiles
 from snapcap.service.config.settings import HttpSettings, ResidencySettings, Settings
 from snapcap.service.server.residency import known

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from support.checkpoints import compile_once
-from support.servers.server_process import is_gone
+
+from snapcap.benchmarks.harness.processes import is_gone
 
 _SHARED = "TESTS_SHARED_COMPILER"  # the folder in PATH
 _KEPT_S = 3 * 86400

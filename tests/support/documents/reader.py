@@ -16,7 +16,9 @@ from typing import Any
 
 from PIL import Image
 from support.documents.pages import ROOT, Block
-from support.servers.server_process import children, clean_environment, reserved_port
+from support.servers.server_process import clean_environment, reserved_port
+
+from snapcap.benchmarks.harness.processes import children
 
 _SERVER = re.compile(r"(?:[A-Z_]+=\S+ )*(?:snapcap|make) serve\b")
 _SAMPLE = re.compile(r"models/demo/samples/[\w-]+\.png")

@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from snapcap.benchmarks.harness.processes import children
+
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """Returns this environment without variables that configure snapcap.
@@ -46,31 +48,6 @@ def python(
         timeout=timeout,
         check=False,
     )
-
-
-def children(pid: int) -> list[int]:
-    """In the order in which they were started; empty when the process has ended."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one, whichever thread started them."""
-    direct = [
-        int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()
-    ]
-    return [*direct, *(each for child in direct for each in descendants(child))]
-
-
-def is_gone(pid: int) -> bool:
-    """Returns whether a process has ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"  # its new parent has yet to look
 
 
 def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.servers.server_process import is_gone, wait_until
+from support.servers.server_process import wait_until
 
+from snapcap.benchmarks.harness.processes import is_gone
 from snapcap.models.json_object import from_json, to_json
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 
