@@ -12,6 +12,7 @@ import tempfile
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Objects that are made meanwhile live on: to search them for garbage takes two fifths of the collection."""
+    """Objects that are made meanwhile live on: to search them for garbage takes two fifths of the collection.
+
+    Hypothesis has the profile for CI before it is used: the same examples each time, and no time limit of an example,
+    which a busy machine exceeds."""
+    with suppress(ImportError):  # tests/gpu does without it
+        from hypothesis import settings
+
+        settings.load_profile("ci")
     gc.disable()
     try:
         return (yield)

@@ -100,7 +100,7 @@ def test_every_kind_of_region_is_read(tasks: dict[str, Task]) -> None:
     }
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(TEXTS, st.sampled_from(SIZES))
 @example("", SIZES[0])
 @example("cat" + BOX, SIZES[0])
@@ -121,7 +121,7 @@ def test_regions_of_any_text_are_those_of_transformers(
         assert ours(read(text, size)) == theirs(processor, name, size, text=text), name
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(3, 1499), max_size=40), st.sampled_from(SIZES))
 def test_regions_of_any_tokens_are_those_of_transformers(
     folder: Path, processor: Any, tasks: dict[str, Task], tokens: list[int], size: tuple[int, int]

@@ -103,7 +103,7 @@ actions = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(actions, max_size=50))
 def test_no_slot_is_lost_and_no_two_requests_share_one(steps: list[tuple[str, int, int]]) -> None:
     """Every request that comes to the engine finds its own pixels when it is admitted, however clients leave and

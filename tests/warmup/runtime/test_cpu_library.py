@@ -49,7 +49,7 @@ def close(ours: Tensor, theirs: Tensor, depth: int = 1) -> None:
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from((63, 64, 65, 97, 129)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     rows=SIZES,
     columns=SIZES,
@@ -247,7 +247,7 @@ def test_elementary_functions_are_as_exact_as_those_of_sleef(handle: int, tmp_pa
         assert errors.max() <= 1.5 * 2**-23, (name, errors.max())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     rows=st.one_of(SIZES, st.integers(1, 8)),
     columns=SIZES,

@@ -24,7 +24,7 @@ from snapcap.warmup.runtime.aoti.torch_packages import over_tensor
 Double, Handle = ctypes.c_double, ctypes.c_void_p
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 200),
     columns=st.integers(100, 300),
