@@ -60,8 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> Iterator[None]:
     """Objects that are made meanwhile live on: to search them for garbage takes two fifths of the collection.
 
-    Hypothesis has the profile for CI before it is used: the same examples each time, and no time limit of an example,
-    which a busy machine exceeds."""
+    Hypothesis has its profile for CI before it is used: the same examples each time, and no time limit of an
+    example, which a busy machine exceeds."""
     with suppress(ImportError):  # tests/gpu does without it
         from hypothesis import settings
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import pytest
+from support.fakes.passing_time import ModuleClock
 
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, describe
 from snapcap.warmup.build.builder import Builder, BuildJob, Event
@@ -295,7 +296,10 @@ def test_a_package_that_was_changed_after_its_check_is_made_again(build: Any) ->
     assert [event.task.entry for event in events if event.kind == "built"] == ["aot/encoder_block.b1.pt2"]
 
 
-def test_a_package_whose_compiler_hangs_has_failed_and_the_rest_goes_on(build: Any) -> None:
+def test_a_package_whose_compiler_hangs_has_failed_and_the_rest_goes_on(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapcap.warmup.build.builder.time", ModuleClock())  # the build is not given up meanwhile
     builder, events, _ = build(timeout=1, hang=("aot/decoder_block.b1.pt2",))
     built = builder.run()
     assert not built.complete
