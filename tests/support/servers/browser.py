@@ -56,12 +56,13 @@ def open_page(chromium: "Browser") -> "Iterator[Callable[..., Page]]":
         def open_one(address: str, expected: str = "(?!)", **options: Any) -> "Page":
             context = chromium.new_context(**options)
             exits.callback(context.close)
+            context.set_default_timeout(PATIENCE_MS)
             page = context.new_page()
             origin = "/".join(address.split("/")[:3])
             context.on("request", lambda request: _check(request.url, origin, wrong))
             page.on("pageerror", lambda error: wrong.append(f"thrown: {error}"))
             page.on("console", lambda message: _heard(message.type, message.text, expected, wrong))
-            page.goto(address, timeout=PATIENCE_MS)
+            page.goto(address)
             return page
 
         yield open_one

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 from support.fakes.thread_decoder import PLAIN_CONFIG
+from support.servers.browser import PATIENCE_MS
 from support.servers.page import give
 
 from snapcap.models.text import Region
@@ -104,7 +105,7 @@ def test_stop_keeps_the_words_and_frees_the_slot(begun: tuple[Page, CaptionReque
     expect(page.locator("#caption")).to_have_text("5")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     page.wait_for_function("() => panel.running === null")
-    for _ in range(600):
+    for _ in range(PATIENCE_MS // 10):
         if sent.future.cancelled():
             break
         page.wait_for_timeout(10)

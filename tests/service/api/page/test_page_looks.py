@@ -74,6 +74,9 @@ def test_nothing_moves_where_motion_is_reduced(
     with services.timeline.phase("import_torch"):
         page = open_page(serve(services), reduced_motion=motion)
         expect(phases(page).last).to_have_class(re.compile("running"))
-        page.wait_for_timeout(300)
-        running = "() => document.getAnimations().filter((each) => each.playState === 'running').length"
-        assert (page.evaluate(running) > 0) is moves
+        running = "() => document.getAnimations().some((each) => each.playState === 'running')"
+        if moves:
+            page.wait_for_function(running)
+        else:
+            page.wait_for_timeout(300)
+            assert not page.evaluate(running)

@@ -21,6 +21,11 @@ from snapcap.service.limits import QueueFull
 from snapcap.warmup.progress.timeline import Phase, Timeline
 
 OpenPage = Callable[..., Page]
+# Whether the bar of the last phase has become longer.
+GROWN = """(before) => {
+    const fills = document.querySelectorAll("#phases li .fill");
+    return fills[fills.length - 1].getBoundingClientRect().width > before;
+}"""
 
 
 def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, open_page: OpenPage) -> None:
@@ -36,12 +41,9 @@ def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, ope
         expect(page.locator("#meanings dt")).to_have_text(
             ["Python", "import PyTorch"]
         )  # no phase that did not begin
-        width = phases(page).last.locator(".fill").bounding_box()
-        page.wait_for_timeout(500)
-        later = phases(page).last.locator(".fill").bounding_box()
-        assert width is not None
-        assert later is not None
-        assert later["width"] > width["width"]
+        box = phases(page).last.locator(".fill").bounding_box()
+        assert box is not None
+        page.wait_for_function(GROWN, arg=box["width"])
     services.status.expect((1, 4), "cpu", "float32")
     expect(page.locator("#buckets li[data-state=pending]")).to_have_count(4)
     expect(page.locator("#buckets li .word").first).to_have_text("pending")
