@@ -338,6 +338,7 @@ def test_who_does_not_go_on_is_not_waited_for_until_the_deadline(
         over.set()
         assert moment == 8, "as long as the other one writes, it is waited for"
         thread.join()
+    monkeypatch.setattr(download, "time", time)
     assert fetch(source, local, model), "a lock ends with who has it"
 
 
