@@ -62,7 +62,7 @@ def server(
         late(process, picture)
         os.kill(process.decode_pids[0], signal.SIGKILL)
         process.wait_for(lambda: process.metrics()["snapcap_decode_process_deaths_total"] > 0)
-        process.wait_for(lambda: process.startup()["build"]["state"] == "published", seconds=300)
+        process.wait_for(lambda: (process.startup()["build"] or {}).get("state") == "published", seconds=300)
         yield process
 
 

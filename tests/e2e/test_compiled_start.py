@@ -183,7 +183,7 @@ def test_a_compiler_of_many_packages_compiles_what_they_have_in_common_once(tmp_
 def test_without_a_compiler_the_server_stays_eager_and_says_so(tmp_path: Path, samples: dict[Path, str]) -> None:
     with ServerProcess("--cache-dir", str(tmp_path), *BUCKETS, CXX="no-such-compiler") as server:
         server.wait_ready()
-        server.wait_for(lambda: (server.startup()["build"] or {}).get("state") == "failed", seconds=30)
+        server.wait_for(lambda: (server.startup()["build"] or {}).get("state") == "failed")
         build = server.startup()["build"]
         path, caption = next(iter(samples.items()))
         assert server.caption(path)["caption"] == caption

@@ -246,7 +246,7 @@ def test_s3_without_a_trusted_key_is_refused(aws_environment: None, s3_server: s
 def test_without_a_key_to_sign_with_auto_declines_and_names_the_command(remote: Remote, tmp_path: Path) -> None:
     with ServerProcess(*other_factors(remote, tmp_path), "--cache-dir", str(tmp_path / "empty")) as server:
         server.wait_ready()
-        server.wait_for(lambda: server.startup()["build"] is not None, seconds=30)
+        server.wait_for(lambda: server.startup()["build"] is not None)
         build = server.startup()["build"]
         assert backends(server) == {("eager", "eager")}
     assert build["state"] == "declined"

@@ -109,7 +109,7 @@ def test_torchs_libraries_are_enough_for_a_compiled_server(
 
     options = ("--cache-dir", str(built_cache), "--buckets", "1,4", "--build", "off")
     with Server(*options) as server:
-        server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=60)
+        server.wait_for(lambda: server.call("/readyz")[0] == 200)
         startup = server.startup()
         captions = {path: server.caption(path)["caption"] for path in samples}
     assert (startup["tier"], startup["torch_modules"]) == ("aot", 0)
