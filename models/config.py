@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
@@ -33,20 +33,11 @@ _FAMILIES = {
     "smolvlm": "idefics3",
     "vision-encoder-decoder": "vision_encoder_decoder",
 }
+_SIZED_BY_PROCESSOR = ("florence2", "qwen3_vl")  # families whose `config.json` has no image size
 
-
-class Family(Protocol):
-    """A module of `models.families`.
-
-    SIZED_BY_PROCESSOR: the encoder takes images of any size, so `config.json` has no image size.
-    """
-
-    SIZED_BY_PROCESSOR: bool
-
-    def read(self, config: Fields, generation: Mapping[str, Any]) -> Parts:
-        """Reads a checkpoint's dimensions and generation settings. Raises ConfigError if a field has a value that
-        is not supported."""
-        ...
+# Reads a checkpoint's dimensions and generation settings from `config.json` and `generation_config.json`. Raises
+# ConfigError if a field has a value that is not supported. Each module of `models.families` has such a `read`.
+ReadFamily = Callable[[Fields, Mapping[str, Any]], Parts]
 
 
 @dataclass(frozen=True)
@@ -154,13 +145,13 @@ class ModelConfig:
         config.require("quantization_config", None, "quantized weights are not read; give the original ones")
         config.require("transformers_weights", None, "rename the weights to model.safetensors")
         family = config.one_of("model_type", _FAMILIES)
-        module = cast(Family, import_module(f"snapcap.models.families.{_FAMILIES[family]}"))
-        if module.SIZED_BY_PROCESSOR:
+        read_family: ReadFamily = import_module(f"snapcap.models.families.{_FAMILIES[family]}").read
+        if family in _SIZED_BY_PROCESSOR:
             config = _sized(config, folder, family, image_tokens)
             answers = json_or_empty(folder / NESTED_FILE).get(ANSWERS)  # how the processor reads answers
             if answers is not None:
                 config = Fields({**config.values, ANSWERS: answers}, config.prefix)
-        parts = module.read(config, json_or_empty(folder / "generation_config.json"))
+        parts = read_family(config, json_or_empty(folder / "generation_config.json"))
         dtype = config.values.get("dtype") or config.values.get("torch_dtype")
         read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
         return read if read.markup is None else _with_template(read, read.markup, folder, chat_of)

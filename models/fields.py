@@ -2,7 +2,7 @@
 
 import json
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -149,6 +149,16 @@ class Fields:
 
     def layers(self, field: str, default: int) -> int:
         return self.whole(field, default, least=1, most=MOST_LAYERS)
+
+    def whole_numbers(
+        self, field: str, default: Sequence[int], least: int = 0, most: int = MOST
+    ) -> tuple[int, ...]:
+        """Returns the numbers of a list. An error names the number's place in the list."""
+        values = self.values.get(field, [*default])
+        if not isinstance(values, list):
+            raise self.error(field, values, "a list of whole numbers is expected")
+        numbers = Fields({f"{field}[{place}]": value for place, value in enumerate(values)}, self.prefix)
+        return tuple(numbers.whole(each, least=least, most=most) for each in numbers.values)
 
     def number(self, field: str, default: float | None = None) -> float:
         value = self.values.get(field, default)

@@ -3,7 +3,7 @@
 The class is `BlipForConditionalGeneration`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from snapcap.models.dimensions import BertConfig, Parts, VisionConfig
@@ -14,8 +14,6 @@ from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import DEFAULT_NEW_TOKENS, GenerationConfig
 
-SIZED_BY_PROCESSOR = False
-_ARCHITECTURE = "BlipForConditionalGeneration"
 _LAYER = r"vision_model\.encoder\.layers\.(\d+)"
 
 NAMES = Names(
@@ -40,38 +38,27 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
 
     ``generation_config.json`` decides nothing, because transformers generates with the special tokens of the text
     decoder's configuration. Its other settings are listed as unsupported."""
-    config.architecture(_ARCHITECTURE)
+    config.architecture("BlipForConditionalGeneration")
     text = config.section("text_config")
+    text.require("is_decoder", True, bert.SEES_NO_IMAGE, default=True)
     tied = config.switch("tie_word_embeddings", True) or text.switch("tie_word_embeddings", True)
-    decoder = _decoder(text, tied)
+    sizes = bert.dimensions(text, vocab_size=30524, positions=512, heads=8)
     vision = dimensions(config.section("vision_config"), image_size=384, layer_norm_eps=1e-5)
+    # The settings are those of `BlipForConditionalGeneration.generate`: a caption starts with ``bos_token_id``,
+    # [DEC], in place of a prompt's [CLS], ends with ``sep_token_id``, and has at most 20 new tokens, whatever
+    # lengths the files name.
+    vocabulary = sizes["vocab_size"]
+    end = text.token("sep_token_id", vocabulary, 102)
+    settings = GenerationConfig(
+        start_id=text.token("bos_token_id", vocabulary, 30522),
+        eos_ids=(end,),
+        pad_id=padding(text.values.get("pad_token_id", 0), end, vocabulary, f"{text.prefix}pad_token_id"),
+        max_length=min(DEFAULT_NEW_TOKENS + 1, sizes["n_positions"]),
+        not_done=all_named(given_settings((generation, config.values, text.values))),
+    )
     return Parts(
         VisionConfig(family="blip", **vision, fused_qkv=True),
-        decoder,
-        _generation_of(text, decoder.vocab_size, decoder.n_positions, (generation, config.values, text.values)),
+        BertConfig(**sizes, family="blip", tied_head=tied, head_activation=sizes["activation"]),
+        settings,
         NAMES,
-    )
-
-
-def _decoder(fields: Fields, tied_head: bool) -> BertConfig:
-    fields.require("is_decoder", True, "a decoder without cross-attention cannot see the image", default=True)
-    read = bert.dimensions(fields, vocab_size=30524, positions=512, heads=8)
-    return BertConfig(**read, family="blip", tied_head=tied_head, head_activation=read["activation"])
-
-
-def _generation_of(
-    text: Fields, vocab_size: int, positions: int, sources: Sequence[Mapping[str, Any]]
-) -> GenerationConfig:
-    """Returns the settings that `BlipForConditionalGeneration.generate` uses.
-
-    A caption starts with ``bos_token_id``, [DEC], in place of a prompt's [CLS]. A caption ends with
-    ``sep_token_id``, and has at most 20 new tokens, whatever lengths the files name.
-    """
-    end = text.token("sep_token_id", vocab_size, 102)
-    return GenerationConfig(
-        start_id=text.token("bos_token_id", vocab_size, 30522),
-        eos_ids=(end,),
-        pad_id=padding(text.values.get("pad_token_id", 0), end, vocab_size, f"{text.prefix}pad_token_id"),
-        max_length=min(DEFAULT_NEW_TOKENS + 1, positions),
-        not_done=all_named(given_settings(sources)),
     )

@@ -19,8 +19,6 @@ from snapcap.models.names import Names
 from snapcap.models.processing.processor_config import ANSWERS
 from snapcap.models.text import INPUT, GenerationConfig, Task
 
-SIZED_BY_PROCESSOR = True
-_ARCHITECTURE = "Florence2ForConditionalGeneration"
 _TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")
 _IMAGE_SIZE = 768  # size that every checkpoint was trained with; configurations do not name it
 _MOST_STAGES = 16
@@ -84,7 +82,7 @@ NAMES = Names(
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions, generation settings and tasks."""
-    config.architecture(_ARCHITECTURE)
+    config.architecture("Florence2ForConditionalGeneration")
     text, vision = config.section("text_config"), config.section("vision_config")
     text.one_of("model_type", _TEXTS, _TEXTS[0])
     vision.one_of("model_type", _VISIONS, _VISIONS[0])
@@ -195,11 +193,13 @@ def _position_rows(fields: Fields, grid: tuple[int, int]) -> int:
 
 def _stages(fields: Fields) -> tuple[DavitStage, ...]:
     widths_field = "embed_dim" if "embed_dim" in fields.values else "dim_embed"
-    widths = _numbers(fields, widths_field, (128, 256, 512, 1024))
+    widths = fields.whole_numbers(widths_field, (128, 256, 512, 1024), least=1)
     count = len(widths)
+    if not 0 < count <= _MOST_STAGES:
+        raise fields.error(widths_field, [*widths], f"1 to {_MOST_STAGES} numbers are expected")
 
     def each(field: str, default: tuple[int, ...], least: int = 1, most: int = MOST) -> tuple[int, ...]:
-        values = _numbers(fields, field, default, least, most)
+        values = fields.whole_numbers(field, default, least, most)
         if len(values) != count:
             raise fields.error(field, [*values], f"{count} numbers are expected, one for each of {widths_field}")
         return values
@@ -243,16 +243,6 @@ def _stages(fields: Fields) -> tuple[DavitStage, ...]:
     return tuple(stages)
 
 
-def _numbers(
-    fields: Fields, field: str, default: tuple[int, ...], least: int = 1, most: int = MOST
-) -> tuple[int, ...]:
-    values = fields.values.get(field, [*default])
-    if not isinstance(values, list) or not 0 < len(values) <= _MOST_STAGES:
-        raise fields.error(field, values, f"a list of 1 to {_MOST_STAGES} whole numbers is expected")
-    numbered = Fields({f"{field}[{place}]": value for place, value in enumerate(values)}, fields.prefix)
-    return tuple(numbered.whole(name, None, least, most) for name in numbered.values)
-
-
 def _decoder(fields: Fields, config: Fields) -> Florence2Config:
     for field in ("normalize_before", "add_final_layer_norm"):
         fields.require(field, False, "only BART's layers, which a norm follows, are supported", default=False)
@@ -274,5 +264,4 @@ def _generation(
 ) -> GenerationConfig:
     """Returns the settings by transformers' rules and default special tokens, with a default length of our own."""
     specials = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
-    sources, start = (generation, config.values, text.values), ("decoder_start_token_id", "bos_token_id")
-    return read_generation(sources, decoder, start, specials, _NEW_TOKENS)
+    return read_generation((generation, config.values, text.values), decoder, specials, _NEW_TOKENS)

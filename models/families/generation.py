@@ -14,19 +14,22 @@ from snapcap.models.dimensions import MAX_BEAMS, MAX_PHRASE_TOKENS, MAX_PHRASES,
 from snapcap.models.fields import ConfigError, Fields, is_whole
 from snapcap.models.text import DEFAULT_NEW_TOKENS, EarlyStopping, GenerationConfig, TokenBias
 
+DECODER_START, BEGIN = "decoder_start_token_id", "bos_token_id"
+
 
 def read_generation(
     sources: Sequence[Mapping[str, Any]],
     decoder: DecoderConfig,
-    start: Sequence[str],
     defaults: Mapping[str, Any] = MappingProxyType({}),
     new_tokens: int | None = None,
 ) -> GenerationConfig:
     """Reads special tokens from the first source that has them, and lengths and settings as `given_settings` does.
 
+    Captions of a decoder with cross-attention start with ``decoder_start_token_id`` if a source has it. All others
+    start with ``bos_token_id``.
+
     Args:
         sources: ``generation_config.json``, then the objects of ``config.json`` in transformers' order.
-        start: the fields that name the first token, in the order in which they are looked up.
         defaults: transformers' special tokens, used if no source has them.
         new_tokens: the default number of new tokens. Lengths are then read from ``generation_config.json`` only,
             because many a ``config.json`` holds transformers' 20, which would cut the family's captions. None
@@ -43,12 +46,12 @@ def read_generation(
 
     eos = look_up("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,))
+    start = (BEGIN,) if decoder.prefix == "decoder" else (DECODER_START, BEGIN)
     start_field = next((field for field in start if look_up(field) is not None), start[0])
     start_id = look_up(start_field)
     for field, ids in ((start_field, (start_id,)), ("eos_token_id", eos_ids)):
         for token in ids:
-            if not is_whole(token) or not 0 <= token < decoder.vocab_size:
-                raise ConfigError(field, token, f"a token id below vocab_size {decoder.vocab_size} is expected")
+            Fields({field: token}).token(field, decoder.vocab_size)
     pad = look_up("pad_token_id")
     length, counts_prompt = _max_length(given if new_tokens is None else sources[0], new_tokens)
     return GenerationConfig(
@@ -81,7 +84,8 @@ def _max_length(given: Mapping[str, Any], new_tokens: int | None) -> tuple[int, 
 
 _MOST_SHOWN = 60  # greatest number of a value's characters in a warning
 # The values with which a field does nothing. Fields of sampling have an effect only if `do_sample` is true.
-_DONE: Mapping[str, tuple[Any, ...]] = {
+Neutral = Mapping[str, tuple[Any, ...]]
+_DONE: Neutral = {
     "num_beams": (1,),
     "length_penalty": (1,),
     "early_stopping": (False,),
@@ -98,7 +102,7 @@ _DONE: Mapping[str, tuple[Any, ...]] = {
     "exponential_decay_length_penalty": (),
     "renormalize_logits": (False,),
 }
-_NOT_DONE: Mapping[str, tuple[Any, ...]] = {
+_NOT_DONE: Neutral = {
     "do_sample": (False,),
     "constraints": ([],),
     "diversity_penalty": (0,),
@@ -114,7 +118,7 @@ _NOT_DONE: Mapping[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     "watermarking_config": ({},),
 }
-_SAMPLING: Mapping[str, tuple[Any, ...]] = {
+_SAMPLING: Neutral = {
     "temperature": (1,),
     "top_k": (0,),
     "top_p": (1,),
@@ -125,7 +129,7 @@ _SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "eta_cutoff": (0,),
 }
 # transformers' own default, which BLIP uses whatever its files say.
-_LENGTHS: Mapping[str, tuple[Any, ...]] = {"max_length": (20,), "max_new_tokens": (20,)}
+_LENGTHS: Neutral = {"max_length": (20,), "max_new_tokens": (20,)}
 
 
 def given_settings(sources: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -169,25 +173,24 @@ def read_settings(given: Mapping[str, Any], eos_ids: Sequence[int], vocab_size: 
         "biases": biases,
         "end_growth": _end_growth(fields),
         "renormalises": fields.switch("renormalize_logits", False),
-        "not_done": tuple(_shown(name, given[name]) for name in (*_changing(given, _NOT_DONE), *not_done))
-        + _sampled(given),
+        "not_done": _with_effect(given, _NOT_DONE, not_done),
     }
 
 
 def all_named(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns every field that would change a caption, for a family that generates without these fields."""
-    changing = _changing(given, {**_DONE, **_NOT_DONE, **_LENGTHS})
-    return (*(_shown(name, given[name]) for name in changing), *_sampled(given))
+    return _with_effect(given, {**_DONE, **_NOT_DONE, **_LENGTHS})
 
 
-def _sampled(given: Mapping[str, Any]) -> tuple[str, ...]:
-    sampling = _SAMPLING if given.get("do_sample") else {}
-    return tuple(_shown(name, given[name]) for name in _changing(given, sampling))
+def _with_effect(given: Mapping[str, Any], neutral: Neutral, further: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the fields in ``neutral`` that ``given`` sets to a value with an effect, and ``further`` fields, as
+    ``field = value``. If the model samples, fields of sampling are included."""
 
+    def changing(neutral: Neutral) -> list[str]:
+        return [name for name in neutral if given.get(name) is not None and given[name] not in neutral[name]]
 
-def _changing(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """Returns the names of the fields in ``neutral`` that ``given`` sets to a value with an effect."""
-    return [name for name in neutral if given.get(name) is not None and given[name] not in neutral[name]]
+    sampling = changing(_SAMPLING) if given.get("do_sample") else []
+    return tuple(_shown(name, given[name]) for name in (*changing(neutral), *further, *sampling))
 
 
 def _shown(name: str, value: Any) -> str:
@@ -217,8 +220,10 @@ def _biases(
     banned, as in transformers.
     """
     biased = {_known(fields, "sequence_bias", ids, vocab_size): bias for ids, bias in _sequence_biases(fields)}
-    banned = {_known(fields, "bad_words_ids", ids, vocab_size) for ids in _lists(fields, "bad_words_ids")}
-    banned -= {(end,) for end in eos_ids}
+    words = fields.values.get("bad_words_ids", [])
+    if not isinstance(words, list) or not all(isinstance(ids, list) for ids in words):
+        raise fields.error("bad_words_ids", words, "a list of lists of token ids is expected")
+    banned = {_known(fields, "bad_words_ids", ids, vocab_size) for ids in words} - {(end,) for end in eos_ids}
     added: dict[tuple[int, ...], float] = {}
     too_many: list[str] = []
     for name, biases in (("sequence_bias", biased), ("bad_words_ids", dict.fromkeys(banned, float("-inf")))):
@@ -243,13 +248,6 @@ def _sequence_biases(fields: Fields) -> list[tuple[list[Any], float]]:
             raise fields.error("sequence_bias", each, why)
         pairs.append((ids, float(bias)))
     return pairs
-
-
-def _lists(fields: Fields, name: str) -> list[list[Any]]:
-    value = fields.values.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(ids, list) for ids in value):
-        raise fields.error(name, value, "a list of lists of token ids is expected")
-    return value
 
 
 def _known(fields: Fields, name: str, ids: list[Any], vocab_size: int) -> tuple[int, ...]:

@@ -13,8 +13,6 @@ from snapcap.models.families.parts.vit import clip_names, dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 
-SIZED_BY_PROCESSOR = False
-_ARCHITECTURE = "GitForCausalLM"
 _VISION = r"git\.image_encoder\.vision_model"
 # Names of the field for the number of frames of a video: transformers', and the one in the first checkpoints.
 _FRAMES = ("num_image_with_embedding", "num_image_with_temporal_embedding")
@@ -34,27 +32,20 @@ NAMES = Names(
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions and generation settings."""
-    config.architecture(_ARCHITECTURE)
+    config.architecture("GitForCausalLM")
     for field in _FRAMES:
         config.require(field, None, "checkpoints for video are not supported, only those for images")
     vision = dimensions(config.section("vision_config"), layer_norm_eps=1e-5, activation="quick_gelu")
-    decoder = _decoder(config)
+    decoder = GitConfig(
+        **bert.dimensions(config, vocab_size=30522, positions=1024, layers=6),
+        family="git",
+        tied_head=config.switch("tie_word_embeddings", False),
+    )
     defaults = {"bos_token_id": 101, "eos_token_id": 102, "pad_token_id": 0}
     return Parts(
         ClipConfig(family="git", **vision),
         decoder,
-        read_generation((generation, config.values), decoder, ("bos_token_id",), defaults),
+        read_generation((generation, config.values), decoder, defaults),
         NAMES,
         projected=True,
-    )
-
-
-def _decoder(fields: Fields) -> GitConfig:
-    fields.require(
-        "position_embedding_type", "absolute", "only absolute positions are supported", default="absolute"
-    )
-    return GitConfig(
-        **bert.dimensions(fields, vocab_size=30522, positions=1024, layers=6),
-        family="git",
-        tied_head=fields.switch("tie_word_embeddings", False),
     )

@@ -17,7 +17,6 @@ from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
-SIZED_BY_PROCESSOR = False
 _ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 # Default length if a checkpoint names none. An answer is one sentence or several, and ends by itself.
 _NEW_TOKENS = 128
@@ -50,7 +49,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     # transformers writes its default padding token beside the text part's own, and says not to use it.
     settings = {field: value for field, value in config.values.items() if field != "pad_token_id"}
     sources = (generation, settings, text.values)
-    read = read_generation(sources, decoder, ("bos_token_id",), {"bos_token_id": 1}, _NEW_TOKENS)
+    read = read_generation(sources, decoder, {"bos_token_id": 1}, _NEW_TOKENS)
     return Parts(
         _vision(config),
         decoder,

@@ -16,8 +16,6 @@ from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
-SIZED_BY_PROCESSOR = False
-_ARCHITECTURE = "LlavaForConditionalGeneration"
 # Default length if a checkpoint names none. Captions are paragraphs, and end by themselves.
 _NEW_TOKENS = 256
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
@@ -38,11 +36,11 @@ _TEXT = r"(?:model\.)?language_model(?:\.model)?"
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions, generation settings and image markup."""
-    config.architecture(_ARCHITECTURE)
+    config.architecture("LlavaForConditionalGeneration")
     vision = _vision(config)
     decoder = _decoder(config)
     sources = (generation, config.values, config.section("text_config").values)
-    read = read_generation(sources, decoder, ("bos_token_id",), {"bos_token_id": 1, "eos_token_id": 2}, _NEW_TOKENS)
+    read = read_generation(sources, decoder, {"bos_token_id": 1, "eos_token_id": 2}, _NEW_TOKENS)
     image = _image_token(config, decoder.vocab_size)
     return Parts(
         vision,

@@ -15,8 +15,6 @@ from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
-SIZED_BY_PROCESSOR = True
-_ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 # Default length if a checkpoint names none. Captions are paragraphs, and end by themselves.
 _NEW_TOKENS = 256
 _IMAGE_ID = 151655  # transformers' default
@@ -54,7 +52,7 @@ NAMES = Names(
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions, generation settings and image markup."""
-    config.architecture(_ARCHITECTURE)
+    config.architecture("Qwen3VLForConditionalGeneration")
     text = config.section("text_config")
     vision = _vision(config.section("vision_config"))
     decoder = _decoder(config, text)
@@ -68,7 +66,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     )
     defaults = {"bos_token_id": 151643, "eos_token_id": 151645}
     sources = (generation, config.values, text.values)
-    read = read_generation(sources, decoder, ("bos_token_id",), defaults, _NEW_TOKENS)
+    read = read_generation(sources, decoder, defaults, _NEW_TOKENS)
     image = config.token("image_token_id", decoder.vocab_size, _IMAGE_ID)
     markup = ImageMarkup(image, reads_ahead=True)
     return Parts(vision, decoder, replace(read, image_id=image), NAMES, projected=True, markup=markup)
@@ -111,18 +109,10 @@ def _vision(fields: Fields) -> Qwen3VisionConfig:
 def _taps(fields: Fields, layers: int) -> tuple[int, ...]:
     """Returns the numbers of blocks after which DeepStack reads. The checkpoint has the indices of these blocks."""
     name = "deepstack_visual_indexes"
-    found = tuple(1 + index for index in _whole_numbers(fields, name, [8, 16, 24], layers - 1))
+    found = tuple(1 + index for index in fields.whole_numbers(name, (8, 16, 24), most=layers - 1))
     if list(found) != sorted({*found}):
         raise fields.error(name, fields.values.get(name), "ascending indices of layers are expected")
     return found
-
-
-def _whole_numbers(fields: Fields, name: str, default: list[int], most: int) -> list[int]:
-    given = fields.values.get(name, default)
-    if not isinstance(given, list):
-        raise fields.error(name, given, "a list of numbers is expected")
-    numbers = Fields({f"{name}[{place}]": value for place, value in enumerate(given)}, fields.prefix)
-    return [numbers.whole(each, most=most) for each in numbers.values]
 
 
 def _decoder(config: Fields, text: Fields) -> Qwen3VlConfig:
@@ -138,9 +128,9 @@ def _decoder(config: Fields, text: Fields) -> Qwen3VlConfig:
     if "rope_theta" not in {**text.values, **rope}:
         values["rope"] = replace(values["rope"], theta=_THETA)
     half = values["head_width"] // 2
-    sections = _whole_numbers(Fields(rope, text.prefix), "mrope_section", [24, 20, 20], half)
+    sections = Fields(rope, text.prefix).whole_numbers("mrope_section", (24, 20, 20), most=half)
     if len(sections) != 3 or sum(sections) != half:
-        raise text.error("mrope_section", sections, f"three numbers with the sum {half} are expected")
+        raise text.error("mrope_section", [*sections], f"three numbers with the sum {half} are expected")
     time, rows, columns = sections
     own = {"family": "qwen3_vl_text", "text_tokens": _TEXT_TOKENS}
     return Qwen3VlConfig(**{**values, **own}, sections=(time, rows, columns))

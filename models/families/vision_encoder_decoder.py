@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapcap.models.dimensions import DecoderConfig, Gpt2Config, Parts, VisionConfig
-from snapcap.models.families.generation import read_generation
+from snapcap.models.families.generation import DECODER_START, read_generation
 from snapcap.models.families.parts import bert, vit
 from snapcap.models.fields import ConfigError, Fields
 from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig
 
-SIZED_BY_PROCESSOR = False
 _GPT2_NAMES = Names(
     rules=(
         (r"decoder\.transformer\.(wte|wpe|ln_f|h)\.(.+)", r"decoder.\1.\2"),
@@ -23,9 +22,7 @@ _GPT2_NAMES = Names(
 def _read_gpt2(fields: Fields) -> Gpt2Config:
     """Reads a GPT-2 decoder (`GPT2LMHeadModel` with cross-attention)."""
     fields.require("model_type", "gpt2")
-    fields.require(
-        "add_cross_attention", True, "a decoder without cross-attention cannot see the image", default=True
-    )
+    fields.require("add_cross_attention", True, bert.SEES_NO_IMAGE, default=True)
     fields.require("scale_attn_by_inverse_layer_idx", False, "one region serves every layer", default=False)
     hidden = fields.positive_int("n_embd", 768)
     inner = fields.values.get("n_inner")
@@ -102,8 +99,7 @@ def _generation(
 
     The first is ``generation_config.json``, then the top level of ``config.json``, then the decoder's part.
     """
-    start = ("decoder_start_token_id", "bos_token_id")
-    read = read_generation((generation, config, decoder), text, start)
+    read = read_generation((generation, config, decoder), text)
     if text.family == "roberta" and read.start_id == decoder.get("pad_token_id", 1):
-        raise ConfigError(start[0], read.start_id, "RoBERTa gives the padding token no position")
+        raise ConfigError(DECODER_START, read.start_id, "RoBERTa gives the padding token no position")
     return read

@@ -11,6 +11,8 @@ from snapcap.models.dimensions import BertConfig
 from snapcap.models.fields import Fields, is_whole
 from snapcap.models.names import Names, Rule
 
+SEES_NO_IMAGE = "a decoder without cross-attention cannot see the image"
+
 
 def layer_names(model: str) -> tuple[Rule, ...]:
     """Returns the renaming rules of embeddings and layers of BERT's module tree under ``model``.
@@ -66,6 +68,9 @@ def dimensions(
     fields: Fields, *, vocab_size: int, positions: int, layers: int = 12, heads: int = 12
 ) -> dict[str, Any]:
     """Reads the dimensions that decoders with BERT's fields share. The arguments are the family's defaults."""
+    fields.require(
+        "position_embedding_type", "absolute", "only absolute positions are supported", default="absolute"
+    )
     hidden = fields.positive_int("hidden_size", 768)
     return {
         "vocab_size": fields.positive_int("vocab_size", vocab_size),
@@ -87,10 +92,7 @@ def bert_config(fields: Fields, *, family: str, vocab_size: int, offset: int, he
         offset: rows of the position table before the first token's row.
     """
     for field in ("is_decoder", "add_cross_attention"):
-        fields.require(field, True, "a decoder without cross-attention cannot see the image", default=False)
-    fields.require(
-        "position_embedding_type", "absolute", "only absolute positions are supported", default="absolute"
-    )
+        fields.require(field, True, SEES_NO_IMAGE, default=False)
     read = dimensions(fields, vocab_size=vocab_size, positions=512)
     rows = read["n_positions"]
     if rows <= offset:
@@ -120,10 +122,16 @@ ROBERTA_NAMES = Names(
 
 def read_roberta(fields: Fields) -> BertConfig:
     """Reads the decoder's dimensions."""
+    offset = _rows_for_padding(fields)
+    return bert_config(fields, family="roberta", vocab_size=50265, offset=offset, head_activation="gelu")
+
+
+def _rows_for_padding(fields: Fields) -> int:
+    """Returns the number of rows of a position table up to the padding token's, which is the row of its id."""
     padding = fields.values.get("pad_token_id", 1)
     if not is_whole(padding) or padding < 0:
         raise fields.error("pad_token_id", padding, "a token id is expected: positions are counted from it")
-    return bert_config(fields, family="roberta", vocab_size=50265, offset=padding + 1, head_activation="gelu")
+    return padding + 1
 
 
 _LEARNED_OFFSET = 2  # rows of the learned table before the first token's row, as in fairseq
@@ -189,18 +197,13 @@ def bart_dimensions(fields: Fields, positions: int) -> dict[str, Any]:
 
 def read_trocr(fields: Fields) -> BertConfig:
     """Reads the decoder's dimensions."""
-    fields.require(
-        "add_cross_attention", True, "a decoder without cross-attention cannot see the image", default=True
-    )
-    learned = fields.switch("use_learned_position_embeddings", True)
-    padding = fields.values.get("pad_token_id", 1)
-    if not is_whole(padding) or padding < 0:
-        raise fields.error("pad_token_id", padding, "a token id is expected: positions are counted from it")
+    fields.require("add_cross_attention", True, SEES_NO_IMAGE, default=True)
+    learned, rows = fields.switch("use_learned_position_embeddings", True), _rows_for_padding(fields)
     return BertConfig(
         **bart_dimensions(fields, 512),
         family="trocr",
         tied_head=fields.switch("tie_word_embeddings", True),
         embedding_norm=fields.switch("layernorm_embedding", True),
-        position_offset=_LEARNED_OFFSET if learned else padding + 1,
+        position_offset=_LEARNED_OFFSET if learned else rows,
         learned_positions=learned,
     )
