@@ -16,11 +16,10 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageChops, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.headers import (
     LONGEST_SIDE,
     Header,
@@ -44,8 +43,11 @@ from snapcap.models.processing.image_formats import (
     unsupported,
     zero_size,
 )
-from snapcap.models.processing.resample import Box, Pixels, Resampler, Size, resized
+from snapcap.models.processing.resample import Box, Pixels, Size, resized
 from snapcap.models.processing.tiff import LAYOUTS, mend_tiles, read_tiff
+
+if TYPE_CHECKING:
+    from snapcap.models.processing.transform import ImageTransform
 
 _HEADERS: dict[str, Callable[[bytes], Header]] = {
     "jpeg": read_jpeg,
@@ -63,26 +65,8 @@ _AVIF_SIDE, _AVIF_PIXELS, _AVIF_HEAD = 1 << 15, 1 << 28, 1 << 16
 _EXTENTS = re.compile(rb"ispe\0{4}(.{4})(.{4})", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Resize:
-    """How a picture is resized.
-
-    target: maps (width, height) of the upright picture to the (width, height) after the first resize.
-    filter: Pillow's number of the filter.
-    final: (width, height) of a second resize, if any.
-    resampler: resizes in less time than Pillow.
-    """
-
-    target: Callable[[int, int], Size]
-    filter: int
-    final: Size | None = None
-    resampler: Resampler | None = None
-
-
-def read_image(
-    data: bytes, max_pixels: int, resize: Resize | None, room: int | None = None
-) -> tuple[Image.Image | Pixels, str, Size]:
-    """Decodes a picture into upright RGB, and resizes it.
+def read_image(data: bytes, transform: "ImageTransform", room: int | None = None) -> tuple[Pixels, str, Size]:
+    """Decodes a picture into upright RGB, and resizes it as the transform says.
 
     A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than twice the target size (Pillow's
     ``draft``). libjpeg then averages blocks in the frequency domain, three times faster for a photo from a camera.
@@ -106,18 +90,17 @@ def read_image(
     """
     header = _read_header(data)
     if header.size is not None:
-        _check_size(header.size, max_pixels)
-    name = header.format
-    final = None if resize is None else resize.final
+        _check_size(header.size, transform.max_pixels)
+    name, final = header.format, transform.second_size
     if name == "webp" and header.size is not None:  # opening it makes a canvas of its size
-        wanted = None if resize is None else resize.target(*header.size)
+        wanted = transform.first_size(*header.size)
         _check_room(webp_bytes(header.size, wanted, len(data), final), room)
-    image = _open(header, max_pixels)
+    image = _open(header, transform.max_pixels)
     full = image.size
     scans = check_scans(header.data, full[0] * full[1]) if name == "jpeg" else 0
     # The header of a JPEG tells how it is turned. Other formats tell it once pixels are loaded.
     method = turn(image) if name == "jpeg" else None
-    target = None if resize is None else resize.target(*_turned(full, method))
+    target = transform.first_size(*_turned(full, method))
     if target is not None and room is None:
         _check_target(target)
     stored = None if target is None else _turned(target, method)
@@ -135,24 +118,23 @@ def read_image(
         method = turn(image)
     if rgb is not image:
         image.close()  # frees its pixels
-    if box is not None and resize is not None and stored is not None:
+    if box is not None:
         # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
         if method is None:
-            return _scaled(rgb, resize, stored, final, box=box), name, full
-        first = _scaled(rgb, resize, stored, box=box)
-        turned = _upright(first.image() if isinstance(first, Pixels) else first, method)
-        return _scaled(turned, resize, final), name, _turned(full, method)
+            return _scaled(rgb, transform, stored, final, box=box), name, full
+        first = _scaled(rgb, transform, stored, box=box)
+        return _scaled(_upright(first.image(), method), transform, final), name, _turned(full, method)
     upright = _upright(rgb, method)
-    return _resized(upright, resize), name, upright.size
+    return _resized(upright, transform), name, upright.size
 
 
-def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) -> Image.Image | Pixels:
+def convert_image(image: Image.Image, transform: "ImageTransform") -> Pixels:
     """Returns a picture that was decoded already, upright, in RGB and resized as by ``read_image``. Raises
     ImageError if it is too large or empty, is closed, has a mode without a conversion to RGB, or cannot be
     loaded."""
     if 0 in image.size:
         raise zero_size()
-    _check_size(image.size, max_pixels)
+    _check_size(image.size, transform.max_pixels)
     try:
         image.load()
     except DAMAGED as error:
@@ -170,9 +152,10 @@ def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) ->
             f'a Pillow image of mode {image.mode} is not read; give image.convert("RGB")',
         ) from None
     upright = _upright(rgb, turn(image))
-    if resize is not None:
-        _check_target(resize.target(*upright.size))
-    return _resized(upright, resize)
+    target = transform.first_size(*upright.size)
+    if target is not None:
+        _check_target(target)
+    return _resized(upright, transform)
 
 
 def upright_size(image: Image.Image) -> Size:
@@ -257,16 +240,14 @@ def _upright(image: Image.Image, method: Image.Transpose | None) -> Image.Image:
     return image if method is None else image.transpose(method)
 
 
-def _resized(upright: Image.Image, resize: Resize | None) -> Image.Image | Pixels:
-    return upright if resize is None else _scaled(upright, resize, resize.target(*upright.size), resize.final)
+def _resized(upright: Image.Image, transform: "ImageTransform") -> Pixels:
+    return _scaled(upright, transform, transform.first_size(*upright.size), transform.second_size)
 
 
-def _scaled(
-    image: Image.Image, resize: Resize, *sizes: Size | None, box: Box | None = None
-) -> Image.Image | Pixels:
+def _scaled(image: Image.Image, transform: "ImageTransform", *sizes: Size | None, box: Box | None = None) -> Pixels:
     """Resizes to each of the sizes that are not None in turn."""
     wanted = [size for size in sizes if size is not None]
-    return resized(image, resize.filter, wanted, box, resize.resampler)
+    return resized(image, transform.resample, wanted, box, transform.resampler)
 
 
 def _turned(size: Size, method: Image.Transpose | None) -> Size:

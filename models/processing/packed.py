@@ -15,7 +15,6 @@ from snapcap.models.processing.resample import Pixels, Size
 
 if TYPE_CHECKING:
     import numpy as np
-    from PIL import Image
 
     Packed = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -56,7 +55,7 @@ def most_tokens(least: int, most: int) -> int:
     return math.floor(max(largest, rounded_up, math.sqrt(largest * THINNEST)))
 
 
-def pack(picture: "Image.Image | Pixels", tokens: int) -> Pixels:
+def pack(picture: Pixels, tokens: int) -> Pixels:
     """Packs an RGB picture, whose sides are multiples of 32, into an array for ``tokens`` tokens. Raises ImageError
     if the picture has more tokens, or other sides."""
     width, height = picture.size
@@ -65,7 +64,7 @@ def pack(picture: "Image.Image | Pixels", tokens: int) -> Pixels:
         raise ImageError(
             "wrong_size", f"an image of {width}×{height} pixels does not make 1 to {tokens} tokens of {SIDE}×{SIDE}"
         )
-    image = picture.image() if isinstance(picture, Pixels) else picture
+    image = picture.image()
     strips = [image.crop((left, 0, left + SIDE, height)).tobytes() for left in range(0, width, SIDE)]
     parts = [strip[row * TOKEN_BYTES : (row + 1) * TOKEN_BYTES] for row in range(rows) for strip in strips]
     parts += [bytes((tokens - rows * columns) * TOKEN_BYTES), _GRID.pack(rows, columns).ljust(TOKEN_BYTES, b"\0")]

@@ -37,8 +37,8 @@ class Pixels(NamedTuple):
     data: bytes | bytearray
 
     @classmethod
-    def of(cls, picture: "Image.Image | Pixels") -> "Pixels":
-        return picture if isinstance(picture, Pixels) else cls(picture.size, picture.tobytes())
+    def of(cls, picture: "Image.Image") -> "Pixels":
+        return cls(picture.size, picture.tobytes())
 
     def image(self) -> "Image.Image":
         from PIL import Image  # noqa: PLC0415 - a process that only passes images on does without Pillow
@@ -87,7 +87,7 @@ class Resampler:
         noise = bytes(number * number * 7 // 3 % 251 for number in range(40 * 96 * 3))
         picture = Image.frombytes("RGB", (40, 96), noise)
         return all(
-            self.resized(picture, filter_, sizes, box) == Pixels.of(resized(picture, filter_, sizes, box))
+            self.resized(picture, filter_, sizes, box) == resized(picture, filter_, sizes, box)
             for filter_, box, sizes in _COMPARED
         )
 
@@ -119,7 +119,7 @@ def resized(
     sizes: Sequence[Size],
     box: Box | None = None,
     resampler: Resampler | None = None,
-) -> "Image.Image | Pixels":
+) -> Pixels:
     """Resizes a picture in RGB to each of the sizes in turn.
 
     Args:
@@ -138,4 +138,4 @@ def resized(
         return resampler.resized(image, filter_, steps, box)
     for size in steps:
         image, box = image.resize(size, Image.Resampling(filter_), box=box), None
-    return image
+    return Pixels.of(image)

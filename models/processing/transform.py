@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-    from snapcap.models.processing.image import Resize
-
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -130,8 +128,8 @@ class ImageTransform:
         # Pillow.
         from snapcap.models.processing.image import read_image  # noqa: PLC0415
 
-        image, name, size = read_image(data, self.max_pixels, self._resize, room)
-        return DecodedImage(self._fitted(image), name, size)
+        picture, name, size = read_image(data, self, room)
+        return DecodedImage(self._fitted(picture), name, size)
 
     def convert(self, image: "Image.Image") -> "NDArray[np.uint8]":
         """Converts a Pillow image into pixels of the encoder's size, uint8 [H, W, 3].
@@ -141,7 +139,7 @@ class ImageTransform:
         """
         from snapcap.models.processing.image import convert_image  # noqa: PLC0415
 
-        return _array(self._fitted(convert_image(image, self.max_pixels, self._resize)))
+        return _array(self._fitted(convert_image(image, self)))
 
     @property
     def normalisation(self) -> Normalisation:
@@ -150,17 +148,15 @@ class ImageTransform:
         return Normalisation(rescale, self.mean, self.std) if self.do_normalize else Normalisation(rescale)
 
     @property
-    def _resize(self) -> "Resize | None":
-        """The resizes, or None if this model does not resize. Imports Pillow."""
-        from snapcap.models.processing.image import Resize  # noqa: PLC0415
+    def second_size(self) -> tuple[int, int] | None:
+        """(width, height) after the second resize. None if the model has none."""
+        return (self.size[1], self.size[0]) if self.do_resize and self.longest_edge is not None else None
 
+    def first_size(self, width: int, height: int) -> tuple[int, int] | None:
+        """Returns (width, height) after the first resize of an upright picture of this size. None if the model does
+        not resize."""
         if not self.do_resize:
             return None
-        final = None if self.longest_edge is None else (self.size[1], self.size[0])
-        return Resize(self._resized, self.resample, final, self.resampler)
-
-    def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """Returns (width, height) after the first resize of an upright picture of this size."""
         if self.area is not None:
             return fitting_size(width, height, *self.area)
         if self.longest_edge is not None:
@@ -173,20 +169,20 @@ class ImageTransform:
         target = self.resize_to or self.size
         return target[1], target[0]
 
-    def _fitted(self, picture: "Image.Image | Pixels") -> Pixels:
+    def _fitted(self, picture: Pixels) -> Pixels:
         """Returns the picture, cropped or packed if the transform does that. Raises ImageError if it has the
         wrong size."""
         if self.area is not None:
             return pack(picture, self.size[0] - 1)
-        pixels, (height, width) = Pixels.of(picture), self.size
-        has, wants = pixels.size, (width, height)
+        height, width = self.size
+        has, wants = picture.size, (width, height)
         if self.do_center_crop:
             if has[0] < width or has[1] < height:
                 raise _wrong_size(has, f"at least {width}×{height}")
-            return pixels.cut((has[0] - width) // 2, (has[1] - height) // 2, wants)
+            return picture.cut((has[0] - width) // 2, (has[1] - height) // 2, wants)
         if has != wants:
             raise _wrong_size(has, f"exactly {width}×{height}")
-        return pixels
+        return picture
 
 
 def _array(pixels: Pixels) -> "NDArray[np.uint8]":

@@ -16,6 +16,7 @@ from snapcap.models.fields import ConfigError
 from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.packed import examples, fitting_size, grid_of, most_tokens, pack, write_grid
 from snapcap.models.processing.processor_config import processed_size
+from snapcap.models.processing.resample import Pixels
 from snapcap.models.processing.transform import ImageTransform
 
 SHAPES = [
@@ -163,4 +164,4 @@ def test_a_grid_that_the_array_has_no_room_for_is_made_smaller() -> None:
 def test_only_whole_tokens_that_fit_are_packed() -> None:
     for size in ((33, 32), (32, 31), (32 * 11, 32)):
         with pytest.raises(ImageError, match="does not make 1 to 10 tokens"):
-            pack(scene(*size), 10)
+            pack(Pixels.of(scene(*size)), 10)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snapcap.models.processing.resample import SOURCES, Pixels, Resampler, resized
+from snapcap.models.processing.resample import SOURCES, Resampler, resized
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.warmup.artifacts.manifest import IMAGE_LIBRARY
 from snapcap.warmup.build.library_worker import compile_library, compiler_options
@@ -58,7 +58,7 @@ def check(
     *sizes: tuple[int, int],
     box: tuple[float, float, float, float] | None = None,
 ) -> None:
-    ours, pillows = (Pixels.of(resized(image, filter_, sizes, box, each)) for each in (resampler, None))
+    ours, pillows = (resized(image, filter_, sizes, box, each) for each in (resampler, None))
     assert ours.size == pillows.size == sizes[-1]
     assert ours.data == pillows.data, (image.size, filter_, sizes, box)
 

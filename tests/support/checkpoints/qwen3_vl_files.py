@@ -16,6 +16,7 @@ from support.parity.parity import NORMALISATION
 from support.parity.pictures import scene
 
 from snapcap.models.processing.packed import grid_of, pack
+from snapcap.models.processing.resample import Pixels
 
 # The part of `Qwen/Qwen3-VL-2B-Instruct`'s template that renders text, pictures and videos, without tools.
 TEMPLATE = r"""{%- if messages[0].role == 'system' %}
@@ -167,7 +168,7 @@ def picture(rows: int, columns: int, seed: int = 0) -> Image.Image:
 
 def packed(pictures: Sequence[Image.Image], tokens: int) -> list[np.ndarray]:
     """Returns the pictures as our encoder takes them, with room for ``tokens`` tokens."""
-    arrays = [pack(each, tokens) for each in pictures]
+    arrays = [pack(Pixels.of(each), tokens) for each in pictures]
     return [np.frombuffer(each.data, np.uint8).reshape(each.size[1], each.size[0], 3).copy() for each in arrays]
 
 
