@@ -13,7 +13,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
-from snapcap.models.processing.processor_config import ANSWERS, NESTED_FILE, processed_size, read_processor
+from snapcap.models.processing.processor_config import ANSWERS, NESTED_FILE, processed_size
 from snapcap.models.text import ChatIds, GenerationConfig, ImageMarkup, Task
 
 __all__ = ["ConfigError", "ModelConfig"]
@@ -159,7 +159,7 @@ class ModelConfig:
 
 def _sized(config: Fields, folder: Path, family: str, image_tokens: int) -> Fields:
     """Returns the configuration with the image size of the image processor, if its file names one."""
-    size = processed_size(read_processor(folder), family, image_tokens)
+    size = processed_size(folder, family, image_tokens)
     if size is None:
         return config
     vision = {**config.section("vision_config").values, "image_size": [*size]}

@@ -5,12 +5,10 @@ A missing field has the default of transformers' image processor of that name. A
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.fields import MOST, ConfigError, is_there, is_whole, json_or_empty, read_json
+from snapcap.models.fields import MOST, ConfigError, Fields, is_there, is_whole, json_or_empty, read_json
 from snapcap.models.processing.packed import TOKEN_PIXELS, most_tokens
 
 Channels = tuple[float, ...]
@@ -81,65 +79,71 @@ _OF_FAMILY = {
 _NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
 
 
-def read_processor(folder: Path) -> Mapping[str, Any] | None:
-    """Returns the image processor's fields, or None if there is no file. Like in transformers, the nested file goes
-    before the plain one. Raises ConfigError if a file cannot be read, or holds something else."""
-    nested = json_or_empty(folder / NESTED_FILE).get("image_processor")
-    if nested is not None:
-        if not isinstance(nested, dict):
-            raise ConfigError("image_processor", nested, f"{NESTED_FILE} must hold this object")
-        return nested
-    file = folder / _FILE
-    return read_json(file) if is_there(file) else None
+def read_processor(folder: Path) -> Fields | None:
+    """Returns the image processor's fields, or None if there is no file.
+
+    Like in transformers, the nested file goes before the plain one, a switch that is null is false, and another
+    field that is null is missing. Raises ConfigError if a file cannot be read, or holds something else."""
+    given = json_or_empty(folder / NESTED_FILE).get("image_processor")
+    if given is None:
+        file = folder / _FILE
+        if not is_there(file):
+            return None
+        given = read_json(file)
+    if not isinstance(given, dict):
+        raise ConfigError("image_processor", given, f"{NESTED_FILE} must hold this object")
+    switches = {name: False for name, value in given.items() if value is None and name.startswith("do_")}
+    return Fields({name: value for name, value in given.items() if value is not None} | switches)
 
 
-def processed_size(config: Mapping[str, Any] | None, family: str, image_tokens: int) -> tuple[int, int] | None:
-    """Returns (height, width) of every picture behind the processor, or None if it keeps the picture's shape.
+def processed_size(folder: Path, family: str, image_tokens: int) -> tuple[int, int] | None:
+    """Returns (height, width) of every picture behind the folder's processor, or None if it keeps the picture's
+    shape.
 
-    Pictures of any shape are packed into arrays of this size (``packed``).
+    Pictures of any shape are packed into arrays of this size (``packed``). In a folder without the processor's
+    fields, only these pictures have a size.
 
     Args:
-        config: the processor's fields. None, for a folder without them, gives a size only to packed pictures.
         image_tokens: greatest number of tokens of a picture of any shape.
 
     Raises:
         ConfigError: a field cannot be used.
     """
-    preset = defaults(config or {}, family)
+    given = read_processor(folder)
+    config = given or Fields({})
+    preset = defaults(config, family)
     if preset.area is not None:
-        least, most = area(config or {}, preset.area)
+        least, most = area(config, preset.area)
         return most_tokens(least, min(most, image_tokens * TOKEN_PIXELS)) + 1, TOKEN_PIXELS
-    if config is None:
+    if given is None:
         return None
     wanted: tuple[int, int] | int = 0
-    if switch(config, "do_center_crop", preset.crop_size is not None):
+    if config.switch("do_center_crop", preset.crop_size is not None):
         wanted = size(config, "crop_size", preset.crop_size or 224)
-    elif switch(config, "do_resize", True):
+    elif config.switch("do_resize", True):
         wanted = size(config, "size", preset.size, preset.shortest_edge)
     return None if isinstance(wanted, int) else wanted
 
 
-def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:
+def defaults(config: Fields, family: str) -> ProcessorDefaults:
     """Returns the defaults of the processor that the file names, or else of the encoder's family."""
     for field in ("image_processor_type", "feature_extractor_type"):
-        name = config.get(field)
+        name = config.values.get(field)
         if name is not None:
             match = _NAME.fullmatch(str(name))
             if match is None or match[1] not in _PROCESSORS:
                 known = ", ".join(f"{kind}ImageProcessor" for kind in _PROCESSORS)
-                raise ConfigError(field, name, f"supported are {known}")
+                raise config.error(field, name, f"supported are {known}")
             return _PROCESSORS[match[1]]
     return _OF_FAMILY[family]
 
 
 def size(
-    config: Mapping[str, Any], field: str, default: tuple[int, int] | int, shortest_edge: bool = False
+    config: Fields, field: str, default: tuple[int, int] | int, shortest_edge: bool = False
 ) -> tuple[int, int] | int:
     """Returns (height, width), or the length of the shorter edge. With ``shortest_edge``, a single number is such
     a length."""
-    value = config.get(field)
-    if value is None:
-        value = default
+    value = config.values.get(field, default)
     match value:
         case bool():
             pass
@@ -153,77 +157,55 @@ def size(
             return edge
         case _:
             pass
-    raise ConfigError(field, value, "a number of pixels, a height and width, or a shortest_edge is expected")
+    raise config.error(field, value, "a number of pixels, a height and width, or a shortest_edge is expected")
 
 
-def area(config: Mapping[str, Any], default: tuple[int, int]) -> tuple[int, int]:
+def area(config: Fields, default: tuple[int, int]) -> tuple[int, int]:
     """Returns the least and the greatest area of a picture, in pixels.
 
     Transformers has them under two names each: the older names are used if a file has both.
     """
-    given = config.get("size")
+    given = config.values.get("size")
     bounds = []
     for older, edge, preset in zip(
         ("min_pixels", "max_pixels"), ("shortest_edge", "longest_edge"), default, strict=True
     ):
-        value = config.get(older)
+        value = config.values.get(older)
         if value is None and isinstance(given, dict):
             value = given.get(edge)
         value = preset if value is None else value
         if not is_whole(value) or not TOKEN_PIXELS <= value <= MOST:
-            raise ConfigError(edge, value, f"an area of {TOKEN_PIXELS} to {MOST} pixels is expected")
+            raise config.error(edge, value, f"an area of {TOKEN_PIXELS} to {MOST} pixels is expected")
         bounds.append(value)
     least, most = bounds
     if least > most:
-        raise ConfigError("size", given, "the least area is greater than the greatest")
+        raise config.error("size", given, "the least area is greater than the greatest")
     return least, most
 
 
-def longest_edge(config: Mapping[str, Any], field: str, default: int) -> int:
+def longest_edge(config: Fields, field: str, default: int) -> int:
     """Returns the length of a longer edge, in pixels."""
-    value = config.get(field)
-    match {"longest_edge": default} if value is None else value:
+    value = config.values.get(field, {"longest_edge": default})
+    match value:
         case {"longest_edge": int(edge), **others} if 0 < edge <= MOST_EDGE and not any(others.values()):
             return edge
         case _:
             pass
-    raise ConfigError(field, value, f"a longest_edge of at most {MOST_EDGE} pixels is expected")
+    raise config.error(field, value, f"a longest_edge of at most {MOST_EDGE} pixels is expected")
 
 
-def switch(config: Mapping[str, Any], field: str, default: bool) -> bool:
-    value = config.get(field, default)
-    if value is None:  # transformers reads an explicit null as false
-        return False
-    if not isinstance(value, bool):
-        raise ConfigError(field, value, "true or false is expected")
-    return value
-
-
-def number(config: Mapping[str, Any], field: str, default: float) -> float:
-    value = config.get(field)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(field, value, "a number is expected")
-    return float(value)
-
-
-def channels(config: Mapping[str, Any], field: str, default: Channels, nonzero: bool = False) -> Channels:
+def channels(config: Fields, field: str, default: Channels, nonzero: bool = False) -> Channels:
     """Returns one number for each of three channels. A single number counts for all three."""
-    value = config.get(field)
-    if value is None:
-        return default
+    value = config.values.get(field, [*default])
     values = value if isinstance(value, list) else [value] * 3
     numbers = tuple(float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool))
     if len(numbers) != 3 or len(values) != 3 or (nonzero and 0.0 in numbers):
-        raise ConfigError(field, value, "three numbers are expected" + (", none of them 0" if nonzero else ""))
+        raise config.error(field, value, "three numbers are expected" + (", none of them 0" if nonzero else ""))
     return numbers
 
 
-def resample(config: Mapping[str, Any], default: int) -> int:
-    value = config.get("resample")
-    if value is None:
-        return default
+def resample(config: Fields, default: int) -> int:
+    value = config.values.get("resample", default)
     if isinstance(value, bool) or value not in FILTERS:
-        raise ConfigError("resample", value, "the number of a Pillow filter, 0 to 5, is expected")
+        raise config.error("resample", value, "the number of a Pillow filter, 0 to 5, is expected")
     return int(value)

@@ -7,13 +7,12 @@ transparent pixels, 16-bit greys, and large JPEGs, which are decoded at a fracti
 (``image.read_image``).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.fields import ConfigError
+from snapcap.models.fields import ConfigError, Fields
 from snapcap.models.processing import processor_config as fields
 from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.packed import SIDE, TOKEN_PIXELS, fitting_size, pack
@@ -100,10 +99,11 @@ class ImageTransform:
         Raises:
             ConfigError: a field is not supported, or does not fit the encoder.
         """
-        config = fields.read_processor(folder)
-        preset = fields.defaults(config or {}, family)
-        plain = _plain(config or {}, preset, image_size, max_pixels)
-        if config is not None:
+        given = fields.read_processor(folder)
+        config = given or Fields({})
+        preset = fields.defaults(config, family)
+        plain = _plain(config, preset, image_size, max_pixels)
+        if given is not None:
             return _from_config(config, preset, plain)
         edge = max(image_size) if preset.shortest_edge else None
         return replace(
@@ -111,7 +111,7 @@ class ImageTransform:
             resize_to=edge,
             do_center_crop=edge is not None,
             longest_edge=None if preset.longest_edge is None else 4 * max(image_size),
-            area=None if preset.area is None else _area({}, preset.area, image_size),
+            area=None if preset.area is None else _area(config, preset.area, image_size),
         )
 
     def decode(self, data: bytes, room: int | None = None) -> DecodedImage:
@@ -211,44 +211,42 @@ def _wrong_size(size: tuple[int, int], expected: str) -> ImageError:
 
 
 def _plain(
-    config: Mapping[str, Any], preset: fields.ProcessorDefaults, image_size: tuple[int, int], max_pixels: int
+    config: Fields, preset: fields.ProcessorDefaults, image_size: tuple[int, int], max_pixels: int
 ) -> ImageTransform:
     """Returns the settings that concern single pixels, and the resize filter."""
     return ImageTransform(
         image_size,
         fields.resample(config, preset.resample),
-        do_rescale=fields.switch(config, "do_rescale", True),
-        rescale_factor=fields.number(config, "rescale_factor", 1 / 255),
-        do_normalize=fields.switch(config, "do_normalize", True),
+        do_rescale=config.switch("do_rescale", True),
+        rescale_factor=config.number("rescale_factor", 1 / 255),
+        do_normalize=config.switch("do_normalize", True),
         mean=fields.channels(config, "image_mean", preset.mean),
         std=fields.channels(config, "image_std", preset.std, nonzero=True),
         max_pixels=max_pixels,
     )
 
 
-def _from_config(
-    config: Mapping[str, Any], preset: fields.ProcessorDefaults, plain: ImageTransform
-) -> ImageTransform:
+def _from_config(config: Fields, preset: fields.ProcessorDefaults, plain: ImageTransform) -> ImageTransform:
     """Returns ``plain`` with the steps that the file names."""
     image_size = plain.size
     if preset.area is not None:
         return _of_any_shape(config, preset.area, plain)
     if preset.longest_edge is not None:
         return _of_tiles(config, preset.size, preset.longest_edge, plain)
-    if fields.switch(config, "do_pad", False):
-        raise ConfigError("do_pad", True, "padding is not supported")
-    do_resize = fields.switch(config, "do_resize", True)
-    do_center_crop = fields.switch(config, "do_center_crop", preset.crop_size is not None)
+    if config.switch("do_pad", False):
+        raise config.error("do_pad", True, "padding is not supported")
+    do_resize = config.switch("do_resize", True)
+    do_center_crop = config.switch("do_center_crop", preset.crop_size is not None)
     own = preset.size if preset.crop_size is not None else (preset.size, preset.size)
     size = fields.size(config, "size", own, preset.shortest_edge)
     if do_center_crop:
         crop = fields.size(config, "crop_size", preset.crop_size or 224)
-        _fits("crop_size", config.get("crop_size"), crop, image_size)
+        _fits("crop_size", config.values.get("crop_size"), crop, image_size)
         edges = (size, size) if isinstance(size, int) else size
         if do_resize and (edges[0] < image_size[0] or edges[1] < image_size[1]):
-            raise ConfigError("size", config.get("size"), f"smaller than the crop, {image_size}")
+            raise config.error("size", config.values.get("size"), f"smaller than the crop, {image_size}")
     elif do_resize:
-        _fits("size", config.get("size"), size, image_size)
+        _fits("size", config.values.get("size"), size, image_size)
     return replace(
         plain,
         do_resize=do_resize,
@@ -257,34 +255,33 @@ def _from_config(
     )
 
 
-def _of_tiles(config: Mapping[str, Any], size: int, longest_edge: int, plain: ImageTransform) -> ImageTransform:
+def _of_tiles(config: Fields, size: int, longest_edge: int, plain: ImageTransform) -> ImageTransform:
     """Returns the transform of Idefics3 and SmolVLM: one tile without padding, whatever the file says about
     splitting and padding."""
     for field in ("do_pad", "do_image_splitting"):
-        fields.switch(config, field, True)
+        config.switch(field, True)
     edge = fields.longest_edge(config, "max_image_size", size)
-    _fits("max_image_size", config.get("max_image_size"), (edge, edge), plain.size)
+    _fits("max_image_size", config.values.get("max_image_size"), (edge, edge), plain.size)
     first = fields.longest_edge(config, "size", longest_edge)
-    return replace(plain, longest_edge=first if fields.switch(config, "do_resize", True) else None)
+    return replace(plain, longest_edge=first if config.switch("do_resize", True) else None)
 
 
-def _of_any_shape(config: Mapping[str, Any], area: tuple[int, int], plain: ImageTransform) -> ImageTransform:
+def _of_any_shape(config: Fields, area: tuple[int, int], plain: ImageTransform) -> ImageTransform:
     """Returns the transform of Qwen3-VL, for patches of 16 pixels and tokens of 2 × 2 patches."""
     for field, expected in (("patch_size", SIDE // 2), ("merge_size", 2), ("temporal_patch_size", 2)):
-        if config.get(field, expected) != expected:
-            raise ConfigError(field, config[field], f"only {expected} is supported")
-    if not fields.switch(config, "do_resize", True):
-        raise ConfigError("do_resize", False, "pictures are always resized to whole tokens")
+        config.require(field, expected, default=expected)
+    if not config.switch("do_resize", True):
+        raise config.error("do_resize", False, "pictures are always resized to whole tokens")
     return replace(plain, area=_area(config, area, plain.size))
 
 
-def _area(config: Mapping[str, Any], default: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
+def _area(config: Fields, default: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
     """Returns the least and the greatest area of a picture that an encoder of ``image_size`` takes. Raises
     ConfigError if the least area does not fit the encoder."""
     least, most = fields.area(config, default)
     tokens = image_size[0] - 1
     if least > tokens * TOKEN_PIXELS:
-        raise ConfigError("size", config.get("size"), f"the least area takes more than {tokens} tokens")
+        raise config.error("size", config.values.get("size"), f"the least area takes more than {tokens} tokens")
     return least, min(most, tokens * TOKEN_PIXELS)
 
 

@@ -127,6 +127,7 @@ def test_without_resizing_the_size_must_fit(tmp_path: Path) -> None:
         ({"image_mean": [0.5, 0.5]}, "image_mean"),
         ({"image_std": [0.5, 0, 0.5]}, "image_std"),
         ({"rescale_factor": "1/255"}, "rescale_factor"),
+        ({"rescale_factor": float("nan")}, "rescale_factor"),
     ],
 )
 def test_a_setting_that_is_not_supported_is_named(tmp_path: Path, settings: dict[str, Any], field: str) -> None:

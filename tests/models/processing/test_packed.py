@@ -62,8 +62,7 @@ def write(folder: Path, **fields: Any) -> Path:
 
 
 def transform_of(folder: Path, image_tokens: int = 256) -> ImageTransform:
-    fields = json.loads((folder / "preprocessor_config.json").read_text())
-    size = processed_size(fields, "qwen3_vl", image_tokens)
+    size = processed_size(folder, "qwen3_vl", image_tokens)
     assert size is not None
     return ImageTransform.from_folder(folder, size, family="qwen3_vl")
 
@@ -131,7 +130,7 @@ def test_a_picture_that_is_too_thin_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_file_the_published_settings_are_used(tmp_path: Path) -> None:
-    assert processed_size(None, "qwen3_vl", 256) == (257, 1024)
+    assert processed_size(tmp_path, "qwen3_vl", 256) == (257, 1024)
     transform = ImageTransform.from_folder(tmp_path, (257, 1024), family="qwen3_vl")
     assert transform == transform_of(write(tmp_path, **PUBLISHED))
 
