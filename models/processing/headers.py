@@ -207,13 +207,9 @@ def _check_jpeg_frame(data: bytes, at: int, marker: int) -> None:
 
 
 def _without_segments(data: bytes, dropped: list[tuple[int, int]]) -> bytes:
-    if not dropped:
-        return data
-    pieces, at = [], 0
-    for start, end in dropped:
-        pieces.append(data[at:start])
-        at = end
-    return b"".join([*pieces, data[at:]])
+    starts = (0, *(end for _, end in dropped))
+    ends = (*(start for start, _ in dropped), len(data))
+    return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)]) if dropped else data
 
 
 # PNG

@@ -101,18 +101,17 @@ def read_image(data: bytes, transform: "ImageTransform", room: int | None = None
     # The header of a JPEG tells how it is turned. Other formats tell it once pixels are loaded.
     method = turn(image) if name == "jpeg" else None
     target = transform.first_size(*_turned(full, method))
-    if target is not None and room is None:
+    if room is None:
         _check_target(target)
     stored = None if target is None else _turned(target, method)
-    box = None
-    if stored is not None:
-        box = draft(image, final or stored)
+    least = final or stored
+    box = draft(image, least)
     if name != "webp":
         copies = (header.data is not data) + 2 * header.lacks_end
         needed = image_bytes(image, full, target, scans, len(data), final)
         _check_room(needed + header.memory + copies * len(data), room)
     if header.lacks_end:
-        check_whole(data, image, None if stored is None else final or stored)
+        check_whole(data, image, least)
     rgb = _load_rgb(image, header)
     if name != "jpeg":
         method = turn(image)
@@ -152,9 +151,7 @@ def convert_image(image: Image.Image, transform: "ImageTransform") -> Pixels:
             f'a Pillow image of mode {image.mode} is not read; give image.convert("RGB")',
         ) from None
     upright = _upright(rgb, turn(image))
-    target = transform.first_size(*upright.size)
-    if target is not None:
-        _check_target(target)
+    _check_target(transform.first_size(*upright.size))
     return _resized(upright, transform)
 
 
@@ -190,10 +187,10 @@ def _check_size(size: Size, max_pixels: int, longest: int = LONGEST_SIDE) -> Non
         )
 
 
-def _check_target(target: Size) -> None:
+def _check_target(target: Size | None) -> None:
     """Refuses a huge target, which a thin picture has if its shorter edge sets the size. Only used without
     ``room``."""
-    if target[0] * target[1] > _MOST_RESIZED:
+    if target is not None and target[0] * target[1] > _MOST_RESIZED:
         raise ImageError(
             "too_large",
             f"an image as thin would be resized to {target[0]}×{target[1]}, over {_MOST_RESIZED} pixels; "
@@ -415,10 +412,10 @@ def _plugin(name: str) -> Any:
     return plugin
 
 
-def draft(image: Image.Image, least: Size) -> Box | None:
-    """Lets a large JPEG be decoded at a fraction of its size. Returns the part of the result that the picture
-    fills."""
-    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+def draft(image: Image.Image, least: Size | None) -> Box | None:
+    """Lets a large JPEG be decoded at a fraction of its size, if it is resized to ``least``. Returns the part of
+    the result that the picture fills."""
+    if least is None or not isinstance(image, JpegImagePlugin.JpegImageFile):
         return None
     full = image.size
     drafted = image.draft(None, (2 * least[0], 2 * least[1]))
@@ -435,8 +432,7 @@ def check_whole(data: bytes, image: Image.Image, least: Size | None) -> None:
         raise damaged("jpeg")
     try:
         with opened(ended(data, _OTHER_NOISE), "jpeg") as other:
-            if least is not None:
-                draft(other, least)
+            draft(other, least)
             checksum = _checksum(other)
         same = checksum == _checksum(image)
     except DAMAGED:

@@ -33,12 +33,6 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def weight_bytes(weights: Weights[Tensor]) -> int:
-    """Returns the bytes of all weights on the device. A tied tensor counts once."""
-    unique = {t.data_ptr(): t.nbytes for layers in weights.sets.values() for layer in layers for t in layer}
-    return sum(unique.values())
-
-
 def load_weights(
     folder: Path,
     config: ModelConfig,

@@ -9,10 +9,10 @@ from support.checkpoints.chat_files import write_chat_files
 from support.checkpoints.prepared import write_prepared
 from support.checkpoints.qwen3_vl_files import qwen3_vl, write_files
 from support.checkpoints.random_pairs import PAIRS
-from support.parity.parity import NORMALISATION
+from support.parity.parity import NORMALISATION, weight_bytes
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights.load import load_weights, prepared_weights, weight_bytes
+from snapcap.models.weights.load import load_weights, prepared_weights
 from snapcap.models.weights.prepared import map_weights
 
 SOME = (

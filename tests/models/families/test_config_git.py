@@ -8,12 +8,12 @@ import pytest
 import torch
 import transformers
 from support.checkpoints import random_captioners
-from support.parity.parity import NORMALISATION
+from support.parity.parity import NORMALISATION, weight_bytes
 
 from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.models.dimensions import ClipConfig, GitConfig
 from snapcap.models.regions.table import build_regions
-from snapcap.models.weights.load import load_weights, weight_bytes
+from snapcap.models.weights.load import load_weights
 
 # As on the hub, of what transformers 4 wrote those fields that matter.
 GIT_LARGE: dict[str, Any] = {

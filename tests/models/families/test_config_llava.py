@@ -16,12 +16,12 @@ from support.checkpoints.chat_files import (
     TEXT_TEMPLATE,
     write_chat_files,
 )
-from support.parity.parity import NORMALISATION
+from support.parity.parity import NORMALISATION, weight_bytes
 
 from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.models.dimensions import ClipConfig, LlavaConfig, SiglipConfig
 from snapcap.models.text import RopeConfig
-from snapcap.models.weights.load import load_weights, weight_bytes
+from snapcap.models.weights.load import load_weights
 
 # As `llava-hf/llava-1.5-7b-hf` and `fancyfeast/llama-joycaption-beta-one-hf-llava` have them, of those fields that
 # matter, but for the placeholder's id, which is that of the tests' tokenizer.

@@ -9,14 +9,14 @@ import torch
 import transformers
 from support.checkpoints import random_captioners
 from support.checkpoints.chat_files import PREFIX, TEMPLATE, write_chat_files
-from support.parity.parity import NORMALISATION
+from support.parity.parity import NORMALISATION, weight_bytes
 
 from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.models.dimensions import LlamaConfig, SiglipConfig
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import build_regions
 from snapcap.models.text import RopeConfig
-from snapcap.models.weights.load import load_weights, weight_bytes
+from snapcap.models.weights.load import load_weights
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.weights.find import layout_digest

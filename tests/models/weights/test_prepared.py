@@ -13,11 +13,11 @@ from safetensors import safe_open
 from support.checkpoints.chat_files import LLAVA_TEMPLATE, TEMPLATE, write_chat_files
 from support.checkpoints.prepared import write_prepared
 from support.checkpoints.random_pairs import CAPTIONERS
-from support.parity.parity import NORMALISATION
+from support.parity.parity import NORMALISATION, weight_bytes
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.regions.table import Weights
-from snapcap.models.weights.load import load_weights, prepared_weights, weight_bytes
+from snapcap.models.weights.load import load_weights, prepared_weights
 from snapcap.models.weights.prepared import (
     CHUNK_BYTES,
     MAX_HEADER_BYTES,

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.parity.parity import NORMALISATION, weight_bytes
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.errors import WeightsError
 from snapcap.models.layers.weights import in_order, takes, takes_weights_of, weight_names
-from snapcap.models.processing.transform import Normalisation
 from snapcap.models.regions.table import Weights
-from snapcap.models.weights.load import load_weights, weight_bytes
+from snapcap.models.weights.load import load_weights
 
-NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
 
 # transformers 5's own module names back to those of transformers 4, whose modules had the names of its files.

@@ -11,7 +11,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.memory.torch_memory import torch_memory
 from snapcap.models.processing.transform import Normalisation
 from snapcap.models.regions.state import DecodeState
-from snapcap.models.regions.table import build_regions
+from snapcap.models.regions.table import Weights, build_regions
 from snapcap.models.weights.load import load_weights
 from snapcap.warmup.plan.plan import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
@@ -24,6 +24,12 @@ Reference = Callable[[list[np.ndarray], int], tuple[list[list[int]], tuple[torch
 
 TABLE = BucketTable.of((1, 2, 5))
 NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
+
+
+def weight_bytes(weights: Weights[torch.Tensor]) -> int:
+    """Returns the bytes of all weights. A tied tensor counts once."""
+    unique = {t.data_ptr(): t.nbytes for layers in weights.sets.values() for layer in layers for t in layer}
+    return sum(unique.values())
 
 
 def build_runner(folder: Path, table: BucketTable = TABLE, cache_length: int = 48) -> Runner:
