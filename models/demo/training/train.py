@@ -1,8 +1,11 @@
-"""Makes the demo model and its tokenizer, trains both, and prints its exact match on held-out scenes.
+"""Makes the demo model and its tokenizer, trains both, and measures the model's exact match on held-out scenes.
 
     python -m snapcap.models.demo.training.train --out DIR
+    python -m snapcap.models.demo.training.train --measure models/demo [--count 2000] [--first 0]
 
-Other processes paint training scenes while the model trains on those that are there.
+Other processes paint training scenes while the model trains on those that are there. For the measurement, greedy
+captions of transformers are compared word for word: the program prints the matches by kind of scene and some
+mistakes, and exits with 1 below an exact match of 0.97.
 """
 
 from __future__ import annotations
@@ -11,16 +14,21 @@ import argparse
 import math
 import multiprocessing
 import os
+import sys
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from multiprocessing.pool import IMapIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoTokenizer,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -32,7 +40,7 @@ from transformers import (
     ViTModel,
 )
 
-from snapcap.models.demo.training.accuracy import Captioner, answers, report
+from snapcap.models.dataclass import dataclass
 from snapcap.models.demo.training.drawing import paint
 from snapcap.models.demo.training.scenes import scene_of
 
@@ -42,7 +50,8 @@ LABELS = 18  # the longest caption with its end token has 17
 IGNORED = -100  # label that the loss ignores
 STEPS, BATCH, RATE = 14_000, 1024, 1e-3
 WARM_UP = 0.03  # share of training in which the learning rate rises
-EVALUATED = 2000  # held-out scenes
+EVALUATED, MEASURED = 2000, 100  # held-out scenes, and how many of them are captioned at a time
+LEAST = 0.97  # exact match below which a measurement fails
 IMAGE_SIZE = 96
 PATCH_SIZE = 12
 HIDDEN_SIZE = 192
@@ -196,25 +205,98 @@ def _schedule(done: float) -> float:
     return (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the trained checkpoint")
+@dataclass(frozen=True)
+class Captioner:
+    """A checkpoint folder opened with transformers."""
+
+    model: Any
+    tokenizer: Any
+    processor: Any
+
+    @classmethod
+    def open(cls, folder: Path, device: str = "cpu") -> Captioner:
+        model: Any = VisionEncoderDecoderModel.from_pretrained(folder)
+        return cls(
+            model.eval().to(device),
+            AutoTokenizer.from_pretrained(folder),
+            ViTImageProcessor.from_pretrained(folder),
+        )
+
+    @torch.inference_mode()
+    def captions(self, images: Sequence[Image]) -> list[str]:
+        """Returns the greedy caption of each RGB image, computed as one batch."""
+        pixels = self.processor(list(images), return_tensors="pt").pixel_values
+        ids = self.model.generate(pixels.to(self.model.device), do_sample=False)
+        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+
+class Answer(NamedTuple):
+    """The caption of a scene, and the model's caption."""
+
+    number: int
+    kind: str
+    expected: str
+    said: str
+
+
+def answers(captioner: Captioner, count: int, first: int = 0) -> Iterator[Answer]:
+    """Captions `count` held-out scenes from number `first` on."""
+    for start in range(first, first + count, MEASURED):
+        scenes = [scene_of("held_out", index) for index in range(start, min(start + MEASURED, first + count))]
+        said = captioner.captions([paint(scene) for scene in scenes])
+        for offset, (scene, text) in enumerate(zip(scenes, said, strict=True)):
+            yield Answer(start + offset, scene.kind, scene.caption, text)
+
+
+def exact_match(results: Sequence[Answer]) -> float:
+    """Returns the share of captions that are right word for word, from 0 to 1."""
+    return sum(answer.said == answer.expected for answer in results) / len(results)
+
+
+def report(results: Sequence[Answer]) -> str:
+    """Returns a table of exact matches by kind of scene, and some mistakes."""
+    wrong = [answer for answer in results if answer.said != answer.expected]
+    seen, missed = Counter(a.kind for a in results), Counter(a.kind for a in wrong)
+    lines = [f"{kind:8} {seen[kind] - missed[kind]:5} of {seen[kind]:5}" for kind in sorted(seen)]
+    lines.append(f"exact match {exact_match(results):.4f} on {len(results)} held-out scenes")
+    return "\n".join([*lines, *(f"  {a.number}: {a.expected}\n  said: {a.said}" for a in wrong[:20])])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--out", type=Path, help="train, and write the checkpoint to this folder")
+    task.add_argument("--measure", type=Path, help="measure the checkpoint in this folder")
     parser.add_argument("--max-seconds", type=float, default=900, help="training ends then at the latest")
+    parser.add_argument("--count", type=int, default=EVALUATED, help="held-out scenes")
+    parser.add_argument("--first", type=int, default=0, help="number of the first held-out scene")
     options = parser.parse_args()
+    if options.out:
+        make(options.out, options.max_seconds)
+    captioner = Captioner.open(options.out or options.measure, device())
+    found = list(answers(captioner, options.count, options.first))
+    print(report(found))
+    return int(exact_match(found) < LEAST)
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def make(folder: Path, max_seconds: float) -> None:
+    """Trains a model, and writes it."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     model: Any = build_model(tokenizer)
     print(f"{sum(weight.numel() for weight in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     processes = max(1, (os.cpu_count() or 2) - 4)
     with multiprocessing.get_context("fork").Pool(processes) as pool:  # forked before CUDA is initialised
-        painted = pool.imap_unordered(paint_block, range(BLOCKS))
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        store = SceneStore(painted, tokenizer, device)
+        store = SceneStore(pool.imap_unordered(paint_block, range(BLOCKS)), tokenizer, device())
         store.fill(FIRST)
-        train(model.to(device), store, options.max_seconds)
-    save(model.float().cpu(), tokenizer, options.out)
-    print(report(list(answers(Captioner.open(options.out, device), EVALUATED))))
+        train(model.to(device()), store, max_seconds)
+    save(model.float().cpu(), tokenizer, folder)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

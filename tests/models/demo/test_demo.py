@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import snapcap.models.demo
-from snapcap.models.demo.training.accuracy import Captioner, answers, exact_match
 from snapcap.models.demo.training.drawing import paint, write_samples
 from snapcap.models.demo.training.scenes import (
     BACKGROUNDS,
@@ -24,6 +23,7 @@ from snapcap.models.demo.training.scenes import (
     Thing,
     scene_of,
 )
+from snapcap.models.demo.training.train import Captioner, answers, exact_match
 
 FOLDER = Path(snapcap.models.demo.__file__).parent
 SAMPLES: dict[str, str] = json.loads((FOLDER / "samples" / "captions.json").read_text())
@@ -126,4 +126,4 @@ def test_the_samples_are_what_their_script_writes(tmp_path: Path) -> None:
 
 
 def test_held_out_scenes_are_captioned_right(captioner: Captioner) -> None:
-    assert exact_match(list(answers(captioner, 64, batch=64))) >= 0.95
+    assert exact_match(list(answers(captioner, 64))) >= 0.95
