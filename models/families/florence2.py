@@ -105,7 +105,7 @@ def _tasks(config: Fields) -> tuple[tuple[Task, ...], tuple[str, ...]]:
     if not isinstance(banned, list) or not all(isinstance(each, str) for each in banned):
         raise phrases.error("banned_grounding_tokens", banned, "a list of texts is expected")
     area, pattern = ocr.number("AREA_THRESHOLD", 0.0), ocr.values.get("PATTERN", _OCR_PATTERN)
-    boxes = locations.labelled_boxes
+    boxes = locations.boxes
     tasks = (
         Task("caption", "What does the image describe?"),
         Task("detailed_caption", "Describe in detail what is shown in the image."),
@@ -119,7 +119,7 @@ def _tasks(config: Fields) -> tuple[tuple[Task, ...], tuple[str, ...]]:
         ),
         Task("od", "Locate the objects with category name in the image.", True, boxes),
         Task("dense_region_caption", "Locate the objects in the image, with their descriptions.", True, boxes),
-        Task("region_proposal", "Locate the region proposals in the image.", True, locations.boxes),
+        Task("region_proposal", "Locate the region proposals in the image.", True, partial(boxes, labelled=False)),
         Task(
             "caption_to_phrase_grounding",
             f"Locate the phrases in the caption: {INPUT}",

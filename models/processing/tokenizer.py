@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -19,9 +19,6 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from snapcap.models.errors import TokenizerFailed
 from snapcap.models.fields import POINTER, ConfigError, FileError, is_there, json_or_empty, read_bytes
 from snapcap.models.text import ChatIds, Dialogue, PromptIds
-
-if TYPE_CHECKING:
-    from snapcap.models.processing.chat import ChatEncoder
 
 # A byte-level decoder returns this character for bytes that are not, or not yet, a character.
 INCOMPLETE = "\ufffd"
@@ -111,7 +108,11 @@ _MAY_NEED_CLEAN_UP = re.compile(r" (?:[.?!,']|n't)").search  # the beginning of 
 
 
 class Tokenizer:
-    """Encodes prompts and decodes captions. Safe to use from several threads."""
+    """Encodes prompts and decodes captions. Safe to use from several threads.
+
+    takes_instructions: a prompt is an instruction. Otherwise it is the beginning of the caption.
+    takes_conversations: the chat template renders a conversation message by message.
+    """
 
     def __init__(
         self,
@@ -122,8 +123,11 @@ class Tokenizer:
     ) -> None:
         """``chat`` holds the chat template's token ids, if the model has a template. ``omitted``: the only special
         tokens that texts omit. None omits all special tokens."""
-        self._chat = None if chat is None else _chat_encoder(backend, chat)
-        self._takes_conversations = chat is not None and bool(chat.frames)
+        if chat is not None:
+            from snapcap.models.processing.chat import ChatEncoder  # noqa: PLC0415 - only chat models need it
+        self._chat = None if chat is None else ChatEncoder(backend, chat)
+        self.takes_instructions = chat is not None
+        self.takes_conversations = chat is not None and bool(chat.frames)
         self._backend = backend
         self._clean_up = clean_up
         self._omitted = omitted
@@ -145,16 +149,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, special and added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
-
-    @property
-    def takes_instructions(self) -> bool:
-        """True if a prompt is an instruction, False if it is the beginning of the caption."""
-        return self._chat is not None
-
-    @property
-    def takes_conversations(self) -> bool:
-        """True if the chat template renders a conversation message by message."""
-        return self._takes_conversations
 
     def prompt_ids(self, text: str, around: Dialogue = Dialogue(), most_ahead: int | None = None) -> PromptIds:  # noqa: B008 - frozen
         """Returns the ids of a prompt between other texts, which follow a row's start token.
@@ -228,12 +222,6 @@ def _decoded(backend: tokenizers.Tokenizer, ids: list[int], skip_special: bool =
         return str(backend.decode(ids, skip_special_tokens=skip_special))
     except BaseException as error:
         raise RuntimeError(f"the tokenizer failed to make text of a caption's tokens ({failure(error)})") from None
-
-
-def _chat_encoder(backend: tokenizers.Tokenizer, chat: ChatIds) -> "ChatEncoder":
-    from snapcap.models.processing.chat import ChatEncoder  # noqa: PLC0415 - only chat models need it
-
-    return ChatEncoder(backend, chat)
 
 
 class _Pieces(dict[int, str]):

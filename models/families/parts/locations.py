@@ -27,17 +27,22 @@ _SEPARATOR, _BEGIN, _END = "<sep>", "<poly>", "</poly>"
 _NOT_READ = ("<s>", "</s>", "<pad>")
 
 
-def labelled_boxes(text: str, size: Size, *, banned: Collection[str] = ()) -> list[Region]:
-    """Returns each box with the text before it. A text may have several boxes.
+def boxes(text: str, size: Size, *, labelled: bool = True, banned: Collection[str] = ()) -> list[Region]:
+    """Returns each box, with the text before it if the boxes are ``labelled``. A text may have several boxes.
 
     banned: texts whose boxes are left out.
     """
-    return _boxes(text, size, banned, labelled=True)
-
-
-def boxes(text: str, size: Size) -> list[Region]:
-    """Returns the boxes of a text, without labels."""
-    return _boxes(text, size, (), labelled=False)
+    found = []
+    for label, run in _phrases(_cleaned(text), _LOCATION, labelled):
+        name = label.strip()
+        if "\n" in label.lstrip() or name in banned:
+            continue
+        name = name.encode("ascii", "ignore").decode()
+        numbers = [_number(mark[1]) for mark in run]
+        for first in range(0, len(numbers) - 3, 4):
+            left, top, right, bottom = _pixels(numbers[first : first + 4], size)
+            found.append(Region(name, (left, top, right, bottom)))
+    return found
 
 
 def quads(text: str, size: Size, *, least_area: float = 0.0) -> list[Region]:
@@ -80,21 +85,7 @@ def masks(text: str, size: Size, *, labelled: bool = False) -> list[Region]:
 
 def boxes_or_masks(text: str, size: Size) -> list[Region]:
     """Returns the masks of a text that has some, else the boxes, each with the text before it."""
-    return masks(text, size, labelled=True) if _BEGIN in text else labelled_boxes(text, size)
-
-
-def _boxes(text: str, size: Size, banned: Collection[str], *, labelled: bool) -> list[Region]:
-    found = []
-    for label, run in _phrases(_cleaned(text), _LOCATION, labelled):
-        name = label.strip()
-        if "\n" in label.lstrip() or name in banned:
-            continue
-        name = name.encode("ascii", "ignore").decode()
-        numbers = [_number(mark[1]) for mark in run]
-        for first in range(0, len(numbers) - 3, 4):
-            left, top, right, bottom = _pixels(numbers[first : first + 4], size)
-            found.append(Region(name, (left, top, right, bottom)))
-    return found
+    return masks(text, size, labelled=True) if _BEGIN in text else boxes(text, size)
 
 
 def _phrases(text: str, pattern: re.Pattern[str], labelled: bool) -> Iterator[tuple[str, list[re.Match[str]]]]:
