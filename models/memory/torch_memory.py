@@ -15,40 +15,37 @@ def torch_memory(device: torch.device) -> Memory[Tensor]:
     return TorchHostMemory() if device.type == "cpu" else TorchDeviceMemory(device)
 
 
-class TorchHostMemory(HostMemory[Tensor]):
-    """Tensors of a CPU."""
+class _TorchMemory:
+    """The part of a `Memory` that is alike on all devices."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Tensor:
-        return _zeros(dtype, shape, strides, torch.device("cpu"))
+        strides, kind = tuple(row_major(shape) if strides is None else strides), getattr(torch, dtype)
+        return torch.empty_strided(tuple(shape), strides, dtype=kind, device=self._device).zero_()
 
     def spec(self, buffer: Tensor) -> Spec:
         return spec_of(buffer)
 
     def view(self, buffer: Tensor, *index: int | slice) -> Tensor:
         return buffer[index]
+
+
+class TorchHostMemory(_TorchMemory, HostMemory[Tensor]):
+    """Tensors of a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
 
     def array(self, buffer: Tensor) -> "np.ndarray[Any, Any]":
         return (buffer.view(torch.int16) if buffer.dtype == torch.bfloat16 else buffer).numpy()
 
 
-class TorchDeviceMemory:
+class TorchDeviceMemory(_TorchMemory):
     """Tensors of a device that works asynchronously. All calls queue work, and none waits for it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    @property
-    def kind(self) -> Literal["cuda"]:
-        return "cuda"
-
-    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Tensor:
-        return _zeros(dtype, shape, strides, self._device)
-
-    def spec(self, buffer: Tensor) -> Spec:
-        return spec_of(buffer)
-
-    def view(self, buffer: Tensor, *index: int | slice) -> Tensor:
-        return buffer[index]
+    kind: Literal["cuda"] = "cuda"
 
     def array(self, buffer: Tensor) -> None:
         return None
@@ -110,11 +107,6 @@ def _flat(buffers: Sequence[tuple[Tensor, int]]) -> list[list[Tensor]]:
         dtype = torch.int64 if size % 8 == 0 else torch.int16 if size % 2 == 0 else torch.uint8
         kinds[dtype].append(each.view(dtype))
     return [views for views in kinds.values() if views]
-
-
-def _zeros(dtype: str, shape: Sequence[int], strides: Sequence[int] | None, device: torch.device) -> Tensor:
-    strides = row_major(shape) if strides is None else strides
-    return torch.empty_strided(tuple(shape), tuple(strides), dtype=getattr(torch, dtype), device=device).zero_()
 
 
 def spec_of(buffer: Tensor) -> Spec:

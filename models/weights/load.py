@@ -159,37 +159,32 @@ class Contents:
 
 def lay_out(weights: Weights[Tensor], key: str) -> Contents:
     """Describes weights that are on the CPU. A tensor that several layers or regions share is in the file once."""
-    row = _Row()
+    described: dict[str, PreparedTensor] = {}
+    tensors: list[Tensor] = []
+    names: dict[tuple[object, ...], str] = {}
+    size = 0
+
+    def place(tensor: Tensor, name: str) -> str:
+        """Places a tensor behind the others, unless it is placed already. Returns its name in the file."""
+        nonlocal size
+        same = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        if same not in names:
+            offset = size + -size % ALIGNMENT
+            placed = PreparedTensor(_NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), offset)
+            names[same], described[name] = name, placed
+            tensors.append(tensor)
+            size = offset + placed.nbytes
+        return names[same]
+
     regions = {
         region: tuple(
-            tuple(row.place(tensor, f"{region}.{number}.{place}") for place, tensor in enumerate(layer))
+            tuple(place(tensor, f"{region}.{number}.{index}") for index, tensor in enumerate(layer))
             for number, layer in enumerate(layers)
         )
         for region, layers in weights.sets.items()
     }
-    unknown = ("0" * 64,) * chunk_count(row.size)
-    return Contents(Header(key, row.described, regions, row.size, unknown), tuple(row.tensors))
-
-
-class _Row:
-    """Places tensors one after the other, each once."""
-
-    def __init__(self) -> None:
-        self.described: dict[str, PreparedTensor] = {}
-        self.tensors: list[Tensor] = []
-        self.size = 0
-        self._names: dict[tuple[object, ...], str] = {}
-
-    def place(self, tensor: Tensor, name: str) -> str:
-        """Places a tensor at the end, unless it is placed already. Returns its name in the file."""
-        same = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-        if same not in self._names:
-            offset = self.size + -self.size % ALIGNMENT
-            described = PreparedTensor(_NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), offset)
-            self._names[same], self.described[name] = name, described
-            self.tensors.append(tensor)
-            self.size = offset + described.nbytes
-        return self._names[same]
+    unknown = ("0" * 64,) * chunk_count(size)
+    return Contents(Header(key, described, regions, size, unknown), tuple(tensors))
 
 
 def _bytes(tensor: Tensor) -> memoryview:
