@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 
 from snapcap.benchmarks import contenders, figures, latency, modes, startup
-from snapcap.benchmarks.harness.arguments import add_cases, add_files
+from snapcap.benchmarks.harness.arguments import add_files, seconds, some_of
 from snapcap.benchmarks.harness.workload import MODELS
 from snapcap.service.config.reader import Parser, SettingsError
 from snapcap.warmup.machine.installation import MachineError, resolve_device
@@ -42,7 +42,11 @@ def make_parser() -> argparse.ArgumentParser:
         )
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         add_files(measure)
-        add_cases(measure, module.TITLES, module.DEFAULT)
+        text = f"all, or some of {', '.join(module.TITLES)} (default: %(default)s)"
+        cases, default = some_of(module.TITLES), ",".join(module.DEFAULT)
+        measure.add_argument("--cases", type=cases, default=default, metavar="CASE,…", help=text)
+        text = "start no measurement that would end later, and print the results so far"
+        measure.add_argument("--time-limit", type=seconds, default=float("inf"), metavar="SECONDS", help=text)
         module.add_arguments(measure)
     text = (figures.__doc__ or "").partition("\n")[0].removesuffix(".")
     adder.add_parser("report", help=text, description=figures.__doc__, allow_abbrev=False)

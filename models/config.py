@@ -18,7 +18,7 @@ from snapcap.models.text import ChatIds, GenerationConfig, ImageMarkup, Task
 
 __all__ = ["ConfigError", "ModelConfig"]
 
-IMAGE_TOKENS = 256  # default of the most tokens of a picture, for encoders that take pictures of any shape
+IMAGE_TOKENS = 256  # greatest number of a picture's tokens by default, for encoders that take pictures of any shape
 
 ChatOf = Callable[[Path, ImageMarkup], ChatIds]
 

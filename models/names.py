@@ -1,6 +1,6 @@
 """Renames the tensors of a family's checkpoints to snapcap's names by tables of patterns, and back for messages.
 
-The module is apart because both the dimensions and the families import it.
+The tables of patterns are in `models.families`. The dimensions import this module too, and no family.
 """
 
 import re

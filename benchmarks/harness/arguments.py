@@ -44,25 +44,6 @@ def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
     return read
 
 
-def add_cases(parser: argparse.ArgumentParser, names: Iterable[str], default: Iterable[str]) -> None:
-    """Adds `--cases` and `--time-limit`, which every measurement has."""
-    known = list(names)
-    parser.add_argument(
-        "--cases",
-        type=some_of(known),
-        default=",".join(default),
-        metavar="CASE,…",
-        help=f"all, or some of {', '.join(known)} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=float("inf"),
-        metavar="SECONDS",
-        help="start no measurement that would end later, and print the results so far",
-    )
-
-
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Adds `--serve`, for measurements that start servers."""
     parser.add_argument(

@@ -99,7 +99,7 @@ class GoodClients:
         self._requests = requests(models)
 
     async def run(self, over: asyncio.Event) -> None:
-        """Is one client, which waits a moment after a caption and then sends the next request."""
+        """Runs one client, which waits a moment after a caption and then sends the next request."""
         while not over.is_set():
             await self._caption(self._chooser.choice(self._requests))
             await asyncio.sleep(THOUGHT_S * self._chooser.random() * 2)
@@ -180,7 +180,7 @@ class BadClients:
         self._requests = bad_requests()
 
     async def run(self, over: asyncio.Event) -> None:
-        """Is one client."""
+        """Runs one client."""
         while not over.is_set():
             port, request = self._chooser.choice(self._replicas).port, self._chooser.choice(self._requests)
             if self._chooser.random() < 0.3:

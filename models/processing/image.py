@@ -137,7 +137,7 @@ def convert_image(image: Image.Image, transform: "ImageTransform") -> Pixels:
     try:
         image.load()
     except DAMAGED as error:
-        # Pillow says so, or has pixels to read and no file.
+        # The error's text says that a file is closed, or Pillow has pixels to read and no file.
         if "closed" in str(error) or (getattr(image, "tile", None) and getattr(image, "fp", None) is None):
             raise ImageError(
                 "truncated", "the Pillow image or its file is closed; give an image that is open"
