@@ -72,11 +72,7 @@ class ImageTransform:
     size: tuple[int, int]
     resample: int = fields.BILINEAR
     do_resize: bool = True
-    do_rescale: bool = True
-    rescale_factor: float = 1 / 255
-    do_normalize: bool = True
-    mean: tuple[float, ...] = _HALF
-    std: tuple[float, ...] = _HALF
+    normalisation: Normalisation = Normalisation(1 / 255, _HALF, _HALF)
     max_pixels: int = 50_000_000
     resize_to: tuple[int, int] | int | None = None
     do_center_crop: bool = False
@@ -102,7 +98,8 @@ class ImageTransform:
         given = fields.read_processor(folder)
         config = given or Fields({})
         preset = fields.defaults(config, family)
-        plain = _plain(config, preset, image_size, max_pixels)
+        filter_, normalisation = fields.resample(config, preset.resample), _normalisation(config, preset)
+        plain = cls(image_size, filter_, normalisation=normalisation, max_pixels=max_pixels)
         if given is not None:
             return _from_config(config, preset, plain)
         edge = max(image_size) if preset.shortest_edge else None
@@ -140,12 +137,6 @@ class ImageTransform:
         from snapcap.models.processing.image import convert_image  # noqa: PLC0415
 
         return _array(self._fitted(convert_image(image, self)))
-
-    @property
-    def normalisation(self) -> Normalisation:
-        """The normalisation of this model's pixels; neutral where rescaling and normalising are off."""
-        rescale = self.rescale_factor if self.do_rescale else 1.0
-        return Normalisation(rescale, self.mean, self.std) if self.do_normalize else Normalisation(rescale)
 
     @property
     def second_size(self) -> tuple[int, int] | None:
@@ -210,20 +201,13 @@ def _wrong_size(size: tuple[int, int], expected: str) -> ImageError:
     )
 
 
-def _plain(
-    config: Fields, preset: fields.ProcessorDefaults, image_size: tuple[int, int], max_pixels: int
-) -> ImageTransform:
-    """Returns the settings that concern single pixels, and the resize filter."""
-    return ImageTransform(
-        image_size,
-        fields.resample(config, preset.resample),
-        do_rescale=config.switch("do_rescale", True),
-        rescale_factor=config.number("rescale_factor", 1 / 255),
-        do_normalize=config.switch("do_normalize", True),
-        mean=fields.channels(config, "image_mean", preset.mean),
-        std=fields.channels(config, "image_std", preset.std, nonzero=True),
-        max_pixels=max_pixels,
-    )
+def _normalisation(config: Fields, preset: fields.ProcessorDefaults) -> Normalisation:
+    """Returns the normalisation that the file names. It is neutral where rescaling and normalising are off."""
+    factor = config.number("rescale_factor", 1 / 255)
+    rescale = factor if config.switch("do_rescale", True) else 1.0
+    mean = fields.channels(config, "image_mean", preset.mean)
+    std = fields.channels(config, "image_std", preset.std, nonzero=True)
+    return Normalisation(rescale, mean, std) if config.switch("do_normalize", True) else Normalisation(rescale)
 
 
 def _from_config(config: Fields, preset: fields.ProcessorDefaults, plain: ImageTransform) -> ImageTransform:

@@ -76,7 +76,7 @@ def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
 
     ViTImageProcessorPil(size={"height": 96, "width": 96}, resample=3).save_pretrained(tmp_path)
     transform = ImageTransform.from_folder(tmp_path, (96, 96))
-    assert (transform.size, transform.resample, transform.do_normalize) == ((96, 96), 3, True)
+    assert (transform.size, transform.resample, transform.normalisation.mean) == ((96, 96), 3, (0.5, 0.5, 0.5))
     assert_equal_to_transformers(tmp_path, (96, 96), encoded(scene(120, 90)))
 
 
@@ -171,7 +171,7 @@ def test_a_large_jpeg_is_drafted_and_stays_close(
     data = encoded(scene(1601, 1203), "JPEG", quality=90, exif=exif)
     transform = ImageTransform.from_folder(write_config(tmp_path, **settings), size)
     drafted = normalised(transform, transform.decode(data).pixels)
-    difference = np.abs(drafted - reference(tmp_path, data)) * 255 * min(transform.std)
+    difference = np.abs(drafted - reference(tmp_path, data)) * 255 * min(transform.normalisation.std)
     assert difference.max() > 1, "the picture was decoded in full"
     assert difference.mean() < 0.5
     assert difference[:, 2:-2, 2:-2].max() < 6

@@ -13,7 +13,7 @@ from support.parity.pictures import encoded, normalised, scene
 
 from snapcap.models.config import ConfigError
 from snapcap.models.processing.image_formats import ImageError
-from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.processing.transform import ImageTransform, Normalisation
 
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
@@ -69,7 +69,7 @@ def test_blip_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int])
     size = {"height": 384, "width": 384}
     write(tmp_path, size=size, image_processor_type="BlipImageProcessor", image_mean=CLIP["mean"], do_resize=True)
     transform = assert_equal_to_transformers("Blip", tmp_path, (384, 384), encoded(scene(*picture)))
-    assert (transform.resample, transform.mean, transform.std) == (3, CLIP["mean"], CLIP["std"])
+    assert (transform.resample, *transform.normalisation[1:]) == (3, CLIP["mean"], CLIP["std"])
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
     assert not (tmp_path / "preprocessor_config.json").exists()
     write(tmp_path, size=32, image_processor_type="ViTImageProcessor")
     transform = ImageTransform.from_folder(tmp_path, (96, 96), family="blip")
-    assert (transform.size, transform.resample, transform.mean) == ((96, 96), 3, CLIP["mean"])
+    assert (transform.size, transform.resample, transform.normalisation.mean) == ((96, 96), 3, CLIP["mean"])
     assert_equal_to_transformers("Blip", tmp_path, (96, 96), encoded(scene(120, 90)))
 
 
 def test_without_a_file_the_defaults_of_the_family_hold_at_the_encoders_size(tmp_path: Path) -> None:
     transform = ImageTransform.from_folder(tmp_path, (96, 96), family="blip")
-    assert transform == ImageTransform((96, 96), 3, mean=CLIP["mean"], std=CLIP["std"])
+    assert transform == ImageTransform((96, 96), 3, normalisation=Normalisation(1 / 255, CLIP["mean"], CLIP["std"]))
 
 
 @pytest.mark.parametrize("picture", [(640, 480), (31, 517), (225, 224), (1, 1), (97, 96)])
@@ -135,7 +135,7 @@ def test_git_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int]) 
     size = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
     write(tmp_path, image_processor_type="CLIPImageProcessor", resample=3, **size)
     transform = assert_equal_to_transformers("CLIP", tmp_path, (224, 224), encoded(scene(*picture)))
-    assert (transform.resample, transform.mean, transform.std) == (3, CLIP["mean"], CLIP["std"])
+    assert (transform.resample, *transform.normalisation[1:]) == (3, CLIP["mean"], CLIP["std"])
 
 
 @pytest.mark.parametrize("kind", ["Idefics3", "SmolVLM"])
@@ -148,7 +148,7 @@ def test_one_tile_is_equal_to_transformers_without_splitting(
     switches = {"do_image_splitting": True, "do_pad": True, "do_resize": True, "resample": 1}
     write(tmp_path, image_processor_type=f"{kind}ImageProcessor", **sizes, **switches)
     transform = assert_equal_to_transformers(kind, tmp_path, (512, 512), encoded(scene(*picture)))
-    assert (transform.resample, transform.mean, transform.longest_edge) == (1, (0.5, 0.5, 0.5), 2048)
+    assert (transform.resample, transform.normalisation.mean, transform.longest_edge) == (1, (0.5, 0.5, 0.5), 2048)
     write(tmp_path, image_processor_type=f"{kind}ImageProcessor", do_resize=False, **sizes)
     assert_equal_to_transformers(kind, tmp_path, (512, 512), encoded(scene(*picture)))
 
@@ -183,7 +183,7 @@ def test_a_processor_file_without_an_image_processor_is_passed_over(tmp_path: Pa
     write(tmp_path, "processor_config.json", processor_class="BlipProcessor")
     write(tmp_path, size=64, resample=1)
     transform = ImageTransform.from_folder(tmp_path, (64, 64), family="blip")
-    assert (transform.resample, transform.mean) == (1, CLIP["mean"])
+    assert (transform.resample, transform.normalisation.mean) == (1, CLIP["mean"])
     write(tmp_path, "processor_config.json", image_processor="Blip")
     with pytest.raises(ConfigError, match=r"image_processor = 'Blip'.*processor_config\.json"):
         ImageTransform.from_folder(tmp_path, (64, 64), family="blip")
