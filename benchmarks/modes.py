@@ -8,7 +8,6 @@ server has kernels of its own for them.
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -156,8 +155,8 @@ def measure(name: str, job: Job, kept: Path) -> dict[str, Any]:
     save = kept / name if any(other.restores == name for other in CASES.values()) else None
     job = replace(job, how=case.how, save=save, restore=kept / case.restores if case.restores else None)
     command = (sys.executable, "-m", "snapcap.benchmarks.harness.compiled_case", to_json(job))
-    with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
-        marks, found = run_measured(command, CASE_LIMIT_S, fresh_caches(Path(folder)))
+    with scratch() as folder:
+        marks, found = run_measured(command, CASE_LIMIT_S, fresh_caches(folder))
     # The mark follows the decode of a token after an image was encoded: first at the first bucket, and last at all
     # of them.
     decoded = [moment for mark, moment in marks if mark == "compile_decoder"]

@@ -17,7 +17,7 @@ from snapcap.models.families.parts.bert import bart_dimensions, bart_names
 from snapcap.models.fields import MOST, MOST_LAYERS, Fields
 from snapcap.models.names import Names
 from snapcap.models.processing.processor_config import ANSWERS
-from snapcap.models.text import INPUT, GenerationConfig, Task
+from snapcap.models.text import INPUT, Task
 
 _TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")
 _IMAGE_SIZE = 768  # size that every checkpoint was trained with; configurations do not name it
@@ -89,7 +89,9 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     encoder = _encoder(vision)
     decoder = _decoder(text, config)
     _meet(vision, encoder, text, decoder)
-    settings = _generation(generation, config, text, decoder)
+    # transformers' default special tokens, and a default length of our own.
+    specials = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
+    settings = read_generation((generation, config.values, text.values), decoder, specials, _NEW_TOKENS)
     tasks, not_done = _tasks(config)
     return Parts(encoder, decoder, replace(settings, not_done=(*settings.not_done, *not_done)), NAMES, True, tasks)
 
@@ -257,11 +259,3 @@ def _decoder(fields: Fields, config: Fields) -> Florence2Config:
         encoder_inner_size=fields.positive_int("encoder_ffn_dim", 4096),
         text_tokens=_TASK_TOKENS,
     )
-
-
-def _generation(
-    generation: Mapping[str, Any], config: Fields, text: Fields, decoder: Florence2Config
-) -> GenerationConfig:
-    """Returns the settings by transformers' rules and default special tokens, with a default length of our own."""
-    specials = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
-    return read_generation((generation, config.values, text.values), decoder, specials, _NEW_TOKENS)

@@ -8,7 +8,6 @@ from snapcap.models.families.generation import DECODER_START, read_generation
 from snapcap.models.families.parts import bert, vit
 from snapcap.models.fields import ConfigError, Fields
 from snapcap.models.names import Names
-from snapcap.models.text import GenerationConfig
 
 _GPT2_NAMES = Names(
     rules=(
@@ -63,10 +62,13 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     read_decoder, decoder_names = _DECODERS[decoder.one_of("model_type", _DECODERS)]
     vision = read_encoder(encoder)
     text = read_decoder(decoder)
+    settings = read_generation((generation, config.values, decoder.values), text)
+    if text.family == "roberta" and settings.start_id == decoder.values.get("pad_token_id", 1):
+        raise ConfigError(DECODER_START, settings.start_id, "RoBERTa gives the padding token no position")
     return Parts(
         vision,
         text,
-        _generation(generation, config.values, decoder.values, text),
+        settings,
         encoder_names + decoder_names + _PROJECTION,
         projected=_projected(vision, text, decoder),
     )
@@ -87,19 +89,3 @@ def _projected(vision: VisionConfig, text: DecoderConfig, decoder: Fields) -> bo
     if text.family != "trocr" and cross != text.hidden_size:
         raise decoder.error(field, cross, f"must equal the decoder's width {text.hidden_size}")
     return False
-
-
-def _generation(
-    generation: Mapping[str, Any],
-    config: Mapping[str, Any],
-    decoder: Mapping[str, Any],
-    text: DecoderConfig,
-) -> GenerationConfig:
-    """Reads the settings in transformers' order of files.
-
-    The first is ``generation_config.json``, then the top level of ``config.json``, then the decoder's part.
-    """
-    read = read_generation((generation, config, decoder), text)
-    if text.family == "roberta" and read.start_id == decoder.get("pad_token_id", 1):
-        raise ConfigError(DECODER_START, read.start_id, "RoBERTa gives the padding token no position")
-    return read
