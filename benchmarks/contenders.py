@@ -39,6 +39,7 @@ from snapcap.benchmarks.harness.workload import (
     scratch,
     serve_command,
 )
+from snapcap.models.errors import headline
 from snapcap.warmup.machine.capacity import available_cpus
 
 ARCHITECTURE, DECODER = "VisionEncoderDecoderModel", "gpt2"
@@ -200,8 +201,7 @@ class Turns:
             self.end = 0.0
             self.problems[name] = "not run in full: interrupted"
         except Exception as error:
-            lines = (str(error).strip() or type(error).__name__).splitlines()
-            self.problems[name] = f"failed: {lines[0][:300]}"
+            self.problems[name] = f"failed: {headline(error)[:300]}"
             print(f"{name}: {error}", file=sys.stderr)
 
 

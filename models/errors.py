@@ -1,4 +1,4 @@
-"""Defines the base class of errors that a user can fix, errors of texts, and guesses of misspelled words."""
+"""Defines the base class of errors that a user can fix, and errors of texts; guesses misspelled words."""
 
 from collections.abc import Iterable
 
@@ -25,6 +25,11 @@ class TokenizerFailed(PromptError):  # noqa: N818 - the name says what happened
     def __init__(self, cause: str) -> None:
         super().__init__("be text that the model's tokenizer can read; the tokenizer failed at this text")
         self.cause = cause
+
+
+def headline(error: BaseException) -> str:
+    """Returns the first line of an error's text, or the name of its class. Texts of torch can fill a page."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def near_words(word: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:

@@ -2,7 +2,7 @@
 
 import errno
 
-from snapcap.models.errors import UserError
+from snapcap.models.errors import UserError, headline
 
 
 class StartError(UserError):
@@ -47,5 +47,4 @@ def first_line(error: BaseException) -> str:
     text = str(error).strip()
     # Export errors are pages long. Their first line names the cause; "from user code" shows the region's line.
     place = text[text.rfind("File ") :].splitlines()[:2] if "File " in text else []
-    first = text.splitlines()[0] if text else type(error).__name__
-    return " — ".join([first, *(" ".join(part.split()) for part in place)])[:2000]
+    return " — ".join([headline(error), *(" ".join(part.split()) for part in place)])[:2000]

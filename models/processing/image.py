@@ -93,8 +93,9 @@ def read_image(data: bytes, transform: "ImageTransform", room: int | None = None
         _check_size(header.size, transform.max_pixels)
     name, final = header.format, transform.second_size
     if name == "webp" and header.size is not None:  # opening it makes a canvas of its size
-        wanted = transform.first_size(*header.size)
-        _check_room(webp_bytes(header.size, wanted, len(data), final), room)
+        canvases = header.size[0] * header.size[1] * _WEBP_PIXEL
+        resizing = _resizing(header.size, transform.first_size(*header.size), final)
+        _check_room(canvases + resizing + _COPIES * len(data), room)
     image = _open(header, transform.max_pixels)
     full = image.size
     scans = check_scans(header.data, full[0] * full[1]) if name == "jpeg" else 0
@@ -274,11 +275,6 @@ _COEFFICIENTS = 128  # bytes of a block of 8 × 8 coefficients, 2 each
 # Number of copies of the file's bytes: the file itself, and copies that a codec makes.
 _COPIES = 3
 _TABLES = 48  # bytes of the tables of Pillow's resize for each row and column
-
-
-def webp_bytes(size: Size, target: Size | None, length: int, final: Size | None) -> int:
-    """Returns `image_bytes` of a WEBP that is not open yet, because opening it makes the canvases."""
-    return size[0] * size[1] * _WEBP_PIXEL + _resizing(size, target, final) + _COPIES * length
 
 
 def image_bytes(

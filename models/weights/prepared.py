@@ -264,16 +264,10 @@ class MappedWeights:
     def damaged_chunks(self) -> list[int]:
         """Returns the numbers of the chunks that do not match their SHA-256. Reads the whole file, so no start
         calls it."""
-        with memoryview(self.memory) as memory:
-            return [
-                number
-                for number, digest in enumerate(self.header.chunks)
-                if hashlib.sha256(self._chunk(memory, number)).hexdigest() != digest
-            ]
-
-    def _chunk(self, memory: memoryview, number: int) -> memoryview:
-        begin = self.begin + number * CHUNK_BYTES
-        return memory[begin : begin + CHUNK_BYTES]
+        with memoryview(self.memory)[self.begin :] as memory:
+            chunks = (memory[start : start + CHUNK_BYTES] for start in range(0, len(memory), CHUNK_BYTES))
+            digests = [hashlib.sha256(chunk).hexdigest() for chunk in chunks]
+        return [number for number, digest in enumerate(self.header.chunks) if digests[number] != digest]
 
 
 def map_weights(file: BinaryIO, key: str) -> MappedWeights:

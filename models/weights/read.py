@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 import torch
 from torch import Tensor
 
-from snapcap.models.errors import WeightsError
+from snapcap.models.errors import WeightsError, headline
 from snapcap.models.fields import IS_POINTER, POINTER
 from snapcap.models.weights.listing import weight_files, weight_places
 
@@ -55,16 +55,11 @@ def _read(path: Path) -> dict[str, Tensor]:
             "save the model as safetensors"
         ) from error
     except OSError as error:
-        raise WeightsError(f"{path.name} cannot be read: {error.strerror or _first_line(error)}: {path}") from error
+        raise WeightsError(f"{path.name} cannot be read: {error.strerror or headline(error)}: {path}") from error
     except (ValueError, RuntimeError, EOFError) as error:
-        raise WeightsError(f"{path.name} cannot be read: {_first_line(error)}") from error
+        raise WeightsError(f"{path.name} cannot be read: {headline(error)}") from error
     except Exception as error:  # safetensors raises its own type, a direct subclass of Exception
-        raise WeightsError(f"{path.name} is damaged: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    """Returns the first line of an error's text. torch's text about a bad pickle fills a page."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise WeightsError(f"{path.name} is damaged: {headline(error)}") from error
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.errors import UserError
+from snapcap.models.errors import UserError, headline
 from snapcap.service.engine.remote.messages import Pulse
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.scheduler import RunningRequest, Scheduler
@@ -70,7 +70,7 @@ class DeviceFailures:
         if self.count == 1:
             self._since, self._memory_only = self._clock(), True
         self._memory_only = self._memory_only and health == "out_of_memory"
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        cause = headline(error)
         if health == "lost":
             raise DeviceFailedError(f"the device is lost: {cause}") from error
         if self.count < MAX_CONSECUTIVE_FAILURES:

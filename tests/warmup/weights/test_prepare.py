@@ -78,7 +78,8 @@ def test_what_does_not_fit_the_configuration_is_read_from_the_checkpoint(
 
 def test_what_cannot_be_looked_for_is_a_miss(case: Case, folder: Path) -> None:
     case.prepare()
-    transform = replace(case.checkpoint.transform, mean=(float("nan"),) * 3)
+    transform = case.checkpoint.transform
+    transform = replace(transform, normalisation=transform.normalisation._replace(mean=(float("nan"),) * 3))
     odd = case._replace(checkpoint=replace(case.checkpoint, transform=transform))
     assert odd.find().result == "miss"
     (folder / "model.safetensors").unlink()
@@ -181,7 +182,8 @@ def test_the_configuration_and_the_sources_are_part_of_the_layout(
 ) -> None:
     config, transform = case.checkpoint.config, case.checkpoint.transform
     first = layout_digest(config, transform)
-    assert layout_digest(config, replace(transform, mean=(0.1, 0.2, 0.3))) != first
+    other = replace(transform, normalisation=transform.normalisation._replace(mean=(0.1, 0.2, 0.3)))
+    assert layout_digest(config, other) != first
     assert layout_digest(replace(config, projected=not config.projected), transform) != first
     models = Path(__file__).parents[3] / "models"
     copy = shutil.copytree(models, tmp_path / "models", ignore=shutil.ignore_patterns("demo", "__pycache__"))
