@@ -26,7 +26,6 @@ class ConfigError(UserError, ValueError):
         shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
         super().__init__(f"unsupported {field} = {shown}: {why}")
         self.field = field
-        self.value = value
 
 
 class FileError(ConfigError):
@@ -37,7 +36,6 @@ class FileError(ConfigError):
         reason = error if isinstance(error, str) else error.strerror or error
         UserError.__init__(self, f"{path} cannot be read: {reason}")
         self.field = path.name
-        self.value = None
 
 
 def is_there(path: Path) -> bool:

@@ -175,17 +175,13 @@ def _read_header(data: bytes) -> Header:
 
 
 def _check_size(size: Size, max_pixels: int, longest: int = LONGEST_SIDE) -> None:
-    width, height = size
-    if width * height > max_pixels:
-        raise ImageError(
-            "too_large",
-            f"an image of {width}×{height} pixels is over the limit of {max_pixels} pixels; scale it down first",
-        )
+    (width, height), why = size, ""
     if max(size) > longest:
-        raise ImageError(
-            "too_large",
-            f"an image of {width}×{height} pixels has a side of more than {longest}; scale it down first",
-        )
+        why = f"has a side of more than {longest}"
+    if width * height > max_pixels:
+        why = f"is over the limit of {max_pixels} pixels"
+    if why:
+        raise ImageError("too_large", f"an image of {width}×{height} pixels {why}; scale it down first")
 
 
 def _check_target(target: Size | None) -> None:

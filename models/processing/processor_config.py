@@ -155,8 +155,6 @@ def size(
             return height, width
         case {"shortest_edge": int(edge), **others} if edge > 0 and not any(others.values()):
             return edge
-        case _:
-            pass
     raise config.error(field, value, "a number of pixels, a height and width, or a shortest_edge is expected")
 
 
@@ -189,8 +187,6 @@ def longest_edge(config: Fields, field: str, default: int) -> int:
     match value:
         case {"longest_edge": int(edge), **others} if 0 < edge <= MOST_EDGE and not any(others.values()):
             return edge
-        case _:
-            pass
     raise config.error(field, value, f"a longest_edge of at most {MOST_EDGE} pixels is expected")
 
 
