@@ -387,21 +387,16 @@ def load_codecs() -> None:
 
 def opened(data: bytes, name: str) -> Image.Image:
     """Returns the picture with its header read, by the plugin of format ``name``."""
+    plugin: Any = import_module(_RARE[name]) if name in _RARE else None
     if name == "heic":
-        opened: Image.Image = _plugin(name).HeifImageFile(io.BytesIO(data))
-        return opened
-    plugin = _plugin(name) if name in _RARE else None
+        heif: Image.Image = plugin.HeifImageFile(io.BytesIO(data))
+        return heif
+    if name == "tiff":
+        plugin.OPEN_INFO.update(LAYOUTS)
     image = Image.open(io.BytesIO(data), formats=(name.upper(),))
     if name == "tiff":
         mend_tiles(image, plugin)
     return image
-
-
-def _plugin(name: str) -> Any:
-    plugin: Any = import_module(_RARE[name])
-    if name == "tiff":
-        plugin.OPEN_INFO.update(LAYOUTS)
-    return plugin
 
 
 def draft(image: Image.Image, least: Size | None) -> Box | None:

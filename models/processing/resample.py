@@ -36,10 +36,6 @@ class Pixels(NamedTuple):
     size: Size
     data: bytes | bytearray
 
-    @classmethod
-    def of(cls, picture: "Image.Image") -> "Pixels":
-        return cls(picture.size, picture.tobytes())
-
     def image(self) -> "Image.Image":
         from PIL import Image  # noqa: PLC0415 - a process that only passes images on does without Pillow
 
@@ -138,4 +134,4 @@ def resized(
         return resampler.resized(image, filter_, steps, box)
     for size in steps:
         image, box = image.resize(size, Image.Resampling(filter_), box=box), None
-    return Pixels.of(image)
+    return Pixels(image.size, image.tobytes())

@@ -202,7 +202,7 @@ def _wrong_size(size: tuple[int, int], expected: str) -> ImageError:
 
 
 def _normalisation(config: Fields, preset: fields.ProcessorDefaults) -> Normalisation:
-    """Returns the normalisation that the file names. It is neutral where rescaling and normalising are off."""
+    """Returns the normalisation that the file names, which is neutral where rescaling and normalising are off."""
     factor = config.number("rescale_factor", 1 / 255)
     rescale = factor if config.switch("do_rescale", True) else 1.0
     mean = fields.channels(config, "image_mean", preset.mean)

@@ -163,4 +163,4 @@ def test_a_grid_that_the_array_has_no_room_for_is_made_smaller() -> None:
 def test_only_whole_tokens_that_fit_are_packed() -> None:
     for size in ((33, 32), (32, 31), (32 * 11, 32)):
         with pytest.raises(ImageError, match="does not make 1 to 10 tokens"):
-            pack(Pixels.of(scene(*size)), 10)
+            pack(Pixels(size, scene(*size).tobytes()), 10)

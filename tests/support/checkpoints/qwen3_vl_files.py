@@ -168,7 +168,7 @@ def picture(rows: int, columns: int, seed: int = 0) -> Image.Image:
 
 def packed(pictures: Sequence[Image.Image], tokens: int) -> list[np.ndarray]:
     """Returns the pictures as our encoder takes them, with room for ``tokens`` tokens."""
-    arrays = [pack(Pixels.of(each), tokens) for each in pictures]
+    arrays = [pack(Pixels(each.size, each.tobytes()), tokens) for each in pictures]
     return [np.frombuffer(each.data, np.uint8).reshape(each.size[1], each.size[0], 3).copy() for each in arrays]
 
 
