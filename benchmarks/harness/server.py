@@ -138,8 +138,7 @@ class Process:
 
     def log(self) -> str:
         """Returns the output so far."""
-        with open(f"/proc/self/fd/{self._log.fileno()}", errors="replace") as log:
-            return log.read()
+        return Path(f"/proc/self/fd/{self._log.fileno()}").read_text(errors="replace")
 
     def wait(self, limit: float) -> None:
         """Waits until the process has ended successfully.
