@@ -32,8 +32,7 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region, Weights
 from snapcap.models.weights.load import load_weights
 from snapcap.warmup.build.builder import BuildJob
-from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
-from snapcap.warmup.build.interface import share_interface
+from snapcap.warmup.build.environment import share_interface, skip_denied_locks, skip_vector_tests
 from snapcap.warmup.machine.worker import Task, serve_tasks
 from snapcap.warmup.plan.memory import MemoryPlan
 from snapcap.warmup.plan.plan import Bucket, inductor_options
