@@ -299,10 +299,10 @@ class FolderStore:
             time.sleep(0.02)
 
     @contextlib.contextmanager
-    def _at(self, name: str = "") -> Iterator[Path]:
+    def _at(self, name: str | None = None) -> Iterator[Path]:
         """Yields the path of an object, or of the folder without a name. Maps an error of the file system inside
         the block to a StoreError about this path."""
-        path = self.path(name) if name else self.root
+        path = self.root if name is None else self.path(name)
         try:
             yield path
         except OSError as error:
