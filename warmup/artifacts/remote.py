@@ -33,8 +33,7 @@ from snapcap.warmup.s3.client import (
     translated,
     upload_checked,
 )
-from snapcap.warmup.s3.download import Download, S3Object, download
-from snapcap.warmup.s3.download import Ranges as ObjectRanges
+from snapcap.warmup.s3.download import ObjectRanges, S3Object, download
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -141,13 +140,11 @@ class S3Store:
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         # ETags would cost a request for each object; the content's digest is checked instead.
-        items = {
-            folder / uuid4().hex: (name, S3Object(self._key(name), size, etag="")) for name, size in sizes.items()
-        }
-        downloads = [Download(entry, path) for path, (_, entry) in items.items()]
+        names = {folder / uuid4().hex: name for name in sizes}
+        objects = {path: S3Object(self._key(name), sizes[name], etag="") for path, name in names.items()}
         with self._at():
-            for item in download(self.s3, self.bucket, downloads, deadline):
-                yield items[item.dest][0], item.dest
+            for path in download(self.s3, self.bucket, objects, deadline):
+                yield names[path], path
 
     @contextlib.contextmanager
     def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:

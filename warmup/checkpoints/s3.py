@@ -30,7 +30,7 @@ from snapcap.warmup.machine.files import make_folder, open_regular, sync, write_
 from snapcap.warmup.machine.worker import within
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.client import Ending, S3Error, client, split_uri
-from snapcap.warmup.s3.download import Download, Ranges, S3Object, download, list_objects, remove_parts
+from snapcap.warmup.s3.download import ObjectRanges, S3Object, download, list_objects, remove_parts
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -68,13 +68,13 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
             report_unasked(source, error)
             return folder
         record = _prepare(folder, wanted)
-        missing = [Download(entry, folder / name) for name, entry in wanted.items() if name not in record]
+        missing = {folder / name: entry for name, entry in wanted.items() if name not in record}
         boot = _boot()
-        for item in download(s3 or client(options), bucket, missing, deadline) if missing else ():
+        for path in download(s3 or client(options), bucket, missing, deadline) if missing else ():
             if boot is None:
-                sync(item.dest)
-            name = item.dest.relative_to(folder).as_posix()
-            record[name] = _entry(item.source) | ({"boot": boot} if boot else {})
+                sync(path)
+            name = path.relative_to(folder).as_posix()
+            record[name] = _entry(wanted[name]) | ({"boot": boot} if boot else {})
             _write(folder, record)
         if (folder / _PARTIAL).exists():
             (folder / _PARTIAL).unlink()
@@ -197,7 +197,7 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
         where = f"s3://{bucket}/{entry.key}"
         if entry.size > MOST_INDEX_BYTES:
             raise CheckpointError(f"{where} has more than {MOST_INDEX_BYTES} bytes")
-        return b"".join(Ranges(s3, bucket, entry, deadline, Ending()).read(0, entry.size)) if entry.size else b""
+        return b"".join(ObjectRanges(s3, bucket, entry, deadline, Ending()).read(0, entry.size)) if entry.size else b""
 
     by_name = listed()
     if not by_name:
