@@ -55,24 +55,24 @@ GRACE = 3.0  # seconds for starting Python, and for the worker to report its own
 
 @dataclass(frozen=True)
 class FetchJob:
-    """Holds the store, the local folder, and the model's source if the model is fetched too. ``store`` names the
-    signing key only if the worker has to sign."""
+    """Holds the store, the local folder and the model's source. ``store`` names the signing key only if the worker
+    has to sign."""
 
     store: StoreOptions
     s3: S3Options
     folder: Path
-    source: str = ""
+    source: str
 
     @classmethod
-    def of(cls, options: StartOptions, *, model: bool = False, signs: bool = False) -> "FetchJob":
-        """``model``: fetch the model too, and not only its packages. ``signs``: the worker publishes."""
+    def of(cls, options: StartOptions, *, signs: bool = False) -> "FetchJob":
+        """``signs``: the worker publishes."""
         store = replace(
             options.store,
             trusted_keys=options.store.accepted_keys,
             sign_key=options.store.sign_key if signs else None,
             remote_cache="",  # the address may hold a password, and only compilers need it
         )
-        return cls(store, options.s3, options.store_folder.absolute(), options.model.source if model else "")
+        return cls(store, options.s3, options.store_folder.absolute(), options.model.source)
 
 
 class Fetcher:

@@ -194,10 +194,10 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
         entry = by_name[index]
         if folder is not None and _is_current(_read(folder).get(index), entry, folder / index):
             return (folder / index).read_bytes()
-        where = f"s3://{bucket}/{entry.key}"
+        ranges = ObjectRanges(s3, bucket, entry, deadline, Ending())
         if entry.size > MOST_INDEX_BYTES:
-            raise CheckpointError(f"{where} has more than {MOST_INDEX_BYTES} bytes")
-        return b"".join(ObjectRanges(s3, bucket, entry, deadline, Ending()).read(0, entry.size)) if entry.size else b""
+            raise CheckpointError(f"{ranges.where} has more than {MOST_INDEX_BYTES} bytes")
+        return b"".join(ranges.read(0, entry.size)) if entry.size else b""
 
     by_name = listed()
     if not by_name:

@@ -61,7 +61,7 @@ def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
 def _job(options: StartOptions) -> "FetchJob":
     from snapcap.warmup.artifacts.worker import FetchJob  # noqa: PLC0415  while the process imports
 
-    return FetchJob.of(options, model=True)
+    return FetchJob.of(options)
 
 
 def close_behind(fetcher: "ModelFetcher | None", coming: Sequence["Future[Any]"]) -> None:

@@ -25,7 +25,7 @@ from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.remote import trust_of
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError, blob_name
-from snapcap.warmup.artifacts.worker import GRACE, MODULE, Fetcher, FetchJob
+from snapcap.warmup.artifacts.worker import GRACE, Fetcher
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints.local import kind_of, report_unasked
 from snapcap.warmup.errors import StartError
@@ -53,7 +53,7 @@ class ModelFetcher(Fetcher):
     ``weights`` in this order, then ``close``, which ends the worker. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
-        super().__init__(options, worker or Worker(MODULE, FetchJob.of(options, model=True)))
+        super().__init__(options, worker)
         self._fetched = 0  # bytes of weights that the worker has downloaded, and syncs before it ends
         self._end = time.monotonic() + options.store.deadline + GRACE  # deadline of all tasks before the weights
 
