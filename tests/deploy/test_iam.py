@@ -68,7 +68,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def artifacts(files: dict[str, Path]) -> ArtifactManifest:
-    return new_manifest("aot", FACTORS, describe_all(files), "0.1.0")
+    return new_manifest("aot", FACTORS, describe_all(files))
 
 
 def test_the_builder_publishes_and_a_server_fetches(

@@ -22,7 +22,6 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
-from snapcap.warmup.version import snapcap_version
 from snapcap.warmup.weights.find import content_digest, identify, model_factors, prepared_name, recorded_digest
 
 _logger = logging.getLogger("snapcap.build")
@@ -84,7 +83,7 @@ def publish_built(
     files = {name: file.path for name, file in entries.items()}
     blobs = {name: file.blob for name, file in entries.items()}  # digests of the checked files
     metadata = {"signatures": dict(built.input_specs)}
-    manifest = new_manifest("aot", factors, blobs, snapcap_version(), metadata)
+    manifest = new_manifest("aot", factors, blobs, metadata)
     if found.result == "hit":
         local = Published("exists", found.reason)
     else:
@@ -142,7 +141,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
     if (identify(folder), downloaded_identity(source, folder)) != before:
         raise StoreError("the checkpoint was changed while it was read; run snapcap build --weights again")
     weights = Weights(blob, chunks, digest, before[1])
-    manifest = new_manifest("model", model_factors(options), described, snapcap_version(), weights=weights)
+    manifest = new_manifest("model", model_factors(options), described, weights=weights)
     return ModelFiles(manifest, files, path)
 
 
@@ -156,5 +155,5 @@ def report(published: Published, status: StartupStatus) -> None:
 def publish_jit(files: Mapping[str, Path], factors: Factors, options: StartOptions, found: Fetched) -> Published:
     """Publish a jit set to the local folder. Replaces the ``found`` set if it was incomplete or unusable. Raises
     StartError, StoreError and OSError as ``publish_built`` does."""
-    manifest = new_manifest("jit", factors, describe_all(files), snapcap_version())
+    manifest = new_manifest("jit", factors, describe_all(files))
     return _publish_locally(manifest, files, options, found)

@@ -39,7 +39,7 @@ def revoked(tmp_path: Path, successor: Signer) -> Trust:
 
 @pytest.fixture(params=["aot", "jit"])
 def a_set(request: pytest.FixtureRequest, files: dict[str, Path], factors: dict[str, Any]) -> Manifest:
-    return new_manifest(request.param, factors | {"kind": request.param}, describe_all(files), "0.1.0")
+    return new_manifest(request.param, factors | {"kind": request.param}, describe_all(files))
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_what_jit_makes_from_another_s_set_does_not_outlive_the_trust_in_it(
     )
     options = replace(options, store=store)
     local, made = FolderStore.open(options.store_folder), {PAYLOAD: files["blocks.pt2"]}
-    theirs = new_manifest("jit", JIT, describe_all(made), "1")
+    theirs = new_manifest("jit", JIT, describe_all(made))
     assert publish(local, theirs, made, signer).result == "published"
     found = get(None, local, trust, theirs)
     assert found.result == "hit"
@@ -236,7 +236,7 @@ def test_nobody_signs_for_a_set_that_is_not_trusted(
     options: StartOptions, tmp_path: Path, files: dict[str, Path], signer: Signer
 ) -> None:
     local = FolderStore.open(options.store_folder)
-    theirs = new_manifest("jit", JIT, describe_all(files), "1")
+    theirs = new_manifest("jit", JIT, describe_all(files))
     assert publish(local, theirs, files, signer).result == "published"
     signing = replace(options, store=replace(options.store, sign_key=tmp_path / "b"))
     published = publish_in_worker(artifact_key(JIT), signing, replace=False)

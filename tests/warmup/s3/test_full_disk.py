@@ -205,7 +205,7 @@ def test_artifacts_that_find_no_space_are_a_labelled_error(
     remote = make_s3_store("moto")
     (tmp_path / "large").write_bytes(os.urandom(SMALL + 1))
     files = {"large": tmp_path / "large"}
-    large = new_manifest("aot", manifest.factors, describe_all(files), "1")
+    large = new_manifest("aot", manifest.factors, describe_all(files))
     assert publish(remote, large, files, signer).result == "published"
     local = FolderStore.open(small_disk / "store")
     fetched = fetch(remote, local, large.key, large.factors, trust, 60)
