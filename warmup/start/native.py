@@ -113,7 +113,7 @@ class NativeLoader:
 
             libtorch = Libtorch(library)
             self._memory = host = NativeMemory(libtorch)
-            self._packages = NativePackages(libtorch, self._containers, threads=plan.threads)
+            self._packages = NativePackages(libtorch, threads=plan.threads)
             # libtorch keeps the number of threads for each calling thread.
             if not standalone or plan.threads >= max(available_cpus(), 2):
                 libtorch.set_num_threads(plan.threads)
@@ -132,7 +132,7 @@ class NativeLoader:
         self._beside.enter_context(loading_cublas(library, libtorch, cuda, plan.dtype))
         device = NativeCudaDevice(libtorch, cuda)
         self._memory = device.memory
-        self._packages = NativePackages(libtorch, self._containers, cuda.stream)
+        self._packages = NativePackages(libtorch, cuda.stream)
         return device
 
     def load_model(
@@ -157,4 +157,5 @@ class NativeLoader:
     ) -> "Backend":
         from snapcap.warmup.runtime.model import AotBackend  # noqa: PLC0415  no other start needs it
 
-        return AotBackend(self._entries, self._artifacts.input_specs, model, self._packages)
+        calls = self._packages.function_of, self._packages.eager
+        return AotBackend(self._entries, self._artifacts.input_specs, model, self._containers, *calls)
