@@ -93,8 +93,9 @@ class Preparation:
             try:
                 return self.fetcher.describe()
             except NotFetchedError as error:
-                _report_weights(FoundWeights(error.result, error.reason))
-                return FoundWeights(error.result, error.reason)
+                found = FoundWeights(error.fetched.result, error.fetched.reason)
+                _report_weights(found)
+                return found
 
     def _plan(self) -> Planned:
         options, published = self.options, self.published.result()

@@ -87,10 +87,10 @@ class ModelFetcher(Fetcher):
                 report_unasked(self._options.model.source, told.unasked)
             model = self._described(local, key)
             if model is None:
-                raise NotFetchedError("error", "the files that the worker process fetched are missing")
+                raise NotFetchedError(Fetched("error", "the files that the worker process fetched are missing"))
             return model
         except Exception as error:
-            raise NotFetchedError.of(error) from error
+            raise NotFetchedError(Fetched.failed(error)) from error
 
     def weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
         """Wait until the weights are downloaded, and map them. Raises nothing."""
@@ -100,7 +100,7 @@ class ModelFetcher(Fetcher):
             self._set_aside(model.found)
             return FoundWeights("corrupt", str(error))
         except Exception as error:
-            failed = NotFetchedError.of(error)
+            failed = Fetched.failed(error)
             return FoundWeights(failed.result, failed.reason)
 
     def _set_aside(self, found: Found) -> None:
@@ -125,9 +125,8 @@ class ModelFetcher(Fetcher):
             if self._fetched:
                 self._bring({"do": "finish"}, time.monotonic() + FINISH_S + GRACE)
         except NotFetchedError as error:
-            _logger.warning(
-                "weights are fetched again by the next start", extra={"fields": {"reason": error.reason}}
-            )
+            fields = {"reason": str(error)}
+            _logger.warning("weights are fetched again by the next start", extra={"fields": fields})
         finally:
             super().close()
 
@@ -184,5 +183,5 @@ class ModelFetcher(Fetcher):
         """Returns the worker's answer to a task. Raises NotFetchedError if the task failed."""
         told = self._ask(task, end)
         if told.result != "hit":
-            raise NotFetchedError(told.result, told.reason, told.differences)
+            raise NotFetchedError(told)
         return told

@@ -46,8 +46,8 @@ def find(
 def failed(*given: Any, **more: Any) -> tuple[str, str]:
     with pytest.raises(NotFetchedError) as raised:
         find(*given, **more)
-    assert "\n" not in raised.value.reason
-    return raised.value.result, raised.value.reason
+    assert "\n" not in str(raised.value)
+    return raised.value.fetched.result, str(raised.value)
 
 
 def test_it_is_brought_with_its_small_files(
@@ -123,7 +123,7 @@ def test_a_source_that_does_not_say_its_revision_is_an_error(
 
     with pytest.raises(NotFetchedError, match="access is denied") as raised:
         fetch_model(shop, local, FACTORS, trust, identify, FAR)
-    assert raised.value.result == "error"
+    assert raised.value.fetched.result == "error"
 
 
 @pytest.mark.parametrize("kind", ["denied", "silent"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts.fetch import NotFetchedError
+from snapcap.warmup.artifacts.fetch import Fetched, NotFetchedError
 from snapcap.warmup.checkpoints import source
 from snapcap.warmup.checkpoints.local import CheckpointError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
@@ -38,7 +38,7 @@ class Fetcher:
     def describe(self) -> SimpleNamespace:
         self.may_answer.wait(PATIENCE)
         if self._folder is None:
-            raise NotFetchedError(self._result, "nothing there")
+            raise NotFetchedError(Fetched(self._result, "nothing there"))
         weights = SimpleNamespace(identity=REVISION)
         return SimpleNamespace(folder=self._folder, found=SimpleNamespace(weights=weights))
 
