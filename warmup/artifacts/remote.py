@@ -63,8 +63,8 @@ class S3Store:
     bucket: str
     prefix: str
     is_remote = True
-    _conditional: bool | None = None  # the canary's result, once it has run
-    _verified: bool | None = None  # whether the first upload had the right size, once it is known
+    _conditional: bool | None = None  # result of the canary; None until it has run
+    _verified: bool | None = None  # True if the first upload had the right size; None until this is known
     _canary: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod

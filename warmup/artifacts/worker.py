@@ -6,8 +6,8 @@ not trust the worker, and verifies the files again.
 
     job   {"store": …, "s3": …, "folder": …, "source": …}
     task  {"do": "packages", "key": …, "factors": …}    fetches an artifact set
-          {"do": "model", "factors": …, "download": …}  fetches a model's small files; begins to download its
-          weights {"do": "weights"}                             waits until the weights are downloaded
+          {"do": "model", "factors": …, "download": …}  fetches a model's small files, begins with its weights
+          {"do": "weights"}                             waits until the weights are downloaded
           {"do": "finish"}                              waits until the weights are synced to the disk
           {"do": "publish", "key": …, "replace": …}     publishes the folder's set to the remote store
 

@@ -212,7 +212,7 @@ def _not_a_file(path: Path) -> NotAFileError:
 
 
 def _others_in(group: int) -> set[str]:
-    """The names of a group's members that this system knows, without this user and root."""
+    """Returns the names of a group's members that this system knows, without this user and root."""
     import grp  # noqa: PLC0415 - few starts ask the system's databases
     import pwd  # noqa: PLC0415
 

@@ -287,7 +287,7 @@ class Worker:
             self._signal_and_reap()
 
     def _signal_and_reap(self) -> None:
-        """With the lock held."""
+        """Kills the process group and reaps the process. The caller holds the lock."""
         self._signal()
         process, self._process = self._process, None
         if process is not None:
@@ -297,7 +297,7 @@ class Worker:
                 threading.Thread(target=process.wait, name="reap", daemon=True).start()
 
     def _signal(self) -> None:
-        """With the lock held."""
+        """Kills the process group. The caller holds the lock."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # otherwise its compilers would go on

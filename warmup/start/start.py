@@ -119,7 +119,7 @@ class Loader(AbstractContextManager[object], Protocol[B]):
 
 
 class _SmallerPlanError(Exception):
-    """The device has no room for the largest buckets."""
+    """Says that the device has no room for the largest buckets. ``plan``: the plan without these buckets."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(f"buckets {plan.step_table.sizes} fit")
@@ -223,9 +223,9 @@ def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = Fal
 
 
 def _without_torch(preparation: Preparation) -> StartedModel | None:
-    """A warm model, or None where something does not work, so that torch is needed. Then the thread's CUDA stream
-    may be another than the default one. Raises StartError if a setting does not fit, or weights or device are
-    damaged."""
+    """Returns a warm model, or None if the packages or weights do not work without torch's module. Then the
+    thread's CUDA stream may be another than the default one. Raises StartError if a setting does not fit, or the
+    weights or the device are damaged."""
     artifacts = preparation.artifacts.result()
     if artifacts is None:
         raise TypeError("a start without torch, and without packages")
@@ -257,10 +257,10 @@ def _identity(artifacts: Artifacts, mapped: "MappedWeights | None") -> str:
 
 
 def before_ready(backend: str, plan: Plan, options: StartOptions) -> tuple[Bucket, ...]:
-    """The buckets that are warm before READY; the others are warmed between two steps of the first requests.
-    ``backend`` is what serves, and not what was asked for."""
+    """Returns the buckets that are warm before READY. Other buckets are warmed between two steps of the first
+    requests. ``backend``: the name of the backend that serves, which may differ from the option."""
     if backend == "eager" and options.compute.backend != "eager" and plan.device_type == "cuda":
-        # No artifacts: serve at once. Here each bucket waits for kernels that CUDA loads when they are launched.
+        # Without artifacts the server serves at once: each bucket would wait for kernels that CUDA loads at launch.
         return plan.table.buckets[:1]
     # Packages are warm in a moment, jit would compile on the device thread while it serves, and on a CPU eager has
     # nothing to wait for.
@@ -268,7 +268,8 @@ def before_ready(backend: str, plan: Plan, options: StartOptions) -> tuple[Bucke
 
 
 def torch_is_needed(options: StartOptions) -> str | None:
-    """Why torch's module has to be imported, where that is certain: it begins at once then."""
+    """Returns why torch's module must be imported if options and local files show it, so that the import begins at
+    once; else None."""
     if options.compute.backend in ("eager", "jit"):
         return f"the {options.compute.backend} backend was asked for"
     if not options.model.prepared_weights:
@@ -297,7 +298,7 @@ def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | Non
 
 
 def _missing_part(preparation: Preparation, options: StartOptions) -> str | None:
-    """Returns what the results that are there say: the part that is missing, or None."""
+    """Returns why torch is needed, by the steps of the preparation that are done; None if no part is missing."""
     published = preparation.published
     if published.done() and isinstance(published.result(), FoundWeights) and not _has_prepared_weights(options):
         return "there are no prepared weights of this model"
@@ -333,7 +334,8 @@ def _require_room(preparation: Preparation) -> None:
 
 
 def _begin_import(reason: str, pool: ThreadPoolExecutor, timeline: Timeline) -> "Future[None]":
-    """Import torch on a thread. Raises StartError if there is no such module; ``reason``: why it is needed."""
+    """Import torch on a thread. ``reason``: why the import is needed. Raises StartError if torch's Python module is
+    not installed."""
     if not has_torch_module():
         raise StartError(
             f"torch's libraries are installed here without its Python module, which is needed as {reason}; "
