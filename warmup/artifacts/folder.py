@@ -183,7 +183,6 @@ class FolderStore:
     def upload(self, name: str, source: Path) -> None:
         with self._at(name) as path, new_file(path) as temporary:
             _copy_file(source, temporary)
-            commit(temporary, path)
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         for name, size in sizes.items():
@@ -226,7 +225,6 @@ class FolderStore:
         with self._at(f"{_BUILT}/{_version(envelope)}") as path, new_file(path) as temporary:
             temporary.touch()
             temporary.write_text(str(temporary.stat().st_ino))
-            commit(temporary, path)
 
     def is_vouched(self, envelope: bytes) -> bool:
         """Returns whether ``vouch`` was called with this envelope, in this folder.
@@ -263,7 +261,6 @@ class FolderStore:
                 os.link(source, temporary, follow_symlinks=False)
             except OSError:  # the file system has no links
                 _copy_file(source, temporary)
-            commit(temporary, path)
 
     def adopt(self, source: Path, blob: Blob) -> bool:
         """Move a file of ``scratch`` to its place among the blobs. Returns False if it has other content."""

@@ -150,12 +150,14 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path``. ``commit`` moves the file to ``path``; otherwise it is removed."""
+def new_file(path: Path, durable: bool = True) -> Iterator[Path]:
+    """Yields a temporary path beside ``path``. After the block, ``commit`` moves the file to ``path``; if the block
+    raises, the file is removed. ``durable``: as for ``commit``."""
     make_folder(path.parent)
     temporary = path.with_name(f".{uuid4().hex}")
     try:
         yield temporary
+        commit(temporary, path, durable)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -177,9 +179,8 @@ def commit(temporary: Path, path: Path, durable: bool = True) -> None:
 def write_file(path: Path, data: bytes, durable: bool = True) -> None:
     """Writes a file, whole or not at all, in place of any other of its name. ``durable``: as for ``commit``. Raises
     OSError if it cannot be written."""
-    with new_file(path) as temporary:
+    with new_file(path, durable) as temporary:
         temporary.write_bytes(data)
-        commit(temporary, path, durable)
 
 
 def remove_left(files: Iterable[Path], alone: bool | None) -> None:
