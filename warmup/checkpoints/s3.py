@@ -30,7 +30,7 @@ from snapcap.warmup.machine.files import make_folder, open_regular, sync, write_
 from snapcap.warmup.machine.worker import within
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.client import Ending, S3Error, client, split_uri
-from snapcap.warmup.s3.download import ObjectRanges, S3Object, download, list_objects, remove_parts
+from snapcap.warmup.s3.download import ObjectRanges, S3Object, download, list_objects, remove_unfinished
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -59,7 +59,7 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     deadline = time.monotonic() + options.deadline
     try:
         bucket, _ = split_uri(source)
-        folder = local_folder(source, cache, options)
+        folder = download_folder(source, cache, options)
         try:
             s3, wanted = _listed(source, folder, options, deadline, brief=is_whole(folder))
         except (S3Error, TimeoutError) as error:
@@ -125,7 +125,7 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def local_folder(source: str, cache: Path, options: S3Options) -> Path:
+def download_folder(source: str, cache: Path, options: S3Options) -> Path:
     """Returns the folder that ``download_checkpoint`` would use. Raises S3Error if the source is invalid."""
     bucket, prefix = split_uri(source)
     # Equal prefixes of different buckets and stores have different folders.
@@ -221,7 +221,7 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
     make_folder(folder, 0o755)
     for place in {folder, *((folder / name).parent for name in wanted)}:
         if place.is_dir():
-            remove_parts(place)
+            remove_unfinished(place)
     known = _read(folder)
     record: Record = {}
     for name, entry in known.items():

@@ -174,7 +174,7 @@ def download(s3: "S3Client", bucket: str, items: Mapping[Path, S3Object], deadli
             job.discard()
 
 
-def remove_parts(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove unfinished files of killed downloads from a folder. Files of running downloads stay. Raises OSError if
     the folder cannot be read."""
     for path in folder.iterdir():

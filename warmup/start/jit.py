@@ -118,19 +118,16 @@ class Jit:
     def publish(self) -> "Future[list[Published]]":
         """Publish the compiled graphs if this start compiled any: to the local folder now, and to S3, if it is
         writable, on a thread. The future has the result of each; it is empty if nothing was compiled."""
-        outcome: Future[list[Published]] = Future()
-        artifacts = self._artifacts
-        missed = cache_counts().misses > 0 or not self._restored
-        if artifacts is None or not missed:
-            outcome.set_result([])
-            return outcome
-        replacing = artifacts.hit or artifacts.fetched.unusable
-        local = self._publish_locally(artifacts)
-        if local is None or not local.done or not self._options.store.publishes_to_remote:
+        artifacts, local = self._artifacts, None
+        if artifacts is not None and (cache_counts().misses > 0 or not self._restored):
+            local = self._publish_locally(artifacts)
+        if artifacts is None or local is None or not local.done or not self._options.store.publishes_to_remote:
+            outcome: Future[list[Published]] = Future()
             outcome.set_result([local] if local else [])
             return outcome
 
         def publish() -> list[Published]:
+            replacing = artifacts.hit or artifacts.fetched.unusable
             remote = publish_in_worker(artifacts.key, self._options, replacing)
             report(remote, self._status)
             return [local, remote]
