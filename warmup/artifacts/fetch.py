@@ -259,10 +259,21 @@ def fetch_model(
         return found
 
 
-def local_model(local: FolderStore, key: str, trust: Trust) -> Found | None:
-    """Returns the manifest of a model in the folder, built or fetched there; None without one. Raises ManifestError
-    if the manifest is damaged, or no trusted key has signed it, and StoreError if the manifest cannot be read."""
-    return _Transfer(local, model_name(key), key, trust, 0.0).local_manifest()
+@dataclass(frozen=True)
+class Described:
+    """Holds a published model. ``folder`` has its small files, like a checkpoint's folder."""
+
+    found: Found
+    folder: Path
+
+
+def local_model(local: FolderStore, key: str, trust: Trust) -> Described | None:
+    """Returns a model in the folder, built or fetched there; None if its manifest or one of its small files is
+    missing. Raises ManifestError if the manifest is damaged, or no trusted key has signed it, and StoreError if the
+    manifest cannot be read."""
+    found = _Transfer(local, model_name(key), key, trust, 0.0).local_manifest()
+    folder = None if found is None else described(local, found.manifest)
+    return None if found is None or folder is None else Described(found, folder)
 
 
 def described(local: FolderStore, manifest: Manifest) -> Path | None:

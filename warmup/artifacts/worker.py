@@ -90,13 +90,14 @@ class Fetcher:
         self._worker.stop()
 
     def packages(self, key: str, factors: Factors, trust: Trust) -> Fetched:
-        """Does what ``fetch`` does; the worker reads the remote store. A set in the local folder needs no worker.
-        ``trust``: the trust of the options. Raises StoreRefusedError if the local folder cannot be used."""
-        started, deadline = time.monotonic(), self._options.store.deadline
+        """Does what ``fetch`` does; the worker reads the remote store, if there is one. A set in the local folder
+        needs no worker. ``trust``: the trust of the options. Raises StoreRefusedError if the local folder cannot be
+        used."""
+        started, store = time.monotonic(), self._options.store
         local = FolderStore.open(self._options.store_folder)
-        look = partial(fetch, None, local, key, factors, trust, deadline)
+        look = partial(fetch, None, local, key, factors, trust, store.deadline)
         found = look()
-        if found.result != "hit":
+        if found.result != "hit" and store.remote is not None:
             told = self._ask({"do": "packages", "key": key, "factors": factors})
             # The worker's answer gives a reason for the log. Only files that this process then verifies can be run.
             here = look() if told.result == "hit" else told
@@ -126,11 +127,8 @@ def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | N
     """Looks up the artifact set of these factors in the local folder, then in the remote store, from which the set
     is downloaded. ``fetcher``: reads the remote store; None makes a new one. Raises StartError if the store must
     not be opened as configured."""
-    store, key, trust = options.store, artifact_key(factors), trust_of(options.store)
+    key, trust = artifact_key(factors), trust_of(options.store)
     try:
-        if store.remote is None:
-            local = FolderStore.open(options.store_folder)
-            return Artifacts(key, factors, fetch(None, local, key, factors, trust, store.deadline))
         with contextlib.nullcontext(fetcher) if fetcher else contextlib.closing(Fetcher(options)) as fetching:
             return Artifacts(key, factors, fetching.packages(key, factors, trust))
     except StoreError as error:  # without the local folder no artifact can be loaded, but eager can serve

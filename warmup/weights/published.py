@@ -13,13 +13,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared import PreparedError
 from snapcap.warmup.artifacts.download import VERIFIED, fetched_name, fetching_name
-from snapcap.warmup.artifacts.fetch import Fetched, Found, NotFetchedError, described, local_model, local_weights
+from snapcap.warmup.artifacts.fetch import Described, Fetched, Found, NotFetchedError, local_model, local_weights
 from snapcap.warmup.artifacts.folder import FolderStore, check_owner
 from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.remote import trust_of
@@ -38,14 +36,6 @@ from snapcap.warmup.weights.find import FoundWeights, map_used, model_factors, p
 
 FINISH_S = 600.0
 _logger = logging.getLogger("snapcap.weights")
-
-
-@dataclass(frozen=True)
-class Described:
-    """Holds a published model. ``folder`` has its small files, like a checkpoint's folder."""
-
-    found: Found
-    folder: Path
 
 
 class ModelFetcher(Fetcher):
@@ -85,7 +75,7 @@ class ModelFetcher(Fetcher):
             told = self._bring({"do": "model", "factors": self._factors, "download": download}, self._end)
             if told.unasked:
                 report_unasked(self._options.model.source, told.unasked)
-            model = self._described(local, key)
+            model = local_model(local, key, self._trust)
             if model is None:
                 raise NotFetchedError(Fetched("error", "the files that the worker process fetched are missing"))
             return model
@@ -138,17 +128,10 @@ class ModelFetcher(Fetcher):
         if commit is None:
             return None
         with contextlib.suppress(ValueError, StoreError):  # a damaged model is fetched again
-            model = self._described(local, key)
+            model = local_model(local, key, self._trust)
             if model is not None and local_weights(local, model.found) is not None:
                 return model if model.found.weights.identity == {"commit": commit} else None
         return None
-
-    def _described(self, local: FolderStore, key: str) -> Described | None:
-        """Returns the folder's model, or None if its manifest or one of its small files is missing. Raises
-        ManifestError or StoreError."""
-        found = local_model(local, key, self._trust)
-        folder = None if found is None else described(local, found.manifest)
-        return None if found is None or folder is None else Described(found, folder)
 
     def _weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
         local, wanted = FolderStore.open(self._options.store_folder), model.found.weights
