@@ -136,12 +136,8 @@ class BackgroundBuild:
             return
         require_compiler()
         try:
-            shared: ArtifactStore = (
-                open_store(options.store.remote, options.s3, trust_of(options.store))
-                if publishing and options.store.remote is not None
-                else FolderStore.open(options.store_folder)
-            )
-            self._build_or_wait(shared, key, publishing)
+            address = (publishing and options.store.remote) or str(options.store_folder)
+            self._build_or_wait(open_store(address, options.s3, trust_of(options.store)), key, publishing)
         except StoreDeniedError as error:
             if options.store.build == "auto":
                 self._decline(str(error))
