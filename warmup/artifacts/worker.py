@@ -22,10 +22,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.download import download_weights, finish, mark_used, prune_models
 from snapcap.warmup.artifacts.fetch import (
     Artifacts,
@@ -44,35 +42,13 @@ from snapcap.warmup.artifacts.signing import Trust, load_signer
 from snapcap.warmup.artifacts.store import ArtifactStore, StoreError, model_name
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError, serve_tasks
-from snapcap.warmup.options import S3Options, StartOptions, StoreOptions, is_remote
+from snapcap.warmup.options import FetchJob, StartOptions, is_remote
 
 if TYPE_CHECKING:
     from snapcap.warmup.artifacts.publish import Published
 
 MODULE = "snapcap.warmup.artifacts.worker"
 GRACE = 3.0  # seconds for starting Python, and for the worker to report its own timeout
-
-
-@dataclass(frozen=True)
-class FetchJob:
-    """Holds the store, the local folder and the model's source. ``store`` names the signing key only if the worker
-    has to sign."""
-
-    store: StoreOptions
-    s3: S3Options
-    folder: Path
-    source: str
-
-    @classmethod
-    def of(cls, options: StartOptions, *, signs: bool = False) -> "FetchJob":
-        """``signs``: the worker publishes."""
-        store = replace(
-            options.store,
-            trusted_keys=options.store.accepted_keys,
-            sign_key=options.store.sign_key if signs else None,
-            remote_cache="",  # the address may hold a password, and only compilers need it
-        )
-        return cls(store, options.s3, options.store_folder.absolute(), options.model.source)
 
 
 class Fetcher:

@@ -8,11 +8,10 @@ import pytest
 from support.servers.server_process import python
 
 import snapcap
-from snapcap.warmup.artifacts.worker import FetchJob
 from snapcap.warmup.machine import own_imports
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.machine.worker import Worker
-from snapcap.warmup.options import S3Options, StoreOptions
+from snapcap.warmup.options import FetchJob, S3Options, StoreOptions
 
 ROOT = Path(str(snapcap.__file__)).parent.parent
 
