@@ -11,11 +11,11 @@ from pathlib import Path
 
 from snapcap.models.processing import resample
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, describe
-from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.files import new_file
 from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.machine.worker import serve_tasks
+from snapcap.warmup.plan.plan import PlannedJob
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, SOURCES
 
 # The folder of each library's sources, and the name by which packages link it, if any; by entry name.
@@ -44,4 +44,4 @@ def compile_library(folder: Path, entry: str) -> Blob:
 
 
 if __name__ == "__main__":
-    sys.exit(serve_tasks(BuildJob, lambda job: lambda task: asdict(compile_library(job.folder, task["entry"]))))
+    sys.exit(serve_tasks(PlannedJob, lambda job: lambda task: asdict(compile_library(job.folder, task["entry"]))))
