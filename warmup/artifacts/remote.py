@@ -25,7 +25,6 @@ from snapcap.warmup.artifacts.store import (
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
 from snapcap.warmup.s3.client import (
-    Ending,
     ObjectChangedError,
     S3Error,
     client,
@@ -148,18 +147,17 @@ class S3Store:
 
     @contextlib.contextmanager
     def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
-        ending = Ending()
         # An empty ETag accepts any version; the chunks' digests are checked instead.
-        of = ObjectRanges(self.s3, self.bucket, S3Object(self._key(name), size, etag=""), deadline, ending)
+        ranges = ObjectRanges(self.s3, self.bucket, S3Object(self._key(name), size, etag=""), deadline)
 
         def read(start: int, end: int) -> Iterator[bytes]:
             with self._at(name):
-                yield from of.read(start, end)
+                yield from ranges.read(start, end)
 
         try:
             yield read
         finally:
-            ending.end()
+            ranges.ending.end()
 
     def is_conditional(self) -> bool:
         """Tests conditional writes with a canary, an object with a unique name that is written four times."""

@@ -29,7 +29,7 @@ from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import make_folder, open_regular, sync, write_file
 from snapcap.warmup.machine.worker import within
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.client import Ending, S3Error, client, split_uri
+from snapcap.warmup.s3.client import S3Error, client, split_uri
 from snapcap.warmup.s3.download import ObjectRanges, S3Object, download, list_objects, remove_unfinished
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
         entry = by_name[index]
         if folder is not None and _is_current(_read(folder).get(index), entry, folder / index):
             return (folder / index).read_bytes()
-        ranges = ObjectRanges(s3, bucket, entry, deadline, Ending())
+        ranges = ObjectRanges(s3, bucket, entry, deadline)
         if entry.size > MOST_INDEX_BYTES:
             raise CheckpointError(f"{ranges.where} has more than {MOST_INDEX_BYTES} bytes")
         return b"".join(ranges.read(0, entry.size)) if entry.size else b""

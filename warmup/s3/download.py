@@ -51,7 +51,7 @@ class ObjectRanges:
     bucket: str
     source: S3Object
     deadline: float
-    ending: Ending
+    ending: Ending = field(default_factory=Ending)
 
     @property
     def where(self) -> str:
