@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.fetch import Fetched
@@ -25,19 +24,6 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.weights.find import content_digest, identify, model_factors, prepared_name, recorded_digest
 
 _logger = logging.getLogger("snapcap.build")
-
-
-class Publication(NamedTuple):
-    """Holds the results of publishing to the local folder and to the remote store; ``remote`` is None if the set
-    was not published there."""
-
-    local: Published
-    remote: Published | None
-
-    @property
-    def done(self) -> bool:
-        """True if the store of the options has the set now."""
-        return (self.remote or self.local).done
 
 
 def check_publishing(options: StartOptions) -> None:
@@ -71,9 +57,11 @@ def signer_of(options: StartOptions) -> Signer | None:
 
 def publish_built(
     built: Built, factors: Factors, options: StartOptions, to_remote: bool, found: Fetched
-) -> Publication:
-    """Publish a complete aot set. An existing set of the same key stays, unless ``found`` says that it is unusable.
-    Raises StoreError if a store cannot be opened as configured, and OSError if a built file cannot be read.
+) -> list[Published]:
+    """Publish a complete aot set to the local folder, and to the remote store if there is one and ``to_remote``.
+    Returns the results in this order. An existing set of the same key stays, unless ``found`` says that it is
+    unusable. Raises StoreError if a store cannot be opened as configured, and OSError if a built file cannot be
+    read.
 
     Args:
         found: the earlier lookup of the set. After a hit, ``built`` has this set, and the owner does not vouch for
@@ -89,9 +77,9 @@ def publish_built(
     else:
         local = _publish_locally(manifest, files, options, found)
     if not to_remote or options.store.remote is None:
-        return Publication(local, None)
+        return [local]
     store = open_store(options.store.remote, options.s3, trust_of(options.store))
-    return Publication(local, publish(store, manifest, files, signer_of(options), replace=found.unusable))
+    return [local, publish(store, manifest, files, signer_of(options), replace=found.unusable)]
 
 
 def _publish_locally(

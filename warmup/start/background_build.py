@@ -278,7 +278,7 @@ class BackgroundBuild:
     def _publish(self, built: Built, publishing: bool) -> None:
         """Publishes to the local folder, and from there to the remote store, in a process that can be ended."""
         artifacts, options = self._artifacts, self._options
-        local = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched).local
+        (local,) = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched)
         report(local, self._status)
         if publishing and local.done and not self._stopped.is_set():
             remote = publish_in_worker(artifacts.key, options, artifacts.fetched.unusable)

@@ -164,8 +164,8 @@ def test_what_was_built_here_needs_no_signature(
     options: StartOptions, files: dict[str, Path], manifest: Manifest, revoked: Trust
 ) -> None:
     built = Built(checked(files), {}, {}, complete=True)
-    publication = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
-    assert publication.local.result == "published"
+    (made,) = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
+    assert made.result == "published"
     local = FolderStore.open(options.store_folder)
     assert get(None, local, revoked, manifest).result == "hit"
 
@@ -177,8 +177,8 @@ def test_a_build_takes_the_place_of_what_is_not_trusted(
     assert publish(local, manifest, files, signer).result == "published"
     for hidden in (get(None, local, revoked, manifest), Fetched("error", "the store did not answer")):
         built = Built(checked(files), {}, {}, complete=True)
-        publication = publish_built(built, manifest.factors, options, to_remote=False, found=hidden)
-        assert publication.local.result == "published", publication.local.reason
+        (made,) = publish_built(built, manifest.factors, options, to_remote=False, found=hidden)
+        assert made.result == "published", made.reason
         assert get(None, local, revoked, manifest).result == "hit"
 
 
@@ -192,7 +192,7 @@ def test_a_fetched_set_does_not_become_the_owner_s_by_a_build_that_finds_it(
     found = get(None, local, trust, manifest)
     assert found.result == "hit"
     built = Built(found.entries, {}, {}, complete=True)
-    assert publish_built(built, manifest.factors, options, False, found).local.result == "exists"
+    assert publish_built(built, manifest.factors, options, False, found)[0].result == "exists"
     assert_untrusted(get(None, local, revoked, manifest))
 
 
@@ -227,9 +227,9 @@ def test_a_package_that_changed_after_its_self_check_is_not_published(
 ) -> None:
     built = Built(checked(files), {}, {}, complete=True)
     files["blocks.pt2"].write_bytes(b"other code")
-    publication = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
-    assert publication.local.result == "error"
-    assert "blocks.pt2" in publication.local.reason
+    (made,) = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
+    assert made.result == "error"
+    assert "blocks.pt2" in made.reason
 
 
 def test_nobody_signs_for_a_set_that_is_not_trusted(
