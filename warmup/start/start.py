@@ -163,7 +163,7 @@ def _load(
         preparation = Preparation(options, timeline, status, pool, fetcher, callbacks)
         close_behind(fetcher, [preparation.weights, preparation.artifacts])
         if importing is None:
-            reason = wait_for_parts(preparation, options)
+            reason = wait_for_parts(preparation)
             if reason is None:
                 _require_room(preparation)
                 started = _without_torch(preparation)
@@ -280,7 +280,7 @@ def torch_is_needed(options: StartOptions) -> str | None:
     return "there are no prepared weights yet"
 
 
-def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | None:
+def wait_for_parts(preparation: Preparation) -> str | None:
     """Waits for all that a start without torch needs. Returns None when all of it is there, or the reason why torch
     is needed as soon as a part is known to be missing. Raises CheckpointError, ConfigError, StartError if the model
     cannot be served."""
@@ -288,7 +288,7 @@ def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | Non
     while pending:
         # A result may show that the start needs torch; then the other results are not waited for.
         pending = wait(pending, return_when=FIRST_COMPLETED).not_done
-        reason = _missing_part(preparation, options)
+        reason = _missing_part(preparation)
         if reason is not None:
             return reason
     config, plan = preparation.planned.result()[1:]
@@ -298,9 +298,9 @@ def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | Non
     return None
 
 
-def _missing_part(preparation: Preparation, options: StartOptions) -> str | None:
+def _missing_part(preparation: Preparation) -> str | None:
     """Returns why torch is needed, by the steps of the preparation that are done; None if no part is missing."""
-    published = preparation.published
+    options, published = preparation.options, preparation.published
     if published.done() and isinstance(published.result(), FoundWeights) and not _has_prepared_weights(options):
         return "there are no prepared weights of this model"
     if preparation.artifacts.done():

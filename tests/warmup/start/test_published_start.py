@@ -92,7 +92,7 @@ def test_weights_that_do_not_come_are_read_from_the_checkpoint(
     prepared = begun(options, fetcher, status, seen)
     _, weights = prepared.weights.result(PATIENCE)
     assert resolved == [], "torch is imported beside the download"
-    assert str(wait_for_parts(prepared, options)).startswith("the start found ")
+    assert str(wait_for_parts(prepared)).startswith("the start found ")
     may_resolve.set()
     checkpoint = prepared.checkpoint.result(PATIENCE)
     assert (checkpoint.folder, checkpoint.bring) == (demo_folder, None)
@@ -111,7 +111,7 @@ def test_a_model_that_is_not_published_is_brought_as_ever(
         assert not prepared.published.done()
         fetcher.may_answer.set()
         checkpoint, (_, weights) = prepared.checkpoint.result(PATIENCE), prepared.weights.result(PATIENCE)
-    assert wait_for_parts(prepared, options) == "there are no prepared weights of this model"
+    assert wait_for_parts(prepared) == "there are no prepared weights of this model"
     assert checkpoint.folder.samefile(demo_folder)
     assert (weights.result, weights.reason) == (result, "nothing there")
     assert status.state.weights is not None
