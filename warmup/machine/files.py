@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
 from uuid import uuid4
 
 from snapcap.warmup.machine.denied import report_denied
@@ -79,8 +79,6 @@ def take_lock(descriptor: int) -> bool | None:
 
 def has_locks(folder: Path) -> bool:
     """Returns whether files of a folder can be locked. Raises OSError if no file can be created there."""
-    from tempfile import TemporaryFile  # noqa: PLC0415 - only builds need it
-
     with TemporaryFile(dir=folder) as file:
         return take_lock(file.fileno()) is not None
 
