@@ -285,8 +285,8 @@ class StartOptions:
 
 @dataclass(frozen=True)
 class FetchJob:
-    """Holds the options of a process that fetches artifacts. ``store`` names the signing key only if the worker
-    has to sign."""
+    """Holds the options of a process that fetches or publishes artifacts. ``store`` names the signing key only if
+    the process signs."""
 
     store: StoreOptions
     s3: S3Options
@@ -295,7 +295,7 @@ class FetchJob:
 
     @classmethod
     def of(cls, options: StartOptions, *, signs: bool = False) -> "FetchJob":
-        """``signs``: the worker publishes."""
+        """Returns the options of a process beside a start. ``signs``: the process publishes."""
         store = replace(
             options.store,
             trusted_keys=options.store.accepted_keys,

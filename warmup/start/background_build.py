@@ -136,8 +136,9 @@ class BackgroundBuild:
             return
         require_compiler()
         try:
-            address = (publishing and options.store.remote) or str(options.store_folder)
-            self._build_or_wait(open_store(address, options.s3, trust_of(options.store)), key, publishing)
+            remote = options.store.remote if publishing else None
+            store = open_store(remote or str(options.store_folder), options.s3, trust_of(options.store))
+            self._build_or_wait(store, key, publishing)
         except StoreDeniedError as error:
             if options.store.build == "auto":
                 self._decline(str(error))
