@@ -15,6 +15,7 @@ from support.checkpoints.packs import delete_pack
 from support.checkpoints.published import FACTORS, IDENTITY
 
 from snapcap.warmup.artifacts.fetch import (
+    Described,
     Found,
     NotFetchedError,
     described,
@@ -62,7 +63,7 @@ def test_it_is_brought_with_its_small_files(
         name: path.read_bytes() for name, path in small.files.items()
     }
     assert local_weights(local, found) is None
-    assert local_model(local, manifest.key, trust) == found, "verified again, by who starts"
+    assert local_model(local, manifest.key, trust) == Described(found, folder), "verified again, by who starts"
 
 
 def test_a_second_publication_writes_nothing(
