@@ -29,7 +29,8 @@ _NAME_BYTES = 256
 LIBRARY = "libcuda.so.1"
 
 
-# Advice for a missing GPU. A container that has lost its GPU should get it back, so --device cpu is named last.
+# Advice for a missing GPU. A container that has lost its GPU should get it back, so --device cpu is named last: a
+# start on the CPU would hide that the GPU is gone.
 NO_GPU = (
     "see whether nvidia-smi shows the GPU here and whether the container was given one (docker run --gpus all; "
     "nvidia.com/gpu in a pod); a machine without a GPU takes --device cpu"

@@ -183,7 +183,7 @@ def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = Fal
     """Makes a warm model of the results of the preparation, with torch's module or without. `tested`: the model has
     passed its self-test in this server before, with the same packages; the request that it wakes for is the next
     one to run all layers."""
-    from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415  imports numpy, which no fetch awaits
+    from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415  imports numpy, for which no fetch waits
     from snapcap.warmup.start.warmer import LONGEST_RUN_S, Warmer, self_test  # noqa: PLC0415  imports the runner
 
     options, timeline, status = preparation.options, preparation.timeline, preparation.status
@@ -225,7 +225,7 @@ def _without_torch(preparation: Preparation) -> StartedModel | None:
     """Returns a warm model, or None if the packages or weights do not work without torch's module. Then the
     thread's CUDA stream may be another than the default one. Raises StartError if a setting does not fit, or the
     weights or the device are damaged."""
-    from snapcap.warmup.start.native import NativeLoader  # noqa: PLC0415  imports what runs packages
+    from snapcap.warmup.start.native import NativeLoader  # noqa: PLC0415  only a start without torch needs it
 
     artifacts = preparation.artifacts.result()
     if artifacts is None:

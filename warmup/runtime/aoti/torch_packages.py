@@ -60,8 +60,8 @@ def torch_backend(
 ) -> AotBackend[Tensor]:
     """Returns the `aot` backend for a model of torch's tensors."""
     device = model.state.tokens.device
-    opened = Containers(str(device)), partial(function_of, device=device)
-    return AotBackend(entries, input_specs, model, *opened, eager=lambda region: region.function)
+    containers, function = Containers(str(device)), partial(function_of, device=device)
+    return AotBackend(entries, input_specs, model, containers, function, lambda region: region.function)
 
 
 def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
