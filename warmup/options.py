@@ -3,7 +3,7 @@
 To add an option, add a field here; the command line, the environment, the help and docs/configuration.md follow.
 """
 
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -281,3 +281,25 @@ class StartOptions:
         if self.store.address and self.store.remote is None:
             return Path(self.store.address)
         return self.model.cache_dir / "store"
+
+
+@dataclass(frozen=True)
+class FetchJob:
+    """Holds the options of a process that fetches or publishes artifacts. ``store`` names the signing key only if
+    the process signs."""
+
+    store: StoreOptions
+    s3: S3Options
+    folder: Path
+    source: str
+
+    @classmethod
+    def of(cls, options: StartOptions, *, signs: bool = False) -> "FetchJob":
+        """Returns the options of a process beside a start. ``signs``: the process publishes."""
+        store = replace(
+            options.store,
+            trusted_keys=options.store.accepted_keys,
+            sign_key=options.store.sign_key if signs else None,
+            remote_cache="",  # the address may hold a password, and only compilers need it
+        )
+        return cls(store, options.s3, options.store_folder.absolute(), options.model.source)

@@ -85,12 +85,11 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
         publication = publish_built(built, artifacts.factors, options, to_remote=True, found=artifacts.fetched)
     except StoreError as error:
         raise BuildError(str(error)) from error
-    for published in (publication.local, publication.remote):
-        if published is not None:
-            console.print(f"{published.result}: {published.reason}", highlight=False, markup=False)
+    for published in publication:
+        console.print(f"{published.result}: {published.reason}", highlight=False, markup=False)
     if not artifacts.hit:
         console.print(f"{len(built.input_specs)} packages in {time.monotonic() - started:.0f} s")
-    return 0 if publication.done else 1
+    return 0 if publication[-1].done else 1
 
 
 def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, console: Console) -> None:

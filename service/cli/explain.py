@@ -60,7 +60,7 @@ def _published(settings: Settings) -> str:
     try:
         found = fetcher.describe(download=False).found
     except NotFetchedError as error:
-        return f"{error.result}: {error.reason}"
+        return f"{error.fetched.result}: {error}"
     finally:
         fetcher.close()
     manifest, size = found.manifest, f"{found.weights.size / (1 << 20):.1f} MiB"

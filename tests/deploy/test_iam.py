@@ -68,7 +68,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def artifacts(files: dict[str, Path]) -> ArtifactManifest:
-    return new_manifest("aot", FACTORS, describe_all(files), "0.1.0")
+    return new_manifest("aot", FACTORS, describe_all(files))
 
 
 def test_the_builder_publishes_and_a_server_fetches(
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_a_miss_for_a_server_and_not_denied(grant: Grant, t
     local, model = FolderStore.open(tmp_path / "local"), make_model(tmp_path, 10)
     with pytest.raises(NotFetchedError) as raised:
         fetch_model(grant("server"), local, model.manifest.factors, OWNER, dict, time.monotonic() + 60)
-    assert raised.value.result == "miss"
+    assert raised.value.fetched.result == "miss"
     found = fetch(grant("server"), local, "0" * 64, FACTORS, Trust(allow_unsigned=True), 60)
     assert found.result == "miss", found.reason
 

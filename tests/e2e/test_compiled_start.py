@@ -134,11 +134,11 @@ def test_an_interrupted_build_keeps_what_is_done(built_cache: Path, tmp_path: Pa
 
 
 def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: Path, tmp_path: Path) -> None:
-    from snapcap.warmup.build.builder import Builder, BuildJob
+    from snapcap.warmup.build.builder import Builder
     from snapcap.warmup.machine.worker import Worker, WorkerError
     from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.plan.checkpoint import read_checkpoint
-    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.plan.plan import PlannedJob, make_plan
 
     (builds,) = (built_cache / "store" / "builds").iterdir()
     packages = tmp_path / "packages"
@@ -150,7 +150,7 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)
     assert not [task for task in Builder(checkpoint, plan, packages).tasks if task.size not in (1, 4)]
-    job, checked = BuildJob(checkpoint.folder, plan, packages), {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    job, checked = PlannedJob(checkpoint.folder, plan, packages), {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
     with Worker("snapcap.warmup.build.check_worker", job, checked) as worker:
         assert worker.ask({"region": "decoder_block", "size": 1}, 120)["difference"] < 1e-4
         for region in ("decoder_before", "encoder_before"):
@@ -159,16 +159,15 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
 
 
 def test_a_compiler_of_many_packages_compiles_what_they_have_in_common_once(tmp_path: Path) -> None:
-    from snapcap.warmup.build.builder import BuildJob
     from snapcap.warmup.build.environment import compiler_environment
     from snapcap.warmup.machine.worker import Worker
     from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.plan.checkpoint import read_checkpoint
-    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.plan.plan import PlannedJob, make_plan
 
     options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1, 4)))
     checkpoint = read_checkpoint(options)
-    job = BuildJob(checkpoint.folder, make_plan(checkpoint.config, options), tmp_path / "packages")
+    job = PlannedJob(checkpoint.folder, make_plan(checkpoint.config, options), tmp_path / "packages")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     task = {"region": "decoder_before", "size": 4}

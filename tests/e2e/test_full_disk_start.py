@@ -40,7 +40,7 @@ def test_artifacts_that_find_no_space_leave_a_server_that_is_eager_and_says_why(
     store.s3.create_bucket(Bucket="full")
     (tmp_path / "large").write_bytes(os.urandom(2 * SMALL))
     files = {"aot/large.b1.pt2": tmp_path / "large"}
-    published = publish(store, new_manifest("aot", factors, describe_all(files), "1"), files, signer)
+    published = publish(store, new_manifest("aot", factors, describe_all(files)), files, signer)
     assert published.result == "published", published.reason
 
     arguments = (*BUCKETS, "--cache-dir", str(small_disk), "--store", "s3://full/store", "--build", "off")

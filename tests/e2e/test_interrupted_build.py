@@ -18,11 +18,10 @@ from support.checkpoints.compilers import HangingCompiler
 from support.servers.server_process import ServerProcess, clean_environment, snapcap, wait_until
 
 from snapcap.benchmarks.harness.processes import descendants, is_gone
-from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.machine.worker import Worker, WorkerError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import read_checkpoint
-from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.plan.plan import PlannedJob, make_plan
 
 MISSING = ("aot/encoder_before.b1", "aot/decoder_after.b4")
 LIMIT_S = 60  # on a busy machine a build of the lowest priority takes half of it to call a compiler
@@ -80,7 +79,7 @@ def test_a_package_that_crashes_its_process_is_told_by_its_signal(built_cache: P
             target.writestr(member, data)
     options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1, 4)))
     checkpoint = read_checkpoint(options)
-    job = BuildJob(checkpoint.folder, make_plan(checkpoint.config, options), packages)
+    job = PlannedJob(checkpoint.folder, make_plan(checkpoint.config, options), packages)
     with Worker("snapcap.warmup.build.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"}) as checker:
         assert checker.ask({"region": "decoder_before", "size": 1}, 120)["difference"] < 1e-4
         with pytest.raises(WorkerError, match="ended with signal 6"):

@@ -168,7 +168,7 @@ class Broken:
         def check(*_: object) -> None:
             raise ValueError("they have other regions")
 
-        self._patch("snapcap.warmup.runtime.model.check_weights", check)
+        self._patch("snapcap.warmup.start.native.check_weights", check)
 
 
 @pytest.mark.parametrize("part", ["functions", "first_run", "weights"])

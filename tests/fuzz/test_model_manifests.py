@@ -33,7 +33,7 @@ WEIGHTS = Weights(
     {"config.json": '"1" 2', "model.safetensors": '"0123" 4'},
 )
 ENTRIES = {"config.json": Blob("cd" * 32, 7), "tokenizer.json": Blob("ef" * 32, 70_000)}
-SEED = seal(new_manifest("model", FACTORS, ENTRIES, "0.1.0", weights=WEIGHTS), None)
+SEED = seal(new_manifest("model", FACTORS, ENTRIES, weights=WEIGHTS), None)
 PAYLOAD = base64.b64decode(json.loads(SEED)["payload"])
 MARKS = (b"null", b"true", b"[]", b"{}", b"1e999", b"..", b"/", b"\\u0000", b"-1", b'"format":1')
 STRICT = Trust(keys=(), allow_unsigned=False)

@@ -165,7 +165,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 @pytest.fixture
 def manifest(files: dict[str, Path]) -> Manifest:
     """Of ``files``."""
-    return new_manifest("aot", FACTORS, describe_all(files), "0.1.0", {"inputs": [1, 2]})
+    return new_manifest("aot", FACTORS, describe_all(files), {"inputs": [1, 2]})
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ If trusted keys are configured and unsigned artifacts are not allowed, a manifes
 signed it, or if the local folder's owner built it there. Each start verifies this again, also for a cached
 manifest.
 
-No content of a store can fail a start: ``NotFetchedError.of`` maps each failure to a result with a reason.
+No content of a store can fail a start: ``Fetched.failed`` maps each error to a result with a reason.
 """
 
 import hashlib
@@ -75,34 +75,6 @@ _COMPARED = 16  # latest manifests of a store that are compared to explain a mis
 _log = logging.getLogger(__name__)
 
 
-class NotFetchedError(Exception):
-    """Artifacts were not fetched.
-
-    result: the kind of failure, never "hit". reason: explains the failure in a line.
-    differences: on a miss or stale, the factors in which the nearest manifest differs."""
-
-    def __init__(self, result: Result, reason: str, differences: Iterable[Difference] = ()) -> None:
-        super().__init__(reason)
-        self.result: Result = result
-        self.reason = reason
-        self.differences = tuple(differences)
-
-    @classmethod
-    def of(cls, error: Exception) -> "NotFetchedError":
-        """Maps any error of a store, manifest or checkpoint to a fetch result."""
-        match error:
-            case NotFetchedError():
-                return error
-            case UntrustedError():
-                return cls("untrusted", str(error))
-            case ManifestError() | DamagedError() | ChangedError():
-                return cls("corrupt", str(error))
-            case UserError() | KeyFileError():
-                return cls("error", str(error))
-        _log.error("fetching artifacts failed in an unexpected way", exc_info=error)
-        return cls("error", f"unexpected: {type(error).__name__}: {first_line(error)}")
-
-
 @dataclass(frozen=True)
 class Fetched:
     """Holds the result of a fetch.
@@ -124,9 +96,18 @@ class Fetched:
 
     @classmethod
     def failed(cls, error: Exception) -> "Fetched":
-        """Returns the result of a fetch that failed with this error."""
-        failure = NotFetchedError.of(error)
-        return cls(failure.result, failure.reason, differences=failure.differences)
+        """Maps any error of a store, manifest or checkpoint to the result of a fetch."""
+        match error:
+            case NotFetchedError():
+                return error.fetched
+            case UntrustedError():
+                return cls("untrusted", str(error))
+            case ManifestError() | DamagedError() | ChangedError():
+                return cls("corrupt", str(error))
+            case UserError() | KeyFileError():
+                return cls("error", str(error))
+        _log.error("fetching artifacts failed in an unexpected way", exc_info=error)
+        return cls("error", f"unexpected: {type(error).__name__}: {first_line(error)}")
 
     @property
     def unusable(self) -> bool:
@@ -143,6 +124,14 @@ class Fetched:
     def remedy(self) -> str:
         """Returns advice to the operator about the result; empty on a hit, or if `reason` contains advice."""
         return _REMEDIES.get(self.result, "")
+
+
+class NotFetchedError(Exception):
+    """Says that artifacts were not fetched. ``fetched``: the result, which is no hit, with the reason."""
+
+    def __init__(self, fetched: Fetched) -> None:
+        super().__init__(fetched.reason)
+        self.fetched = fetched
 
 
 @dataclass(frozen=True)
@@ -203,13 +192,11 @@ def fetch(
     """
     started = time.monotonic()
     transfer = _Transfer(local, manifest_name(key), key, trust, started + deadline)
-    found = _labelled(lambda: _set_of_folder(transfer, factors))
+    found = _attempt(_set_of_folder, transfer, factors)
     if found.result != "hit" and remote is not None:
         local_result = found
         try:
-            found = within(
-                deadline, lambda: _labelled(lambda: _set_of_remote(transfer, factors, remote)), "artifacts"
-            )
+            found = within(deadline, partial(_attempt, _set_of_remote, transfer, factors, remote), "artifacts")
         except TimeoutError:
             found = Fetched(
                 "error", f"the artifact store did not answer within {deadline:g} s; check endpoint and network"
@@ -247,7 +234,7 @@ def fetch_model(
         try:
             found = transfer.local_manifest()
         except (ManifestError, StoreError) as error:  # reported only if the remote has no model either
-            why = NotFetchedError.of(error)
+            why = NotFetchedError(Fetched.failed(error))
         if found and described(local, found.manifest) and local_weights(local, found):
             unasked = _unasked(identity, min(OUTAGE_S, (until - time.monotonic()) / 2))
             if unasked:
@@ -257,26 +244,36 @@ def fetch_model(
         if found is None:
             where = (remote or local).location
             wanted = f"{factors['model.source']} for {factors['device.type']}, {factors['model.dtype']}"
-            raise why or NotFetchedError("miss", f"no prepared weights of {wanted} in {where}")
+            raise why or NotFetchedError(Fetched("miss", f"no prepared weights of {wanted} in {where}"))
         if not _is_of(found, identity):
-            raise NotFetchedError(
-                "miss", "the published weights are of another revision; run snapcap build --weights again"
-            )
+            reason = "the published weights are of another revision; run snapcap build --weights again"
+            raise NotFetchedError(Fetched("miss", reason))
         if described(local, found.manifest) is None:
             blobs = set(found.manifest.entries.values())
             transfer.bring(remote or local, blobs, blobs, partial(_place_small_file, local, found.manifest))
         if envelope is not None:
             local.keep(model_name(key), envelope)
     except Exception as error:
-        raise NotFetchedError.of(error) from error
+        raise NotFetchedError(Fetched.failed(error)) from error
     else:
         return found
 
 
-def local_model(local: FolderStore, key: str, trust: Trust) -> Found | None:
-    """Returns the manifest of a model in the folder, built or fetched there; None without one. Raises ManifestError
-    if the manifest is damaged, or no trusted key has signed it, and StoreError if the manifest cannot be read."""
-    return _Transfer(local, model_name(key), key, trust, 0.0).local_manifest()
+@dataclass(frozen=True)
+class Described:
+    """Holds a published model. ``folder`` has its small files, like a checkpoint's folder."""
+
+    found: Found
+    folder: Path
+
+
+def local_model(local: FolderStore, key: str, trust: Trust) -> Described | None:
+    """Returns a model in the folder, built or fetched there; None if its manifest or one of its small files is
+    missing. Raises ManifestError if the manifest is damaged, or no trusted key has signed it, and StoreError if the
+    manifest cannot be read."""
+    found = _Transfer(local, model_name(key), key, trust, 0.0).local_manifest()
+    folder = None if found is None else described(local, found.manifest)
+    return None if found is None or folder is None else Described(found, folder)
 
 
 def described(local: FolderStore, manifest: Manifest) -> Path | None:
@@ -360,7 +357,7 @@ def _set_of_folder(transfer: _Transfer, factors: Factors) -> Fetched:
     try:
         found = transfer.local_manifest()
         if found is None:
-            raise _missing(transfer, factors, (local, OWNER))
+            return _missing(transfer, factors, (local, OWNER))
         return _hit(local, found.manifest, f"found in {local.location}")
     except UntrustedError as error:
         raise UntrustedError(f"{error}; the manifest is in {local.location}") from None
@@ -373,7 +370,7 @@ def _set_of_remote(transfer: _Transfer, factors: Factors, remote: ArtifactStore)
     """Fetches the set from the remote store into the local folder, and returns it."""
     local, offered = transfer.local, transfer.offered(remote)
     if offered is None:
-        raise _missing(transfer, factors, (remote, transfer.trust), (local, OWNER))
+        return _missing(transfer, factors, (remote, transfer.trust), (local, OWNER))
     found, envelope = offered
     blobs = set(found.manifest.entries.values())
     missing = {blob for blob in blobs if local.verified(blob) is None}
@@ -392,20 +389,20 @@ def _hit(local: FolderStore, manifest: Manifest, reason: str) -> Fetched:
     return Fetched("hit", reason, entries, manifest=manifest)
 
 
-def _missing(transfer: _Transfer, factors: Factors, *stores: tuple[ArtifactStore, Trust]) -> NotFetchedError:
+def _missing(transfer: _Transfer, factors: Factors, *stores: tuple[ArtifactStore, Trust]) -> Fetched:
     """Returns a miss, or stale if the nearest manifest differs only in software, with the differences."""
     key, where = transfer.key, stores[0][0].location
     candidates = [manifest for store, trust in stores for manifest in _latest(store, trust, transfer.until)]
     found = nearest(factors, (one for one in candidates if one.kind == factors.get("kind", one.kind)))
     if found is None:
-        return NotFetchedError("miss", f"no artifacts for key {key[:12]} in {where}")
+        return Fetched("miss", f"no artifacts for key {key[:12]} in {where}")
     manifest, differences = found
     shown = "; ".join(str(difference) for difference in differences[:3])
     more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-    return NotFetchedError(
+    return Fetched(
         "stale" if is_stale(differences) else "miss",
         f"no artifacts for key {key[:12]} in {where}; nearest, of {manifest.created}: {shown}{more}",
-        differences,
+        differences=tuple(differences),
     )
 
 
@@ -467,8 +464,9 @@ def _files_folder(local: FolderStore, manifest: Manifest) -> Path:
     return local.path(f"{MODEL_FILES}/{hashlib.sha256(canonical_json(listed)).hexdigest()}")
 
 
-def _labelled(work: Callable[[], Fetched]) -> Fetched:
+def _attempt(look: Callable[..., Fetched], *arguments: object) -> Fetched:
+    """Returns the result of a lookup, also if it fails: a start goes on without artifacts, whatever a store has."""
     try:
-        return work()
-    except Exception as error:  # whatever a store can hold or do: a start must go on without artifacts
+        return look(*arguments)
+    except Exception as error:
         return Fetched.failed(error)

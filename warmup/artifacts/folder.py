@@ -127,8 +127,7 @@ class FolderStore:
     def opened(self, name: str) -> Iterator[io.BufferedReader | None]:
         """Opens a file that no other user can have written, for reading; yields None if there is none. Raises
         DamagedError and StoreRefusedError as ``read`` does."""
-        path = self.path(name)
-        with self._translated(path), contextlib.ExitStack() as scope:
+        with self._at(name) as path, contextlib.ExitStack() as scope:
             file = None
             with contextlib.suppress(FileNotFoundError):
                 try:
@@ -141,8 +140,7 @@ class FolderStore:
     def write(
         self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
     ) -> str | None:
-        path = self.path(name)
-        with self._translated(path):
+        with self._at(name) as path:
             if not if_absent and if_version is None:
                 write_file(path, data)
                 return _version(data)
@@ -156,19 +154,16 @@ class FolderStore:
 
     def keep(self, name: str, data: bytes) -> None:
         """Write an object without a sync: it can be fetched again, and is verified when it is read."""
-        path = self.path(name)
-        with self._translated(path):
+        with self._at(name) as path:
             write_file(path, data, durable=False)
 
     def delete(self, name: str) -> None:
-        path = self.path(name)
-        with self._translated(path):
+        with self._at(name) as path:
             path.unlink(missing_ok=True)
 
     def newest(self, folder: str, limit: int) -> list[str]:
-        path = self.path(folder)
         times: dict[str, int] = {}
-        with self._translated(path), contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+        with self._at(folder) as path, contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
             for entry in itertools.islice(entries, _LISTED):
                 # A file of any other name is not snapcap's. A file that is gone by now was just replaced.
                 if is_name(entry.name) and entry.is_file(follow_symlinks=False):
@@ -178,8 +173,7 @@ class FolderStore:
         return [f"{folder}/{name}" for name in names[:limit]]
 
     def size(self, name: str) -> int | None:
-        path = self.path(name)
-        with self._translated(path):
+        with self._at(name) as path:
             try:
                 status = path.lstat()
             except FileNotFoundError:
@@ -187,17 +181,15 @@ class FolderStore:
             return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def upload(self, name: str, source: Path) -> None:
-        path = self.path(name)
-        with self._translated(path), new_file(path) as temporary:
+        with self._at(name) as path, new_file(path) as temporary:
             _copy_file(source, temporary)
-            commit(temporary, path)
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         for name, size in sizes.items():
             if time.monotonic() >= deadline:
                 raise StoreError(f"{self.root}: copying did not finish before its deadline")
-            source, copy = self.path(name), folder / uuid4().hex
-            with self._translated(source):
+            copy = folder / uuid4().hex
+            with self._at(name) as source:
                 if self.size(name) != size:
                     raise DamagedError(f"{source} is missing or not of {size} bytes")
                 _copy_file(source, copy)
@@ -205,14 +197,13 @@ class FolderStore:
 
     @contextlib.contextmanager
     def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
-        path = self.path(name)
         with self.opened(name) as file:
             if file is None or os.fstat(file.fileno()).st_size != size:
-                raise DamagedError(f"{path} is missing or not of {size} bytes")
+                raise DamagedError(f"{self.path(name)} is missing or not of {size} bytes")
             descriptor = os.dup(file.fileno())
 
         def read(start: int, end: int) -> Iterator[bytes]:
-            with self._translated(path):
+            with self._at(name):
                 yield from _pieces(descriptor, start, end, deadline)
 
         try:
@@ -223,7 +214,7 @@ class FolderStore:
     def is_conditional(self) -> bool:
         """Returns whether the folder has locks. The locks hold between all machines that share the file system.
         Raises StoreDeniedError if the folder is read-only."""
-        with self._translated(self.root), self._lock() as locks:
+        with self._at(), self._lock() as locks:
             return locks
 
     def vouch(self, envelope: bytes) -> None:
@@ -231,18 +222,15 @@ class FolderStore:
 
         The note holds its own inode number. So a note that was copied into the folder, for example with a bucket,
         does not count."""
-        path = self.path(f"{_BUILT}/{_version(envelope)}")
-        with self._translated(path), new_file(path) as temporary:
+        with self._at(f"{_BUILT}/{_version(envelope)}") as path, new_file(path) as temporary:
             temporary.touch()
             temporary.write_text(str(temporary.stat().st_ino))
-            commit(temporary, path)
 
     def is_vouched(self, envelope: bytes) -> bool:
         """Returns whether ``vouch`` was called with this envelope, in this folder.
 
         A note that a group may write to does not count; such a folder needs signatures."""
-        path = self.path(f"{_BUILT}/{_version(envelope)}")
-        with self._translated(path):
+        with self._at(f"{_BUILT}/{_version(envelope)}") as path:
             try:
                 with open_regular(path) as file:
                     status = os.fstat(file.fileno())
@@ -254,8 +242,7 @@ class FolderStore:
 
     def verified(self, blob: Blob) -> Path | None:
         """Returns the verified file of a blob; None if it is missing. Removes a damaged file."""
-        path = self.path(blob_name(blob))
-        with self._translated(path):
+        with self._at(blob_name(blob)) as path:
             try:
                 if path.lstat().st_size == blob.size and describe(path) == blob:
                     return path
@@ -269,18 +256,15 @@ class FolderStore:
     def link(self, source: Path, blob: Blob) -> None:
         """Give a finished file of this file system a second name among the blobs. Every reader verifies the
         blob."""
-        path = self.path(blob_name(blob))
-        with self._translated(path), new_file(path) as temporary:
+        with self._at(blob_name(blob)) as path, new_file(path) as temporary:
             try:
                 os.link(source, temporary, follow_symlinks=False)
             except OSError:  # the file system has no links
                 _copy_file(source, temporary)
-            commit(temporary, path)
 
     def adopt(self, source: Path, blob: Blob) -> bool:
         """Move a file of ``scratch`` to its place among the blobs. Returns False if it has other content."""
-        path = self.path(blob_name(blob))
-        with self._translated(path):
+        with self._at(blob_name(blob)) as path:
             if describe(source) != blob:
                 return False
             commit(source, path, durable=False)  # each user verifies the file, and fetches a damaged one again
@@ -289,8 +273,7 @@ class FolderStore:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """Yields a temporary folder of the same file system. Removes it later, with those of killed processes."""
-        parent = self.root / _SCRATCH
-        with self._translated(parent), contextlib.ExitStack() as entering:
+        with self._at(_SCRATCH) as parent, contextlib.ExitStack() as entering:
             make_folder(parent)
             folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, LEFT_BEHIND_S))
             scope = entering.pop_all()
@@ -313,9 +296,12 @@ class FolderStore:
             time.sleep(0.02)
 
     @contextlib.contextmanager
-    def _translated(self, path: Path) -> Iterator[None]:
+    def _at(self, name: str | None = None) -> Iterator[Path]:
+        """Yields the path of an object, or of the folder without a name. Maps an error of the file system inside
+        the block to a StoreError about this path."""
+        path = self.root if name is None else self.path(name)
         try:
-            yield
+            yield path
         except OSError as error:
             denied = isinstance(error, PermissionError) or error.errno == errno.EROFS
             raise (StoreDeniedError if denied else StoreError)(f"{path}: {os_error_text(error)}") from error

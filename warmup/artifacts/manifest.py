@@ -25,6 +25,7 @@ from snapcap.warmup.artifacts.key import FORMAT, FactorError, Factors, artifact_
 from snapcap.warmup.artifacts.signing import Signature, Signer, Trust
 from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.options import Kind
+from snapcap.warmup.version import snapcap_version
 
 PAYLOAD_TYPE = "application/vnd.snapcap.manifest+json"
 MAX_ENVELOPE_BYTES = 4 * 1024 * 1024
@@ -171,19 +172,17 @@ def new_manifest(
     kind: ManifestKind,
     factors: Factors,
     entries: Mapping[str, Blob],
-    builder: str,
     metadata: Mapping[str, Any] | None = None,
     weights: Weights | None = None,
 ) -> Manifest:
-    """Returns the manifest of new files, with the present time as ``created``. ``builder``: the snapcap version.
-    ``metadata``: as in ``Manifest``."""
+    """Returns the manifest of files that this version has just made. Arguments as in ``Manifest``."""
     return Manifest(
         key=artifact_key(factors),
         factors=dict(factors),
         kind=kind,
         entries=dict(entries),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        builder=builder,
+        builder=snapcap_version(),
         metadata=dict(metadata or {}),
         weights=weights,
     )

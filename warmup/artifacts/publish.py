@@ -25,8 +25,6 @@ from snapcap.warmup.artifacts.store import ArtifactStore, StoreDeniedError, blob
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import open_regular
 
-_READ_BYTES = 1024 * 1024
-
 
 @dataclass(frozen=True)
 class Published:
@@ -100,18 +98,12 @@ def publish_model(store: ArtifactStore, model: ModelFiles, signer: Signer | None
 
 def digests(path: Path) -> tuple[Blob, tuple[str, ...]]:
     """Returns the SHA-256 and size of a file and the SHA-256 of each chunk. Reads it once. Raises OSError."""
-    whole = hashlib.sha256()
-    chunks: list[str] = []
+    whole, chunks = hashlib.sha256(), list[str]()
     with open_regular(path) as file:
-        while True:
-            chunk, left = hashlib.sha256(), CHUNK_BYTES
-            while left and (piece := file.read(min(left, _READ_BYTES))):
-                whole.update(piece)
-                chunk.update(piece)
-                left -= len(piece)
-            if left == CHUNK_BYTES:
-                return Blob(whole.hexdigest(), file.tell()), tuple(chunks)
-            chunks.append(chunk.hexdigest())
+        while chunk := file.read(CHUNK_BYTES):
+            whole.update(chunk)
+            chunks.append(hashlib.sha256(chunk).hexdigest())
+        return Blob(whole.hexdigest(), file.tell()), tuple(chunks)
 
 
 def _write_blobs(

@@ -25,7 +25,6 @@ from snapcap.warmup.artifacts.store import (
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
 from snapcap.warmup.s3.client import (
-    Ending,
     ObjectChangedError,
     S3Error,
     client,
@@ -33,8 +32,7 @@ from snapcap.warmup.s3.client import (
     translated,
     upload_checked,
 )
-from snapcap.warmup.s3.download import Download, S3Object, download
-from snapcap.warmup.s3.download import Ranges as ObjectRanges
+from snapcap.warmup.s3.download import ObjectRanges, S3Object, download
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -56,16 +54,16 @@ _LOST = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABS
 _LISTED = 1000  # keys of a listing's page; only this many manifests are searched
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class S3Store:
-    """A bucket and a prefix, reached through one client. See ``open``."""
+    """Stores artifacts in a bucket under a prefix, through one client. See ``open``."""
 
     s3: "S3Client"
     bucket: str
     prefix: str
     is_remote = True
-    _conditional: list[bool] = field(default_factory=list)  # the canary's result, once it has run
-    _verified: list[bool] = field(default_factory=list)  # True if the first upload had the right size
+    _conditional: bool | None = None  # result of the canary; None until it has run
+    _verified: bool | None = None  # True if the first upload had the right size; None until this is known
     _canary: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -83,8 +81,8 @@ class S3Store:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def read(self, name: str, limit: int) -> Stored | None:
-        with contextlib.suppress(DamagedError), self._translating(self._where(name)):
-            reply = self.s3.get_object(Bucket=self.bucket, Key=self._key(name))
+        with contextlib.suppress(DamagedError), self._at(name) as key:
+            reply = self.s3.get_object(Bucket=self.bucket, Key=key)
             with contextlib.closing(reply["Body"]) as body:
                 return Stored(body.read(limit + 1), _unquoted(reply["ETag"]))
         return None
@@ -98,7 +96,7 @@ class S3Store:
         elif if_version is not None:
             request["IfMatch"] = if_version  # unquoted: Ceph compares the text as it is, other stores accept both
         try:
-            with self._translating(self._where(name)):
+            with self._at(name):
                 return _unquoted(upload_checked(self.s3, lambda: self.s3.put_object(**request))["ETag"])
         except StoreError as error:
             if (if_absent or if_version is not None) and _code(error) in _LOST:
@@ -106,20 +104,20 @@ class S3Store:
             raise
 
     def delete(self, name: str) -> None:
-        with self._translating(self._where(name)):
-            self.s3.delete_object(Bucket=self.bucket, Key=self._key(name))
+        with self._at(name) as key:
+            self.s3.delete_object(Bucket=self.bucket, Key=key)
 
     def newest(self, folder: str, limit: int) -> list[str]:
-        start = self._key(folder) + "/"
-        with self._translating(self._where(folder)):
+        with self._at(folder) as key:
+            start = f"{key}/"
             reply = self.s3.list_objects_v2(Bucket=self.bucket, Prefix=start, Delimiter="/", MaxKeys=_LISTED)
         entries = sorted(reply.get("Contents", ()), key=lambda entry: entry["LastModified"], reverse=True)
         names = [entry["Key"].removeprefix(start) for entry in entries]
         return [f"{folder}/{name}" for name in names if is_name(name)][:limit]
 
     def size(self, name: str) -> int | None:
-        with contextlib.suppress(DamagedError), self._translating(self._where(name)):
-            return self.s3.head_object(Bucket=self.bucket, Key=self._key(name))["ContentLength"]
+        with contextlib.suppress(DamagedError), self._at(name) as key:
+            return self.s3.head_object(Bucket=self.bucket, Key=key)["ContentLength"]
         return None
 
     def upload(self, name: str, source: Path) -> None:
@@ -131,45 +129,42 @@ class S3Store:
                 manager.upload(file, self.bucket, self._key(name)).result()
 
         def is_whole() -> bool:
-            if not self._verified:
+            if self._verified is None:
                 with contextlib.suppress(StoreError):  # the role may only write
-                    self._verified.append(self.size(name) in (source.stat().st_size, None))
-            return all(self._verified[-1:])
+                    self._verified = self.size(name) in (source.stat().st_size, None)
+            return self._verified is not False
 
-        with self._translating(self._where(name)):
+        with self._at(name):
             upload_checked(self.s3, send, is_whole)
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         # ETags would cost a request for each object; the content's digest is checked instead.
-        items = {
-            folder / uuid4().hex: (name, S3Object(self._key(name), size, etag="")) for name, size in sizes.items()
-        }
-        downloads = [Download(entry, path) for path, (_, entry) in items.items()]
-        with self._translating(self.location):
-            for item in download(self.s3, self.bucket, downloads, deadline):
-                yield items[item.dest][0], item.dest
+        names = {folder / uuid4().hex: name for name in sizes}
+        objects = {path: S3Object(self._key(name), sizes[name], etag="") for path, name in names.items()}
+        with self._at():
+            for path in download(self.s3, self.bucket, objects, deadline):
+                yield names[path], path
 
     @contextlib.contextmanager
     def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
-        ending = Ending()
         # An empty ETag accepts any version; the chunks' digests are checked instead.
-        of = ObjectRanges(self.s3, self.bucket, S3Object(self._key(name), size, etag=""), deadline, ending)
+        ranges = ObjectRanges(self.s3, self.bucket, S3Object(self._key(name), size, etag=""), deadline)
 
         def read(start: int, end: int) -> Iterator[bytes]:
-            with self._translating(of.where):
-                yield from of.read(start, end)
+            with self._at(name):
+                yield from ranges.read(start, end)
 
         try:
             yield read
         finally:
-            ending.end()
+            ranges.ending.end()
 
     def is_conditional(self) -> bool:
         """Tests conditional writes with a canary, an object with a unique name that is written four times."""
         with self._canary:
-            if not self._conditional:
-                self._conditional.append(self._fly_canary())
-        return self._conditional[0]
+            if self._conditional is None:
+                self._conditional = self._fly_canary()
+        return self._conditional
 
     def _fly_canary(self) -> bool:
         name = f"leases/canary-{uuid4().hex}"
@@ -193,14 +188,14 @@ class S3Store:
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{checked_name(name)}" if self.prefix else checked_name(name)
 
-    def _where(self, name: str) -> str:
-        return f"s3://{self.bucket}/{self._key(name)}"
-
     @contextlib.contextmanager
-    def _translating(self, where: str) -> Iterator[None]:
+    def _at(self, name: str | None = None) -> Iterator[str]:
+        """Yields the key of an object, or the prefix without a name. Maps an error of S3 or of the network inside
+        the block to a StoreError about this address."""
+        key = self.prefix if name is None else self._key(name)
         try:
-            with translated(where):
-                yield
+            with translated(f"s3://{self.bucket}/{key}".rstrip("/")):
+                yield key
         except S3Error as error:
             if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
                 raise DamagedError(f"{error.where} is missing, or has the wrong size") from error

@@ -6,8 +6,8 @@ not trust the worker, and verifies the files again.
 
     job   {"store": …, "s3": …, "folder": …, "source": …}
     task  {"do": "packages", "key": …, "factors": …}    fetches an artifact set
-          {"do": "model", "factors": …, "download": …}  fetches a model's small files; begins to download its
-          weights {"do": "weights"}                             waits until the weights are downloaded
+          {"do": "model", "factors": …, "download": …}  fetches a model's small files, begins with its weights
+          {"do": "weights"}                             waits until the weights are downloaded
           {"do": "finish"}                              waits until the weights are synced to the disk
           {"do": "publish", "key": …, "replace": …}     publishes the folder's set to the remote store
 
@@ -22,10 +22,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.download import download_weights, finish, mark_used, prune_models
 from snapcap.warmup.artifacts.fetch import (
     Artifacts,
@@ -44,35 +42,13 @@ from snapcap.warmup.artifacts.signing import Trust, load_signer
 from snapcap.warmup.artifacts.store import ArtifactStore, StoreError, model_name
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError, serve_tasks
-from snapcap.warmup.options import S3Options, StartOptions, StoreOptions, is_remote
+from snapcap.warmup.options import FetchJob, StartOptions, is_remote
 
 if TYPE_CHECKING:
     from snapcap.warmup.artifacts.publish import Published
 
 MODULE = "snapcap.warmup.artifacts.worker"
 GRACE = 3.0  # seconds for starting Python, and for the worker to report its own timeout
-
-
-@dataclass(frozen=True)
-class FetchJob:
-    """Holds the store, the local folder, and the model's source if the model is fetched too. ``store`` names the
-    signing key only if the worker has to sign."""
-
-    store: StoreOptions
-    s3: S3Options
-    folder: Path
-    source: str = ""
-
-    @classmethod
-    def of(cls, options: StartOptions, *, model: bool = False, signs: bool = False) -> "FetchJob":
-        """``model``: fetch the model too, and not only its packages. ``signs``: the worker publishes."""
-        store = replace(
-            options.store,
-            trusted_keys=options.store.accepted_keys,
-            sign_key=options.store.sign_key if signs else None,
-            remote_cache="",  # the address may hold a password, and only compilers need it
-        )
-        return cls(store, options.s3, options.store_folder.absolute(), options.model.source if model else "")
 
 
 class Fetcher:
@@ -90,13 +66,14 @@ class Fetcher:
         self._worker.stop()
 
     def packages(self, key: str, factors: Factors, trust: Trust) -> Fetched:
-        """Does what ``fetch`` does; the worker reads the remote store. A set in the local folder needs no worker.
-        ``trust``: the trust of the options. Raises StoreRefusedError if the local folder cannot be used."""
-        started, deadline = time.monotonic(), self._options.store.deadline
+        """Does what ``fetch`` does; the worker reads the remote store, if there is one. A set in the local folder
+        needs no worker. ``trust``: the trust of the options. Raises StoreRefusedError if the local folder cannot be
+        used."""
+        started, store = time.monotonic(), self._options.store
         local = FolderStore.open(self._options.store_folder)
-        look = partial(fetch, None, local, key, factors, trust, deadline)
+        look = partial(fetch, None, local, key, factors, trust, store.deadline)
         found = look()
-        if found.result != "hit":
+        if found.result != "hit" and store.remote is not None:
             told = self._ask({"do": "packages", "key": key, "factors": factors})
             # The worker's answer gives a reason for the log. Only files that this process then verifies can be run.
             here = look() if told.result == "hit" else told
@@ -126,11 +103,8 @@ def find_artifacts(options: StartOptions, factors: Factors, fetcher: Fetcher | N
     """Looks up the artifact set of these factors in the local folder, then in the remote store, from which the set
     is downloaded. ``fetcher``: reads the remote store; None makes a new one. Raises StartError if the store must
     not be opened as configured."""
-    store, key, trust = options.store, artifact_key(factors), trust_of(options.store)
+    key, trust = artifact_key(factors), trust_of(options.store)
     try:
-        if store.remote is None:
-            local = FolderStore.open(options.store_folder)
-            return Artifacts(key, factors, fetch(None, local, key, factors, trust, store.deadline))
         with contextlib.nullcontext(fetcher) if fetcher else contextlib.closing(Fetcher(options)) as fetching:
             return Artifacts(key, factors, fetching.packages(key, factors, trust))
     except StoreError as error:  # without the local folder no artifact can be loaded, but eager can serve

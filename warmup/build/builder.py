@@ -36,7 +36,7 @@ from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutErro
 from snapcap.warmup.options import BUILD_TIMEOUT
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, checkpoint_bytes, gib
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Plan, PlannedJob
 from snapcap.warmup.progress.status import ComponentName
 from snapcap.warmup.runtime.aoti.packages import InputSpecs, entry_names
 
@@ -222,15 +222,6 @@ _ENDING_S = 5.0  # seconds for threads to notice that their workers have been en
 
 
 @dataclass(frozen=True)
-class BuildJob:
-    """Holds the first message to a build's worker: the checkpoint, the plan, and the folder of the packages."""
-
-    checkpoint: Path
-    plan: Plan
-    folder: Path
-
-
-@dataclass(frozen=True)
 class _Compiled:
     """Holds a package to check. ``kept``: checked by an earlier run, but not on the CPU library."""
 
@@ -265,7 +256,7 @@ class Builder:
     def __post_init__(self) -> None:
         checkpoint, plan = self.checkpoint, self.plan
         self.tasks = tasks_of(checkpoint, plan)
-        self._worker = partial(Worker, job=BuildJob(checkpoint.folder, plan, self.folder), nice=self.nice)
+        self._worker = partial(Worker, job=PlannedJob(checkpoint.folder, plan, self.folder), nice=self.nice)
         self._running: list[Worker] = []
         self._records = BuildFolder(self.folder)
         self._weights = checkpoint_bytes(checkpoint.folder, plan.dtype)

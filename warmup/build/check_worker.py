@@ -196,7 +196,8 @@ class _Checker:
             self._library = Libtorch(open_cpu_library(VerifiedFile.of(library)))
             self._library.set_num_threads(whole_cpus())
         libtorch = self._library
-        call = NativePackages(libtorch, Containers("cpu", standalone=True)).open(package.path.name, package)
+        opened = Containers("cpu", standalone=True).open(package.path.name, package)
+        call = NativePackages(libtorch).function_of(opened)
 
         def run(*inputs: Tensor) -> Tensor:
             return tensor_over(call(*(over_tensor(libtorch, tensor) for tensor in inputs)))

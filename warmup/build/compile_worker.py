@@ -31,12 +31,10 @@ from snapcap.models.memory.torch_memory import spec_of
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region, Weights
 from snapcap.models.weights.load import load_weights
-from snapcap.warmup.build.builder import BuildJob
-from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
-from snapcap.warmup.build.interface import share_interface
+from snapcap.warmup.build.environment import share_interface, skip_denied_locks, skip_vector_tests
 from snapcap.warmup.machine.worker import Task, serve_tasks
 from snapcap.warmup.plan.memory import MemoryPlan
-from snapcap.warmup.plan.plan import Bucket, inductor_options
+from snapcap.warmup.plan.plan import Bucket, PlannedJob, inductor_options
 from snapcap.warmup.runtime.aoti.packages import entry_name, is_whole, slim
 from snapcap.warmup.runtime.model import Model
 from snapcap.warmup.runtime.torch_model import DTYPES, open_device
@@ -46,7 +44,7 @@ from snapcap.warmup.runtime.torch_model import DTYPES, open_device
 class Workbench:
     """Holds a worker's job, the described model, and the device that packages are built for."""
 
-    job: BuildJob
+    job: PlannedJob
     model: Model[Spec]
     device: torch.device
     dtype: torch.dtype
@@ -63,7 +61,7 @@ def serve_regions(work: Work) -> int:
 
     gc.disable()  # a compiler's objects live on; searching them for garbage takes a fifteenth of a build
 
-    def start(job: BuildJob) -> Task:
+    def start(job: PlannedJob) -> Task:
         bench = open_workbench(job)
         regions: dict[str, Region] = {region.name: region for region in bench.model.regions}
 
@@ -80,10 +78,10 @@ def serve_regions(work: Work) -> int:
 
         return answer
 
-    return serve_tasks(BuildJob, start)
+    return serve_tasks(PlannedJob, start)
 
 
-def open_workbench(job: BuildJob) -> Workbench:
+def open_workbench(job: PlannedJob) -> Workbench:
     """Set up torch in this process and describe the model, without reading a weight."""
     plan = job.plan
     config = ModelConfig.from_folder(job.checkpoint, image_tokens=plan.image_tokens)
@@ -98,7 +96,7 @@ def open_workbench(job: BuildJob) -> Workbench:
     return Workbench(job, Model(config, described.regions, Weights(specs), described.buffers.state), device, dtype)
 
 
-def job_weights(job: BuildJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
+def job_weights(job: PlannedJob, config: ModelConfig, place: torch.device) -> Weights[Tensor]:
     """Returns the checkpoint's weights in the layout of the job's device. Raises WeightsError if unreadable."""
     transform = ImageTransform.from_folder(job.checkpoint, config.vision.image_size, family=config.vision.family)
     dtype = DTYPES[job.plan.dtype]

@@ -4,7 +4,6 @@ stdin   the job, then {"entry": …} a line
 stdout  {"digest": …, "size": …} or {"error": …} a line
 """
 
-import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -12,10 +11,11 @@ from pathlib import Path
 
 from snapcap.models.processing import resample
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, describe
-from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.errors import BuildError
+from snapcap.warmup.machine.files import new_file
 from snapcap.warmup.machine.installation import require_compiler
 from snapcap.warmup.machine.worker import serve_tasks
+from snapcap.warmup.plan.plan import PlannedJob
 from snapcap.warmup.runtime.aoti.packages import CPU_LIBRARY_SONAME, SOURCES
 
 # The folder of each library's sources, and the name by which packages link it, if any; by entry name.
@@ -33,20 +33,15 @@ def compile_library(folder: Path, entry: str) -> Blob:
     succeeded."""
     sources, name = _LIBRARIES[entry]
     path = folder / entry
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     soname = [] if name is None else [f"-Wl,-soname,{name}"]
     files = map(str, sorted(sources.glob("*.cpp")))
-    command = [require_compiler(), *compiler_options(sources), *soname, "-o", str(temporary), *files]
-    try:
+    with new_file(path, durable=False) as temporary:  # a build compiles a damaged library again
+        command = [require_compiler(), *compiler_options(sources), *soname, "-o", str(temporary), *files]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  the compiler that compiles packages too
         if done.returncode != 0:
             raise BuildError(f"the compiler ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return describe(path)
 
 
 if __name__ == "__main__":
-    sys.exit(serve_tasks(BuildJob, lambda job: lambda task: asdict(compile_library(job.folder, task["entry"]))))
+    sys.exit(serve_tasks(PlannedJob, lambda job: lambda task: asdict(compile_library(job.folder, task["entry"]))))

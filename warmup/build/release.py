@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.fetch import Fetched
@@ -22,23 +21,9 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
-from snapcap.warmup.version import snapcap_version
 from snapcap.warmup.weights.find import content_digest, identify, model_factors, prepared_name, recorded_digest
 
 _logger = logging.getLogger("snapcap.build")
-
-
-class Publication(NamedTuple):
-    """Holds the results of publishing to the local folder and to the remote store; ``remote`` is None if the set
-    was not published there."""
-
-    local: Published
-    remote: Published | None
-
-    @property
-    def done(self) -> bool:
-        """True if the store of the options has the set now."""
-        return (self.remote or self.local).done
 
 
 def check_publishing(options: StartOptions) -> None:
@@ -72,9 +57,11 @@ def signer_of(options: StartOptions) -> Signer | None:
 
 def publish_built(
     built: Built, factors: Factors, options: StartOptions, to_remote: bool, found: Fetched
-) -> Publication:
-    """Publish a complete aot set. An existing set of the same key stays, unless ``found`` says that it is unusable.
-    Raises StoreError if a store cannot be opened as configured, and OSError if a built file cannot be read.
+) -> list[Published]:
+    """Publish a complete aot set to the local folder, and to the remote store if there is one and ``to_remote``.
+    Returns the results in this order. An existing set of the same key stays, unless ``found`` says that it is
+    unusable. Raises StoreError if a store cannot be opened as configured, and OSError if a built file cannot be
+    read.
 
     Args:
         found: the earlier lookup of the set. After a hit, ``built`` has this set, and the owner does not vouch for
@@ -84,15 +71,15 @@ def publish_built(
     files = {name: file.path for name, file in entries.items()}
     blobs = {name: file.blob for name, file in entries.items()}  # digests of the checked files
     metadata = {"signatures": dict(built.input_specs)}
-    manifest = new_manifest("aot", factors, blobs, snapcap_version(), metadata)
+    manifest = new_manifest("aot", factors, blobs, metadata)
     if found.result == "hit":
         local = Published("exists", found.reason)
     else:
         local = _publish_locally(manifest, files, options, found)
     if not to_remote or options.store.remote is None:
-        return Publication(local, None)
+        return [local]
     store = open_store(options.store.remote, options.s3, trust_of(options.store))
-    return Publication(local, publish(store, manifest, files, signer_of(options), replace=found.unusable))
+    return [local, publish(store, manifest, files, signer_of(options), replace=found.unusable)]
 
 
 def _publish_locally(
@@ -142,7 +129,7 @@ def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, lo
     if (identify(folder), downloaded_identity(source, folder)) != before:
         raise StoreError("the checkpoint was changed while it was read; run snapcap build --weights again")
     weights = Weights(blob, chunks, digest, before[1])
-    manifest = new_manifest("model", model_factors(options), described, snapcap_version(), weights=weights)
+    manifest = new_manifest("model", model_factors(options), described, weights=weights)
     return ModelFiles(manifest, files, path)
 
 
@@ -156,5 +143,5 @@ def report(published: Published, status: StartupStatus) -> None:
 def publish_jit(files: Mapping[str, Path], factors: Factors, options: StartOptions, found: Fetched) -> Published:
     """Publish a jit set to the local folder. Replaces the ``found`` set if it was incomplete or unusable. Raises
     StartError, StoreError and OSError as ``publish_built`` does."""
-    manifest = new_manifest("jit", factors, describe_all(files), snapcap_version())
+    manifest = new_manifest("jit", factors, describe_all(files))
     return _publish_locally(manifest, files, options, found)

@@ -29,8 +29,8 @@ from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import make_folder, open_regular, sync, write_file
 from snapcap.warmup.machine.worker import within
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.client import Ending, S3Error, client, split_uri
-from snapcap.warmup.s3.download import Download, Ranges, S3Object, download, list_objects, remove_parts
+from snapcap.warmup.s3.client import S3Error, client, split_uri
+from snapcap.warmup.s3.download import ObjectRanges, S3Object, download, list_objects, remove_unfinished
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -59,7 +59,7 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     deadline = time.monotonic() + options.deadline
     try:
         bucket, _ = split_uri(source)
-        folder = local_folder(source, cache, options)
+        folder = download_folder(source, cache, options)
         try:
             s3, wanted = _listed(source, folder, options, deadline, brief=is_whole(folder))
         except (S3Error, TimeoutError) as error:
@@ -68,13 +68,13 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
             report_unasked(source, error)
             return folder
         record = _prepare(folder, wanted)
-        missing = [Download(entry, folder / name) for name, entry in wanted.items() if name not in record]
+        missing = {folder / name: entry for name, entry in wanted.items() if name not in record}
         boot = _boot()
-        for item in download(s3 or client(options), bucket, missing, deadline) if missing else ():
+        for path in download(s3 or client(options), bucket, missing, deadline) if missing else ():
             if boot is None:
-                sync(item.dest)
-            name = item.dest.relative_to(folder).as_posix()
-            record[name] = _entry(item.source) | ({"boot": boot} if boot else {})
+                sync(path)
+            name = path.relative_to(folder).as_posix()
+            record[name] = _entry(wanted[name]) | ({"boot": boot} if boot else {})
             _write(folder, record)
         if (folder / _PARTIAL).exists():
             (folder / _PARTIAL).unlink()
@@ -125,7 +125,7 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def local_folder(source: str, cache: Path, options: S3Options) -> Path:
+def download_folder(source: str, cache: Path, options: S3Options) -> Path:
     """Returns the folder that ``download_checkpoint`` would use. Raises S3Error if the source is invalid."""
     bucket, prefix = split_uri(source)
     # Equal prefixes of different buckets and stores have different folders.
@@ -194,10 +194,10 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
         entry = by_name[index]
         if folder is not None and _is_current(_read(folder).get(index), entry, folder / index):
             return (folder / index).read_bytes()
-        where = f"s3://{bucket}/{entry.key}"
+        ranges = ObjectRanges(s3, bucket, entry, deadline)
         if entry.size > MOST_INDEX_BYTES:
-            raise CheckpointError(f"{where} has more than {MOST_INDEX_BYTES} bytes")
-        return b"".join(Ranges(s3, bucket, entry, deadline, Ending()).read(0, entry.size)) if entry.size else b""
+            raise CheckpointError(f"{ranges.where} has more than {MOST_INDEX_BYTES} bytes")
+        return b"".join(ranges.read(0, entry.size)) if entry.size else b""
 
     by_name = listed()
     if not by_name:
@@ -221,7 +221,7 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
     make_folder(folder, 0o755)
     for place in {folder, *((folder / name).parent for name in wanted)}:
         if place.is_dir():
-            remove_parts(place)
+            remove_unfinished(place)
     known = _read(folder)
     record: Record = {}
     for name, entry in known.items():

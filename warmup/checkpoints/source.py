@@ -67,7 +67,7 @@ def folder_at_hand(source: str, cache: Path, options: S3Options) -> Path | None:
             case "shipped":
                 folder: Path | None = package_folder("snapcap.models.demo")
             case "s3":
-                folder = s3_checkpoint.local_folder(source, cache, options)
+                folder = s3_checkpoint.download_folder(source, cache, options)
             case "folder":
                 folder = local_folder(source)
             case "hub":

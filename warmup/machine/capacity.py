@@ -82,7 +82,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def instruction_set() -> list[str]:
-    """Sorted names of the instruction set extensions, as the kernel lists them.
+    """Returns the sorted names of the processor's instruction set extensions, as the kernel lists them.
 
     Linux on x86 and ARM always lists them. Any other machine shares artifacts with machines of the same processor
     name."""

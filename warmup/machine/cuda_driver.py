@@ -9,15 +9,15 @@ import os
 
 from snapcap.models.dataclass import dataclass
 
-# ctypes gives Python's lock up while it calls a function, but not while it loads a library or looks for a function.
-# Both wait until no other thread loads one, so these are looked for before anybody does.
+# ctypes gives Python's lock up while it calls a function, but not while it loads a library or looks up a function.
+# Loading and looking up wait until no other thread loads a library. So these two functions are looked up at import.
 _DLOPEN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)(("dlopen", ctypes.CDLL(None)))
 _DLERROR = ctypes.PYFUNCTYPE(ctypes.c_char_p)(("dlerror", ctypes.PyDLL(None)))
 
 
 def open_library(path: str | os.PathLike[str], flags: int = os.RTLD_NOW) -> int:
-    """The handle of a library, which stays mapped until the process ends; threads that run Python go on meanwhile.
-    Raises OSError if the library cannot be loaded; says why."""
+    """Loads a library and returns its handle, while other threads run Python. The library stays mapped until the
+    process ends. Raises OSError with the reason if the library cannot be loaded."""
     handle: int | None = _DLOPEN(os.fsencode(path), flags)
     if handle is None:
         raise OSError((_DLERROR() or b"it cannot be loaded").decode(errors="replace"))  # dlerror is per thread
@@ -29,7 +29,8 @@ _NAME_BYTES = 256
 LIBRARY = "libcuda.so.1"
 
 
-# A container that had a GPU yesterday should get it back: a start on the CPU would hide that it is gone.
+# Advice for a missing GPU. A container that has lost its GPU should get it back, so --device cpu is named last: a
+# start on the CPU would hide that the GPU is gone.
 NO_GPU = (
     "see whether nvidia-smi shows the GPU here and whether the container was given one (docker run --gpus all; "
     "nvidia.com/gpu in a pod); a machine without a GPU takes --device cpu"
@@ -37,12 +38,12 @@ NO_GPU = (
 
 
 class CudaDriverError(RuntimeError):
-    """No driver, or no such device; one line."""
+    """Says in one line that there is no CUDA driver or no such device, or which call of the driver failed."""
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """The properties that machine code is made for."""
+    """Holds the properties of a GPU for which machine code is compiled."""
 
     name: str
     compute_capability: str
@@ -50,8 +51,8 @@ class CudaDevice:
 
 
 def cuda_device(index: int) -> CudaDevice:
-    """The device that torch calls ``cuda:index``: the driver obeys CUDA_VISIBLE_DEVICES as torch does. Raises
-    CudaDriverError if there is no driver, or it has no device of that index."""
+    """Describes the device that torch calls ``cuda:index``: the driver obeys CUDA_VISIBLE_DEVICES as torch does.
+    Raises CudaDriverError if there is no driver, or no device of this index."""
     driver = _Driver()
     device, name = ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
     driver.call("cuDeviceGet", ctypes.byref(device), index)
@@ -64,7 +65,7 @@ def cuda_device(index: int) -> CudaDevice:
 
 
 def cuda_device_count() -> int:
-    """Devices that the driver shows this process; 0 without a driver."""
+    """Returns the number of devices that the driver shows to this process; 0 without a driver."""
     count = ctypes.c_int()
     try:
         _Driver().call("cuDeviceGetCount", ctypes.byref(count))
@@ -102,7 +103,7 @@ def total_device_memory(index: int) -> int:
 
 
 def free_device_memory(index: int) -> int:
-    """Bytes of ``cuda:index`` that no process has taken, once this one has its context there, which it makes.
+    """Makes this process's context on ``cuda:index``, and returns the bytes that are then free on the device.
     Raises CudaDriverError as ``open_context`` does."""
     context, driver = open_context(index), _Driver()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -112,11 +113,11 @@ def free_device_memory(index: int) -> int:
 
 
 class _Driver:
-    """libcuda, initialised; calling cuInit again costs nothing."""
+    """Calls functions of libcuda. Each object initialises the driver, which costs nothing after the first time."""
 
     def __init__(self) -> None:
         try:
-            # Without Python's lock: it takes 0.1 s and more, as initialising it does.
+            # Loading the library without Python's lock, because it takes 0.1 s or more. cuInit takes as long.
             self._library = ctypes.CDLL(LIBRARY, handle=open_library(LIBRARY))
         except OSError as error:
             raise CudaDriverError(f"this machine has no CUDA driver ({LIBRARY})") from error

@@ -1,6 +1,7 @@
 """Replaces system calls that this machine denies and that only save work or memory, and logs each denial once."""
 
 import contextlib
+import fcntl
 import functools
 import logging
 import os
@@ -82,15 +83,11 @@ def library_file(content: bytes) -> Iterator[str]:
 def seal(file: int) -> None:
     """Fixes the size of a file of `memory_file` for good, so that no process can cut a file that another process
     has mapped, or fill the memory. A file of a temporary folder cannot be sealed."""
-    import fcntl  # noqa: PLC0415 - other systems than Unix lack it
-
     with contextlib.suppress(OSError, AttributeError):
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def is_sealed(file: int) -> bool:
-    import fcntl  # noqa: PLC0415 - other systems than Unix lack it
-
     with contextlib.suppress(OSError, AttributeError):
         return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW)
     return False

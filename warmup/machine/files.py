@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
 from uuid import uuid4
 
 from snapcap.warmup.machine.denied import report_denied
@@ -79,8 +79,6 @@ def take_lock(descriptor: int) -> bool | None:
 
 def has_locks(folder: Path) -> bool:
     """Returns whether files of a folder can be locked. Raises OSError if no file can be created there."""
-    from tempfile import TemporaryFile  # noqa: PLC0415 - only builds need it
-
     with TemporaryFile(dir=folder) as file:
         return take_lock(file.fileno()) is not None
 
@@ -150,12 +148,14 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path``. ``commit`` moves the file to ``path``; otherwise it is removed."""
+def new_file(path: Path, durable: bool = True) -> Iterator[Path]:
+    """Yields a temporary path beside ``path``. After the block, ``commit`` moves the file to ``path``; if the block
+    raises, the file is removed. ``durable``: as for ``commit``."""
     make_folder(path.parent)
     temporary = path.with_name(f".{uuid4().hex}")
     try:
         yield temporary
+        commit(temporary, path, durable)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -177,9 +177,8 @@ def commit(temporary: Path, path: Path, durable: bool = True) -> None:
 def write_file(path: Path, data: bytes, durable: bool = True) -> None:
     """Writes a file, whole or not at all, in place of any other of its name. ``durable``: as for ``commit``. Raises
     OSError if it cannot be written."""
-    with new_file(path) as temporary:
+    with new_file(path, durable) as temporary:
         temporary.write_bytes(data)
-        commit(temporary, path, durable)
 
 
 def remove_left(files: Iterable[Path], alone: bool | None) -> None:
@@ -212,7 +211,7 @@ def _not_a_file(path: Path) -> NotAFileError:
 
 
 def _others_in(group: int) -> set[str]:
-    """The names of a group's members that this system knows, without this user and root."""
+    """Returns the names of a group's members that this system knows, without this user and root."""
     import grp  # noqa: PLC0415 - few starts ask the system's databases
     import pwd  # noqa: PLC0415
 

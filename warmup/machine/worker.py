@@ -104,12 +104,12 @@ class Worker:
     The first task starts the process, and so does the first task after its death. Signals of the terminal's keys
     reach only the parent. If the parent dies, the worker's input is closed, and the group ends.
 
-    ``module``: run with ``python -m``; it calls ``serve_tasks``. ``job``: the job, or a function that makes it when
-    the process starts. ``environment``: variables added to this process's. ``nice`` lowers the priority (0 to 19).
-    ``trusted``: the worker gets all of this process's variables, including secrets."""
+    ``module``: run with ``python -m``; it calls ``serve_tasks``. ``job``: the first message to the process.
+    ``environment``: variables added to this process's. ``nice`` lowers the priority (0 to 19). ``trusted``: the
+    worker gets all of this process's variables, including secrets."""
 
     module: str
-    job: "DataclassInstance | Callable[[], DataclassInstance]"
+    job: "DataclassInstance"
     environment: Mapping[str, str] = field(default_factory=dict)
     nice: int = 0
     trusted: bool = True
@@ -147,7 +147,7 @@ class Worker:
         return {**clean_environment(child_environment()), **self.environment}
 
     def launch(self) -> None:
-        """Start the process if none runs, so that it imports its modules before the job is known. Does not wait."""
+        """Start the process if none runs, so that it imports its modules before the job is sent. Does not wait."""
         if self._process is None:
             with contextlib.suppress(WorkerError):  # `start` raises the error again
                 self._spawn()
@@ -163,7 +163,7 @@ class Worker:
         with self._within(limit):
             process = self._process or self._spawn()
             try:
-                self._exchange(process, to_json(self.job() if callable(self.job) else self.job))
+                self._exchange(process, to_json(self.job))
                 self._begun = True
             except WorkerError:
                 self._end()  # a process that could not begin serves no task
@@ -287,7 +287,7 @@ class Worker:
             self._signal_and_reap()
 
     def _signal_and_reap(self) -> None:
-        """With the lock held."""
+        """Kills the process group and reaps the process. The caller holds the lock."""
         self._signal()
         process, self._process = self._process, None
         if process is not None:
@@ -297,7 +297,7 @@ class Worker:
                 threading.Thread(target=process.wait, name="reap", daemon=True).start()
 
     def _signal(self) -> None:
-        """With the lock held."""
+        """Kills the process group. The caller holds the lock."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # otherwise its compilers would go on

@@ -5,6 +5,7 @@ The artifact key is computed from the plan, so it is known before torch is impor
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snapcap.models.config import IMAGE_TOKENS, ModelConfig
@@ -205,6 +206,16 @@ class Plan:
             return build_factors(machine_factors(self.device), kind, model, compilation)
         except MachineError as error:
             raise StartError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """Holds the first message to a worker that builds packages or prepares weights for a plan: the checkpoint's
+    folder, the plan, and the folder for the results."""
+
+    checkpoint: Path
+    plan: Plan
+    folder: Path
 
 
 def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:

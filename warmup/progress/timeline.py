@@ -108,7 +108,7 @@ class Timeline:
             return dict(self._marks)
 
     def current(self) -> str | None:
-        """The name of the running phase that began last; None if no phase runs."""
+        """Returns the name of the running phase that began last; None if no phase runs."""
         running = [phase.name for phase in self.phases() if phase.end is None]
         return running[-1] if running else None
 

@@ -5,7 +5,7 @@ backend runs packages that AOTInductor compiled ahead of time.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol
 
 from snapcap.models.config import ModelConfig
@@ -17,6 +17,7 @@ from snapcap.models.weights.prepared import MappedWeights
 from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.plan.plan import Bucket
 from snapcap.warmup.runtime.aoti.packages import (
+    Container,
     Containers,
     InputSpecError,
     InputSpecs,
@@ -84,29 +85,20 @@ class EagerBackend:
 _logger = logging.getLogger("snapcap.start")
 
 
-class Packages(Protocol):
-    """Opens packages for one kind of tensors."""
-
-    @property
-    def containers(self) -> Containers: ...
-
-    def open(self, entry: str, package: VerifiedFile) -> RegionCall:
-        """Returns the package's function. Raises PackageError if the file cannot be opened."""
-
-    def eager(self, region: Region) -> RegionCall:
-        """Returns the region's own function, for use if a package cannot be opened at its first call."""
-
-
 @dataclass(frozen=True)
 class AotBackend(Generic[B]):
     """Opens the package of each region and bucket, after a comparison of its input specs with the model's.
 
-    entries: verified files by entry name. input_specs: ``packages.InputSpecs`` by entry name."""
+    entries: verified files by entry name. input_specs: ``packages.InputSpecs`` by entry name.
+    function_of: returns the function of an open package, for the model's kind of tensors.
+    eager: returns a region's own function, for use if a package cannot be opened at its first call."""
 
     entries: Mapping[str, VerifiedFile]
     input_specs: Mapping[str, Any]
     model: Model[B]
-    packages: Packages
+    containers: Containers
+    function_of: Callable[[Container], RegionCall]
+    eager: Callable[[Region], RegionCall]
     name = "aot"
 
     def prepare(self, component: Component, bucket: Bucket) -> None:
@@ -115,7 +107,7 @@ class AotBackend(Generic[B]):
         for region in self.model.regions.of(component):
             entry = entry_name(region.name, bucket.size)
             if entry in self.entries:
-                self.packages.containers.prepare(entry, self.entries[entry])
+                self.containers.prepare(entry, self.entries[entry])
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """Returns the callable of a region's package. The first call opens the package of a region that is called
@@ -134,7 +126,7 @@ class AotBackend(Generic[B]):
                 except (PackageError, InputSpecError) as error:
                     fields = {"package": entry_name(region.name, bucket.size), "error": str(error)}
                     _logger.error("package stays eager", extra={"fields": fields})
-                    run = self.packages.eager(region)
+                    run = self.eager(region)
             return run(*inputs)
 
         return opened_on_demand
@@ -145,4 +137,4 @@ class AotBackend(Generic[B]):
         if package is None:
             raise PackageError(f"the artifact set has no {entry}")
         check_inputs(entry, self.input_specs.get(entry), self.model.input_specs(region, bucket))
-        return self.packages.open(entry, package)
+        return self.function_of(self.containers.open(entry, package))

@@ -90,26 +90,20 @@ _TRANSIENT = (
 
 
 class S3Error(RuntimeError):
-    """Says in one line why a request to S3 failed, and what to do."""
+    """Says in one line why a request to S3 failed, and what to do. ``code``: S3's error code, such as
+    ``NoSuchKey``, or the class name of the causing error; empty without either."""
 
-    def __init__(self, message: str, where: str = "") -> None:
+    def __init__(self, message: str, where: str = "", code: str = "") -> None:
         super().__init__(message)
         self.where = where
-
-    @property
-    def code(self) -> str:
-        """S3's error code, such as ``NoSuchKey``, or the name of the causing error; empty without either."""
-        response = getattr(self.__cause__, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        return "" if self.__cause__ is None else type(self.__cause__).__name__
+        self.code = code
 
 
 class ObjectChangedError(S3Error):
     """Says that an object was replaced after it was listed."""
 
-    def __init__(self, where: str) -> None:
-        super().__init__(f"{where}: the object was replaced during the download; start again", where)
+    def __init__(self, where: str, code: str = "") -> None:
+        super().__init__(f"{where}: the object was replaced during the download; start again", where, code)
 
 
 @contextlib.contextmanager
@@ -124,7 +118,7 @@ def translated(where: str, local: Path | None = None) -> Iterator[None]:
 
 def is_transient(error: S3Error) -> bool:
     """Returns whether a connection broke off while bytes arrived. botocore does not retry such an error."""
-    return type(error.__cause__).__name__ in _TRANSIENT
+    return error.code in _TRANSIENT
 
 
 def _expected() -> tuple[type[Exception], ...]:
@@ -139,15 +133,14 @@ def _s3_error(error: Exception, where: str, local: Path | None) -> S3Error:
     if isinstance(response, dict):  # a ClientError
         code = str(response.get("Error", {}).get("Code", ""))
         if code in _CHANGED:
-            return ObjectChangedError(where)
-        return S3Error(f"{where}: {_refusal(code, response, getattr(error, 'operation_name', ''))}", where)
+            return ObjectChangedError(where, code)
+        return S3Error(f"{where}: {_refusal(code, response, getattr(error, 'operation_name', ''))}", where, code)
     name = type(error).__name__
     advice = _BY_CLASS.get(name)
     if advice is None and isinstance(error, OSError):
-        wrong = os_error_text(error)
-        return S3Error(f"{where}: cannot be written to {local}: {wrong}" if local else f"{where}: {wrong}", where)
-    text = _line(error)
-    return S3Error(f"{where}: {advice or 'the request failed'} ({name}: {text})", where)
+        text = f"cannot be written to {local}: {os_error_text(error)}" if local else os_error_text(error)
+        return S3Error(f"{where}: {text}", where, name)
+    return S3Error(f"{where}: {advice or 'the request failed'} ({name}: {_line(error)})", where, name)
 
 
 def name_missing_credentials(parsed: Any, **_: object) -> None:

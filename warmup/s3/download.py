@@ -5,7 +5,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import field
 from pathlib import Path
@@ -43,7 +43,7 @@ class S3Object:
 
 
 @dataclass(frozen=True)
-class Ranges:
+class ObjectRanges:
     """Reads ranges of an object. ``deadline``: the moment of ``time.monotonic()`` after which reads fail.
     ``ending``: ends a read that hangs."""
 
@@ -51,7 +51,7 @@ class Ranges:
     bucket: str
     source: S3Object
     deadline: float
-    ending: Ending
+    ending: Ending = field(default_factory=Ending)
 
     @property
     def where(self) -> str:
@@ -121,14 +121,6 @@ _LISTED = 10_000
 _PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Download:
-    """Names an object and its destination file."""
-
-    source: S3Object
-    dest: Path
-
-
 def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> list[S3Object]:
     """Returns the objects directly under a prefix, without those in subfolders. Raises S3Error if the listing
     failed, took too long, or has over 10,000 objects.
@@ -150,14 +142,15 @@ def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> l
     return [entry for entry in found if entry.key != start]
 
 
-def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: float) -> Iterator[Download]:
-    """Download objects in parallel ranges, and yield each object when its file is complete and in place.
+def download(s3: "S3Client", bucket: str, items: Mapping[Path, S3Object], deadline: float) -> Iterator[Path]:
+    """Download objects in parallel ranges, and yield the path of each file when it is complete and in place.
 
     Every range requests the ETag of the listing, so a file never mixes two versions of an object. A file gets its
     name only when it is complete. The caller verifies the content, and syncs the file if it must survive a power
     cut.
 
     Args:
+        items: the object of each file.
         deadline: the moment of ``time.monotonic()`` to give up at, even inside a read that never returns.
 
     Raises:
@@ -166,13 +159,13 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
     """
     pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="s3")
     ending = Ending()
-    jobs = [_Job(item, Ranges(s3, bucket, item.source, deadline, ending)) for item in items]
+    jobs = [_Job(path, ObjectRanges(s3, bucket, source, deadline, ending)) for path, source in items.items()]
     try:
         for job in jobs:
             job.start(pool)
         for job in jobs:
             job.finish()
-            yield job.item
+            yield job.dest
     finally:
         ending.end()
         # No wait: a request to a dead host ends by its own timeout, after the failure was reported.
@@ -181,7 +174,7 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
             job.discard()
 
 
-def remove_parts(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove unfinished files of killed downloads from a folder. Files of running downloads stay. Raises OSError if
     the folder cannot be read."""
     for path in folder.iterdir():
@@ -198,18 +191,18 @@ class _Job:
     s3transfer is not used, because it has no deadline: its manager waits until its threads end, and nothing can
     close the connection that a thread reads from. Its manager does not check the disk's free space either."""
 
-    item: Download
-    ranges: Ranges
+    dest: Path
+    ranges: ObjectRanges
     parts: list[Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.temporary = self.item.dest.with_name(f".{self.item.dest.name}.{uuid4().hex}.part")
+        self.temporary = self.dest.with_name(f".{self.dest.name}.{uuid4().hex}.part")
         self.where = self.ranges.where
         self._held: int | None = None  # the locked descriptor: an unlocked temporary file counts as abandoned
 
     def start(self, pool: ThreadPoolExecutor) -> None:
-        size = self.item.source.size
-        with translated(self.where, local=self.item.dest):
+        size = self.ranges.source.size
+        with translated(self.where, local=self.dest):
             make_folder(self.temporary.parent, 0o755)
             self._held = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             take_lock(self._held)
@@ -226,10 +219,10 @@ class _Job:
             part.result()
         if pending:
             raise deadline_error(self.where)
-        with translated(self.where, local=self.item.dest):
-            if self.temporary.stat().st_size != self.item.source.size:
+        with translated(self.where, local=self.dest):
+            if self.temporary.stat().st_size != self.ranges.source.size:
                 raise OSError(errno.EIO, "another process has changed the file")
-            os.replace(self.temporary, self.item.dest)
+            os.replace(self.temporary, self.dest)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
@@ -240,7 +233,7 @@ class _Job:
 
     def _part(self, start: int, end: int) -> None:
         """Download bytes [start, end) of the object."""
-        with translated(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
+        with translated(self.where, local=self.dest), self.temporary.open("rb+", buffering=0) as file:
             for chunk in self.ranges.read(start, end):
                 write_all(file.fileno(), chunk, start)
                 start += len(chunk)

@@ -136,12 +136,9 @@ class BackgroundBuild:
             return
         require_compiler()
         try:
-            shared: ArtifactStore = (
-                open_store(options.store.remote, options.s3, trust_of(options.store))
-                if publishing and options.store.remote is not None
-                else FolderStore.open(options.store_folder)
-            )
-            self._build_or_wait(shared, key, publishing)
+            remote = options.store.remote if publishing else None
+            store = open_store(remote or str(options.store_folder), options.s3, trust_of(options.store))
+            self._build_or_wait(store, key, publishing)
         except StoreDeniedError as error:
             if options.store.build == "auto":
                 self._decline(str(error))
@@ -282,7 +279,7 @@ class BackgroundBuild:
     def _publish(self, built: Built, publishing: bool) -> None:
         """Publishes to the local folder, and from there to the remote store, in a process that can be ended."""
         artifacts, options = self._artifacts, self._options
-        local = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched).local
+        (local,) = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched)
         report(local, self._status)
         if publishing and local.done and not self._stopped.is_set():
             remote = publish_in_worker(artifacts.key, options, artifacts.fetched.unusable)

@@ -81,29 +81,27 @@ def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStat
         yield Jit(options, status, cache)
 
 
+@dataclass(eq=False)
 class Jit:
     """Compiles until ``settle``. Device thread only."""
 
-    def __init__(self, options: StartOptions, status: StartupStatus, cache: "CompileCache") -> None:
-        self._options = options
-        self._status = status
-        self._cache = cache
-        self._artifacts: Artifacts | None = None
-        self._restored = False
+    options: StartOptions
+    status: StartupStatus
+    cache: "CompileCache"
+    _artifacts: Artifacts | None = None  # no hit if the cache could not be restored from them
 
     def backend(self, plan: Plan, artifacts: Artifacts) -> "JitBackend":
         """Returns the backend that compiles the regions. After a hit, first restores the compile cache."""
         self._artifacts = artifacts
         if artifacts.hit:
             try:
-                count = self._cache.restore(artifacts)
+                count = self.cache.restore(artifacts)
             except RestoreError as error:
                 fetched = replace(artifacts.fetched, result="corrupt", reason=str(error), entries={})
                 self._artifacts = replace(artifacts, fetched=fetched)
-                self._status.fetched(self._artifacts)
+                self.status.fetched(self._artifacts)
                 _logger.error("artifacts not restored", extra={"fields": {"error": str(error)}})
             else:
-                self._restored = True
                 _logger.info("artifacts restored", extra={"fields": {"graphs": count, "key": artifacts.key[:12]}})
         return JitBackend(plan, self._fell_back)
 
@@ -118,39 +116,36 @@ class Jit:
     def publish(self) -> "Future[list[Published]]":
         """Publish the compiled graphs if this start compiled any: to the local folder now, and to S3, if it is
         writable, on a thread. The future has the result of each; it is empty if nothing was compiled."""
-        outcome: Future[list[Published]] = Future()
-        artifacts = self._artifacts
-        missed = cache_counts().misses > 0 or not self._restored
-        if artifacts is None or not missed:
-            outcome.set_result([])
-            return outcome
-        replacing = artifacts.hit or artifacts.fetched.unusable
-        local = self._publish_locally(artifacts)
-        if local is None or not local.done or not self._options.store.publishes_to_remote:
+        artifacts, local = self._artifacts, None
+        if artifacts is not None and (cache_counts().misses > 0 or not artifacts.hit):
+            local = self._publish_locally(artifacts)
+        if artifacts is None or local is None or not local.done or not self.options.store.publishes_to_remote:
+            outcome: Future[list[Published]] = Future()
             outcome.set_result([local] if local else [])
             return outcome
 
         def publish() -> list[Published]:
-            remote = publish_in_worker(artifacts.key, self._options, replacing)
-            report(remote, self._status)
+            replacing = artifacts.hit or artifacts.fetched.unusable
+            remote = publish_in_worker(artifacts.key, self.options, replacing)
+            report(remote, self.status)
             return [local, remote]
 
         return begin(publish, "publish")
 
     def _publish_locally(self, artifacts: Artifacts) -> Published | None:
         try:
-            files = self._cache.save()
+            files = self.cache.save()
             if not files:
                 return None
-            local = publish_jit(files, artifacts.factors, self._options, artifacts.fetched)
+            local = publish_jit(files, artifacts.factors, self.options, artifacts.fetched)
         except (StartError, StoreError, OSError) as error:
             local = Published("error", str(error))
-        report(local, self._status)
+        report(local, self.status)
         return local
 
     def _fell_back(self, region: str, bucket: int) -> None:
-        self._status.count("eager_fallbacks", region, str(bucket))
-        if self._status.counts("eager_fallbacks")[region, str(bucket)] == 1:
+        self.status.count("eager_fallbacks", region, str(bucket))
+        if self.status.counts("eager_fallbacks")[region, str(bucket)] == 1:
             _logger.error(
                 "no compiled graph fits; the region runs eager",
                 extra={"fields": {"region": region, "bucket": bucket}},

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dimensions import ON_DEMAND
+from snapcap.models.regions.table import build_regions
+from snapcap.models.weights.prepared import MappedWeights
 from snapcap.warmup.artifacts.fetch import Artifacts
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, LIBRARIES
 from snapcap.warmup.machine.capacity import available_cpus, whole_cpus
@@ -17,15 +19,14 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.aoti.native import Libtorch, NativeMemory, NativePackages, NativeTensor
 from snapcap.warmup.runtime.aoti.packages import AotiError, Container, Containers, open_cpu_library, region_of
+from snapcap.warmup.runtime.devices import CpuDevice, CpuLanes, Device
+from snapcap.warmup.runtime.model import AotBackend, Backend, Model, check_weights
+from snapcap.warmup.start.warmer import Warmer
 
 if TYPE_CHECKING:
-    from snapcap.models.weights.prepared import MappedWeights
-    from snapcap.warmup.runtime.aoti.native import NativeMemory, NativeTensor
     from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaMemory
-    from snapcap.warmup.runtime.devices import Device
-    from snapcap.warmup.runtime.model import Backend, Model
-    from snapcap.warmup.start.warmer import Warmer
 
 _OPENERS = 3, 5  # least and most threads that open packages, which mostly works without the interpreter lock
 _logger = logging.getLogger("snapcap.start")
@@ -100,20 +101,12 @@ class NativeLoader:
         pool.submit(note)  # runs after the last package was taken
         return opening
 
-    def open_device(self) -> "Device[NativeTensor]":
-        from snapcap.warmup.runtime.aoti.native import (  # noqa: PLC0415  likewise
-            Libtorch,
-            NativeMemory,
-            NativePackages,
-        )
-
+    def open_device(self) -> Device[NativeTensor]:
         plan, library, standalone = self._plan, self._library, self._standalone
         if plan.device_type == "cpu":
-            from snapcap.warmup.runtime.devices import CpuDevice, CpuLanes  # noqa: PLC0415  likewise
-
             libtorch = Libtorch(library)
             self._memory = host = NativeMemory(libtorch)
-            self._packages = NativePackages(libtorch, self._containers, threads=plan.threads)
+            self._packages = NativePackages(libtorch, threads=plan.threads)
             # libtorch keeps the number of threads for each calling thread.
             if not standalone or plan.threads >= max(available_cpus(), 2):
                 libtorch.set_num_threads(plan.threads)
@@ -122,7 +115,7 @@ class NativeLoader:
             lanes = CpuLanes(libtorch.set_num_threads, plan.threads, alone)
             lanes.serve(alone=True)
             return CpuDevice(host, lanes)
-        from snapcap.warmup.runtime.aoti.native_cuda import (  # noqa: PLC0415  likewise
+        from snapcap.warmup.runtime.aoti.native_cuda import (  # noqa: PLC0415  only a GPU needs it
             CudaRuntime,
             NativeCudaDevice,
             loading_cublas,
@@ -132,16 +125,13 @@ class NativeLoader:
         self._beside.enter_context(loading_cublas(library, libtorch, cuda, plan.dtype))
         device = NativeCudaDevice(libtorch, cuda)
         self._memory = device.memory
-        self._packages = NativePackages(libtorch, self._containers, cuda.stream)
+        self._packages = NativePackages(libtorch, cuda.stream)
         return device
 
     def load_model(
-        self, checkpoint: Checkpoint, mapped: "MappedWeights | None"
-    ) -> "tuple[Checkpoint, Model[NativeTensor]]":
+        self, checkpoint: Checkpoint, mapped: MappedWeights | None
+    ) -> tuple[Checkpoint, Model[NativeTensor]]:
         """Raises ValueError if the weights have other regions or layers than the configuration implies."""
-        from snapcap.models.regions.table import build_regions  # noqa: PLC0415  no other start needs it
-        from snapcap.warmup.runtime.model import Model, check_weights  # noqa: PLC0415  likewise
-
         if mapped is None:
             raise TypeError("a start without torch, and without prepared weights")
         plan, config, memory = self._plan, checkpoint.config, self._memory
@@ -152,9 +142,6 @@ class NativeLoader:
             state = plan.decode_state(config, memory)
             return checkpoint, Model(config, regions, weights, state, prepared=True)
 
-    def open_packages(
-        self, warmer: "Warmer", model: "Model[NativeTensor]", artifacts: Artifacts | None
-    ) -> "Backend":
-        from snapcap.warmup.runtime.model import AotBackend  # noqa: PLC0415  no other start needs it
-
-        return AotBackend(self._entries, self._artifacts.input_specs, model, self._packages)
+    def open_packages(self, warmer: Warmer, model: Model[NativeTensor], artifacts: Artifacts | None) -> Backend:
+        calls = self._packages.function_of, self._packages.eager
+        return AotBackend(self._entries, self._artifacts.input_specs, model, self._containers, *calls)

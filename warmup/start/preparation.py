@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.fetch import Artifacts, NotFetchedError
+from snapcap.warmup.artifacts.fetch import Artifacts, Described, NotFetchedError
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY
 from snapcap.warmup.artifacts.worker import find_artifacts
 from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
@@ -28,7 +28,7 @@ from snapcap.warmup.weights.find import FoundWeights, find_weights
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
-    from snapcap.warmup.weights.published import Described, ModelFetcher
+    from snapcap.warmup.weights.published import ModelFetcher
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -86,15 +86,16 @@ class Preparation:
         self.weights = pool.submit(self._find_weights)
         self.checkpoint = pool.submit(self._complete)
 
-    def _ask_store(self) -> "Described | FoundWeights":
+    def _ask_store(self) -> Described | FoundWeights:
         if self.fetcher is None:
             return FoundWeights("off", "")
         with self.timeline.phase("fetch_weights"):
             try:
                 return self.fetcher.describe()
             except NotFetchedError as error:
-                _report_weights(FoundWeights(error.result, error.reason))
-                return FoundWeights(error.result, error.reason)
+                found = FoundWeights(error.fetched.result, error.fetched.reason)
+                _report_weights(found)
+                return found
 
     def _plan(self) -> Planned:
         options, published = self.options, self.published.result()

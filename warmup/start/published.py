@@ -8,16 +8,14 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapcap.warmup.artifacts.store import MODELS
 from snapcap.warmup.checkpoints.source import folder_at_hand, is_publishable
 from snapcap.warmup.machine.worker import Worker
-from snapcap.warmup.options import StartOptions
+from snapcap.warmup.options import FetchJob, StartOptions
 
 if TYPE_CHECKING:
-    from snapcap.warmup.artifacts.worker import FetchJob
     from snapcap.warmup.weights.published import ModelFetcher
 
 _KEEPING_S = 5.0
@@ -46,7 +44,7 @@ def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
             return None
         # Imports of the new process take longer than a start needs to determine its model, so the process is
         # launched before this process imports the modules that determine it.
-        worker = Worker("snapcap.warmup.artifacts.worker", partial(_job, options))
+        worker = Worker("snapcap.warmup.artifacts.worker", FetchJob.of(options))
         worker.launch()
         from snapcap.warmup.weights.published import ModelFetcher  # noqa: PLC0415  while the process imports
 
@@ -56,12 +54,6 @@ def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
         _logger.exception("the store is not asked for weights")
         return None
     return fetcher
-
-
-def _job(options: StartOptions) -> "FetchJob":
-    from snapcap.warmup.artifacts.worker import FetchJob  # noqa: PLC0415  while the process imports
-
-    return FetchJob.of(options, model=True)
 
 
 def close_behind(fetcher: "ModelFetcher | None", coming: Sequence["Future[Any]"]) -> None:

@@ -38,7 +38,6 @@ from snapcap.warmup.plan.plan import Bucket, BucketTable, Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.packages import CaptureError
-from snapcap.warmup.start.native import NativeLoader
 from snapcap.warmup.start.preparation import NO_CALLBACKS, STEPS, Callbacks, Preparation
 from snapcap.warmup.start.published import begin_fetcher, close_behind, may_be_published
 from snapcap.warmup.weights.find import FoundWeights, WeightsResult
@@ -119,7 +118,7 @@ class Loader(AbstractContextManager[object], Protocol[B]):
 
 
 class _SmallerPlanError(Exception):
-    """The device has no room for the largest buckets."""
+    """Says that the device has no room for the largest buckets. ``plan``: the plan without these buckets."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(f"buckets {plan.step_table.sizes} fit")
@@ -164,7 +163,7 @@ def _load(
         preparation = Preparation(options, timeline, status, pool, fetcher, callbacks)
         close_behind(fetcher, [preparation.weights, preparation.artifacts])
         if importing is None:
-            reason = wait_for_parts(preparation, options)
+            reason = wait_for_parts(preparation)
             if reason is None:
                 _require_room(preparation)
                 started = _without_torch(preparation)
@@ -184,8 +183,8 @@ def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = Fal
     """Makes a warm model of the results of the preparation, with torch's module or without. `tested`: the model has
     passed its self-test in this server before, with the same packages; the request that it wakes for is the next
     one to run all layers."""
-    from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415  no part waits for its import
-    from snapcap.warmup.start.warmer import LONGEST_RUN_S, Warmer, self_test  # noqa: PLC0415  likewise
+    from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415  imports numpy, for which no fetch waits
+    from snapcap.warmup.start.warmer import LONGEST_RUN_S, Warmer, self_test  # noqa: PLC0415  imports the runner
 
     options, timeline, status = preparation.options, preparation.timeline, preparation.status
     with loader:
@@ -223,9 +222,11 @@ def _bring_up(loader: Loader[B], preparation: Preparation, *, tested: bool = Fal
 
 
 def _without_torch(preparation: Preparation) -> StartedModel | None:
-    """A warm model, or None where something does not work, so that torch is needed. Then the thread's CUDA stream
-    may be another than the default one. Raises StartError if a setting does not fit, or weights or device are
-    damaged."""
+    """Returns a warm model, or None if the packages or weights do not work without torch's module. Then the
+    thread's CUDA stream may be another than the default one. Raises StartError if a setting does not fit, or the
+    weights or the device are damaged."""
+    from snapcap.warmup.start.native import NativeLoader  # noqa: PLC0415  only a start without torch needs it
+
     artifacts = preparation.artifacts.result()
     if artifacts is None:
         raise TypeError("a start without torch, and without packages")
@@ -257,10 +258,10 @@ def _identity(artifacts: Artifacts, mapped: "MappedWeights | None") -> str:
 
 
 def before_ready(backend: str, plan: Plan, options: StartOptions) -> tuple[Bucket, ...]:
-    """The buckets that are warm before READY; the others are warmed between two steps of the first requests.
-    ``backend`` is what serves, and not what was asked for."""
+    """Returns the buckets that are warm before READY. Other buckets are warmed between two steps of the first
+    requests. ``backend``: the name of the backend that serves, which may differ from the option."""
     if backend == "eager" and options.compute.backend != "eager" and plan.device_type == "cuda":
-        # No artifacts: serve at once. Here each bucket waits for kernels that CUDA loads when they are launched.
+        # Without artifacts the server serves at once: each bucket would wait for kernels that CUDA loads at launch.
         return plan.table.buckets[:1]
     # Packages are warm in a moment, jit would compile on the device thread while it serves, and on a CPU eager has
     # nothing to wait for.
@@ -268,7 +269,8 @@ def before_ready(backend: str, plan: Plan, options: StartOptions) -> tuple[Bucke
 
 
 def torch_is_needed(options: StartOptions) -> str | None:
-    """Why torch's module has to be imported, where that is certain: it begins at once then."""
+    """Returns why torch's module must be imported if options and local files show it, so that the import begins at
+    once; else None."""
     if options.compute.backend in ("eager", "jit"):
         return f"the {options.compute.backend} backend was asked for"
     if not options.model.prepared_weights:
@@ -278,7 +280,7 @@ def torch_is_needed(options: StartOptions) -> str | None:
     return "there are no prepared weights yet"
 
 
-def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | None:
+def wait_for_parts(preparation: Preparation) -> str | None:
     """Waits for all that a start without torch needs. Returns None when all of it is there, or the reason why torch
     is needed as soon as a part is known to be missing. Raises CheckpointError, ConfigError, StartError if the model
     cannot be served."""
@@ -286,7 +288,7 @@ def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | Non
     while pending:
         # A result may show that the start needs torch; then the other results are not waited for.
         pending = wait(pending, return_when=FIRST_COMPLETED).not_done
-        reason = _missing_part(preparation, options)
+        reason = _missing_part(preparation)
         if reason is not None:
             return reason
     config, plan = preparation.planned.result()[1:]
@@ -296,9 +298,9 @@ def wait_for_parts(preparation: Preparation, options: StartOptions) -> str | Non
     return None
 
 
-def _missing_part(preparation: Preparation, options: StartOptions) -> str | None:
-    """Returns what the results that are there say: the part that is missing, or None."""
-    published = preparation.published
+def _missing_part(preparation: Preparation) -> str | None:
+    """Returns why torch is needed, by the steps of the preparation that are done; None if no part is missing."""
+    options, published = preparation.options, preparation.published
     if published.done() and isinstance(published.result(), FoundWeights) and not _has_prepared_weights(options):
         return "there are no prepared weights of this model"
     if preparation.artifacts.done():
@@ -333,7 +335,8 @@ def _require_room(preparation: Preparation) -> None:
 
 
 def _begin_import(reason: str, pool: ThreadPoolExecutor, timeline: Timeline) -> "Future[None]":
-    """Import torch on a thread. Raises StartError if there is no such module; ``reason``: why it is needed."""
+    """Import torch on a thread. ``reason``: why the import is needed. Raises StartError if torch's Python module is
+    not installed."""
     if not has_torch_module():
         raise StartError(
             f"torch's libraries are installed here without its Python module, which is needed as {reason}; "

@@ -48,28 +48,27 @@ class Warmer:
         return COMPONENTS if bucket in self.table.buckets else ("decoder",)
 
     def assign(self, backend: Backend, buckets: tuple[Bucket, ...]) -> None:
-        """Assign buckets to the backend. A bucket whose packages cannot be opened stays eager, or ends a strict
-        start. With jit every bucket can be opened, because jit compiles at the first run. Raises StartError if a
-        bucket cannot be opened, and the start is strict, and PackageError or InputSpecError if a bucket cannot be
-        opened, and there is no eager backend."""
+        """Assign buckets without a backend to this one. A bucket whose packages cannot be opened stays eager, or
+        ends a strict start. With jit every bucket can be opened, because jit compiles at the first run. Raises
+        StartError if a bucket cannot be opened, and the start is strict, and PackageError or InputSpecError if a
+        bucket cannot be opened, and there is no eager backend."""
         for bucket in buckets:
             for component in self.components(bucket):
                 self._assign_one(component, bucket, backend)
 
-    def _assign_first(self, component: ComponentName, bucket: Bucket, backend: Backend | None) -> None:
-        """Assign a bucket to the backend, unless the bucket has a backend already."""
-        if backend is not None and not self.runner.is_bound(component, bucket):
-            self._assign_one(component, bucket, backend)
-
     def _assign_one(self, component: ComponentName, bucket: Bucket, backend: Backend) -> None:
+        if self.runner.is_bound(component, bucket):
+            return
         try:
             self._bind(component, bucket, backend)
         except (PackageError, InputSpecError) as error:
             self._stay_eager(component, bucket, backend.name, error)
 
-    def _bind(self, component: ComponentName, bucket: Bucket, backend: Backend) -> None:
+    def _bind(
+        self, component: ComponentName, bucket: Bucket, backend: Backend, state: BucketState = "pending"
+    ) -> None:
         self.runner.bind(component, bucket, open_callables(self.runner.regions, component, bucket, backend))
-        self.status.update(component, bucket.size, "pending", backend.name)
+        self.status.update(component, bucket.size, state, backend.name)
 
     def _stay_eager(self, component: ComponentName, bucket: Bucket, backend: str, error: Exception) -> None:
         reason = first_line(error)
@@ -79,24 +78,23 @@ class Warmer:
             raise StartError(f"the {backend} backend cannot serve: {reason}") from error
         fields = {"component": component, "bucket": bucket.size, "error": reason}
         _logger.error("bucket stays eager", extra={"fields": fields})
-        self.runner.bind(component, bucket, open_callables(self.runner.regions, component, bucket, self.eager))
-        self.status.update(component, bucket.size, "failed", self.eager.name)
+        self._bind(component, bucket, self.eager, "failed")
 
-    def warm(self, buckets: tuple[Bucket, ...], backend: Backend | None = None) -> None:
+    def warm(self, buckets: tuple[Bucket, ...], backend: Backend) -> None:
         """Run each bucket once, the smallest first, because the first request usually comes alone. No row may be
         running.
 
         On a CPU, a bucket is only loaded if its run would take longer than `LONGEST_RUN_S`, extrapolated from the
         bucket before it. On a GPU, a tested model's buckets behind the first are only loaded.
 
-        ``backend``: assign each bucket without a backend to this one just before the bucket runs, while other
-            threads open the packages of later buckets. Before launches are recorded, all other buckets of encodes
-            are assigned too, so that no package is opened during the recording. Raises the errors of ``assign``."""
+        Each bucket without a backend is assigned to ``backend`` just before the bucket runs, while other threads
+        open the packages of later buckets. Before launches are recorded, all other buckets of encodes are assigned
+        too, so that no package is opened during the recording. Raises the errors of ``assign``."""
         for component in COMPONENTS:
             with self.timeline.phase(f"warm_{component}"):
                 seconds_a_row = 0.0
                 for bucket in (each for each in buckets if component in self.components(each)):
-                    self._assign_first(component, bucket, backend)
+                    self._assign_one(component, bucket, backend)
                     known = self._records_untried and bucket != buckets[0]
                     if known or (
                         seconds_a_row * bucket.size > LONGEST_RUN_S and self._only_computes(component, bucket)
@@ -106,9 +104,7 @@ class Warmer:
                         began = time.thread_time()  # does not count time in which other processes have the CPU
                         self._run_once(component, bucket)
                         seconds_a_row = (time.thread_time() - began) / bucket.size
-        for bucket in self.table.buckets:
-            for component in COMPONENTS:
-                self._assign_first(component, bucket, backend)
+        self.assign(backend, self.table.buckets)
         if self.runner.device.runs_ahead:
             with self.timeline.phase("capture_graphs"):
                 for bucket in reversed(buckets):

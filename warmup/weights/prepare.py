@@ -4,7 +4,7 @@ Converting takes seconds of Python on a CPU, which must not delay a server. So a
 reads the checkpoint again and converts it on the CPU, also for a GPU, which only the device thread uses. The
 file has the tensors that `load_weights` returns. The process ends when its parent ends.
 
-    job   {"checkpoint": …, "plan": …, "store": …}, then {"thorough": …}
+    job   {"checkpoint": …, "plan": …, "folder": …}, then {"thorough": …}
 
 Run as ``python -m snapcap.warmup.weights.prepare``.
 """
@@ -29,7 +29,7 @@ from snapcap.warmup.machine.files import commit, locked_alone, make_folder, open
 from snapcap.warmup.machine.worker import Task, Worker, WorkerError, serve_tasks
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint, read_config
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Plan, PlannedJob
 from snapcap.warmup.weights.find import (
     CLOCK_NS,
     Identity,
@@ -169,18 +169,9 @@ TIME_LIMIT_S = 1800.0
 _MODULE = "snapcap.warmup.weights.prepare"
 
 
-@dataclass(frozen=True)
-class PrepareJob:
-    """Holds the checkpoint folder, the plan with the device and dtype, and the artifact folder."""
-
-    checkpoint: Path
-    plan: Plan
-    store: Path
-
-
 def weights_worker(checkpoint: Path, plan: Plan, options: StartOptions, nice: int = 0) -> Worker:
     """Returns a worker whose process is not started. ``nice`` lowers its priority (0 to 19)."""
-    job = PrepareJob(checkpoint, plan, options.store_folder.absolute())
+    job = PlannedJob(checkpoint, plan, options.store_folder.absolute())
     return Worker(_MODULE, job, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, nice)
 
 
@@ -194,14 +185,14 @@ def prepare_in_worker(worker: Worker, *, thorough: bool) -> Prepared:
     return Prepared(answer["result"], answer["reason"])
 
 
-def _start(job: PrepareJob) -> Task:
+def _start(job: PlannedJob) -> Task:
     first_for_the_oom_killer()
 
     def answer(task: dict[str, Any]) -> dict[str, Any]:
-        return asdict(prepare_weights(job.checkpoint, job.plan, job.store, thorough=task["thorough"]))
+        return asdict(prepare_weights(job.checkpoint, job.plan, job.folder, thorough=task["thorough"]))
 
     return answer
 
 
 if __name__ == "__main__":
-    sys.exit(serve_tasks(PrepareJob, _start))
+    sys.exit(serve_tasks(PlannedJob, _start))

@@ -13,19 +13,17 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared import PreparedError
 from snapcap.warmup.artifacts.download import VERIFIED, fetched_name, fetching_name
-from snapcap.warmup.artifacts.fetch import Fetched, Found, NotFetchedError, described, local_model, local_weights
+from snapcap.warmup.artifacts.fetch import Described, Fetched, Found, NotFetchedError, local_model, local_weights
 from snapcap.warmup.artifacts.folder import FolderStore, check_owner
 from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.remote import trust_of
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.artifacts.store import WEIGHTS, StoreError, blob_name
-from snapcap.warmup.artifacts.worker import GRACE, MODULE, Fetcher, FetchJob
+from snapcap.warmup.artifacts.worker import GRACE, Fetcher
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints.local import kind_of, report_unasked
 from snapcap.warmup.errors import StartError
@@ -40,20 +38,12 @@ FINISH_S = 600.0
 _logger = logging.getLogger("snapcap.weights")
 
 
-@dataclass(frozen=True)
-class Described:
-    """Holds a published model. ``folder`` has its small files, like a checkpoint's folder."""
-
-    found: Found
-    folder: Path
-
-
 class ModelFetcher(Fetcher):
     """Fetches a model's weights and, in parallel, its packages. Call ``describe``, then ``packages`` and
     ``weights`` in this order, then ``close``, which ends the worker. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
-        super().__init__(options, worker or Worker(MODULE, FetchJob.of(options, model=True)))
+        super().__init__(options, worker)
         self._fetched = 0  # bytes of weights that the worker has downloaded, and syncs before it ends
         self._end = time.monotonic() + options.store.deadline + GRACE  # deadline of all tasks before the weights
 
@@ -85,12 +75,12 @@ class ModelFetcher(Fetcher):
             told = self._bring({"do": "model", "factors": self._factors, "download": download}, self._end)
             if told.unasked:
                 report_unasked(self._options.model.source, told.unasked)
-            model = self._described(local, key)
+            model = local_model(local, key, self._trust)
             if model is None:
-                raise NotFetchedError("error", "the files that the worker process fetched are missing")
+                raise NotFetchedError(Fetched("error", "the files that the worker process fetched are missing"))
             return model
         except Exception as error:
-            raise NotFetchedError.of(error) from error
+            raise NotFetchedError(Fetched.failed(error)) from error
 
     def weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
         """Wait until the weights are downloaded, and map them. Raises nothing."""
@@ -100,7 +90,7 @@ class ModelFetcher(Fetcher):
             self._set_aside(model.found)
             return FoundWeights("corrupt", str(error))
         except Exception as error:
-            failed = NotFetchedError.of(error)
+            failed = Fetched.failed(error)
             return FoundWeights(failed.result, failed.reason)
 
     def _set_aside(self, found: Found) -> None:
@@ -125,9 +115,8 @@ class ModelFetcher(Fetcher):
             if self._fetched:
                 self._bring({"do": "finish"}, time.monotonic() + FINISH_S + GRACE)
         except NotFetchedError as error:
-            _logger.warning(
-                "weights are fetched again by the next start", extra={"fields": {"reason": error.reason}}
-            )
+            fields = {"reason": str(error)}
+            _logger.warning("weights are fetched again by the next start", extra={"fields": fields})
         finally:
             super().close()
 
@@ -139,17 +128,10 @@ class ModelFetcher(Fetcher):
         if commit is None:
             return None
         with contextlib.suppress(ValueError, StoreError):  # a damaged model is fetched again
-            model = self._described(local, key)
+            model = local_model(local, key, self._trust)
             if model is not None and local_weights(local, model.found) is not None:
                 return model if model.found.weights.identity == {"commit": commit} else None
         return None
-
-    def _described(self, local: FolderStore, key: str) -> Described | None:
-        """Returns the folder's model, or None if its manifest or one of its small files is missing. Raises
-        ManifestError or StoreError."""
-        found = local_model(local, key, self._trust)
-        folder = None if found is None else described(local, found.manifest)
-        return None if found is None or folder is None else Described(found, folder)
 
     def _weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
         local, wanted = FolderStore.open(self._options.store_folder), model.found.weights
@@ -184,5 +166,5 @@ class ModelFetcher(Fetcher):
         """Returns the worker's answer to a task. Raises NotFetchedError if the task failed."""
         told = self._ask(task, end)
         if told.result != "hit":
-            raise NotFetchedError(told.result, told.reason, told.differences)
+            raise NotFetchedError(told)
         return told

@@ -20,7 +20,7 @@ def make_model(folder: Path, size: int) -> ModelFiles:
         path.write_text(f'{{"name": "{name}"}}')
     blob, chunks = digests(weights)
     described = Weights(blob, chunks, "ab" * 32, IDENTITY)
-    manifest = new_manifest("model", FACTORS, describe_all(files), "0.1.0", weights=described)
+    manifest = new_manifest("model", FACTORS, describe_all(files), weights=described)
     return ModelFiles(replace(manifest, created="2026-01-01T00:00:00+00:00"), files, weights)
 
 

@@ -249,8 +249,7 @@ def open_runner(model: LoadedModel, plan: Plan, backend: Backend) -> Runner:
     status = StartupStatus()
     status.expect(plan.buckets, plan.device, plan.dtype)
     warmer = Warmer(runner, plan.table, status, Timeline.since_exec(), strict=True)
-    warmer.assign(backend, plan.table.buckets)
-    warmer.warm(plan.table.buckets)
+    warmer.warm(plan.table.buckets, backend)
     states = {bucket.state for bucket in status.buckets()}
     assert states <= {"captured"} if runner.device.runs_ahead else states <= {"warm", "eager"}, states
     return runner

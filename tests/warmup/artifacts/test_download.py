@@ -370,7 +370,8 @@ from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.artifacts import folder
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.download import download_weights
-from snapcap.warmup.artifacts.fetch import local_model
+from snapcap.warmup.artifacts.manifest import MAX_ENVELOPE_BYTES, open_envelope
+from snapcap.warmup.artifacts.store import model_name
 real = folder._pieces
 def slow(*given):
     for piece in real(*given):
@@ -378,9 +379,9 @@ def slow(*given):
         time.sleep(60)
 folder._pieces = slow
 shop, local = FolderStore.open(Path(sys.argv[1])), FolderStore.open(Path(sys.argv[2]))
-found = local_model(shop, sys.argv[3], OWNER)
+manifest = open_envelope(shop.read(model_name(sys.argv[3]), MAX_ENVELOPE_BYTES).data, OWNER)
 with contextlib.ExitStack() as scope:
-    download_weights(shop, local, found.weights, time.monotonic() + 60, scope)
+    download_weights(shop, local, manifest.model_weights, time.monotonic() + 60, scope)
 """
     for _ in range(3):
         arguments = [str(shop.root), str(local.root), model.manifest.key]

@@ -300,7 +300,7 @@ def test_large_blobs_come_in_ranges(
     (tmp_path / "large").write_bytes(content)
     files = {"large": tmp_path / "large"}
     assert (
-        publish(store, new_manifest("aot", manifest.factors, describe_all(files), "0.1.0"), files, signer).result
+        publish(store, new_manifest("aot", manifest.factors, describe_all(files)), files, signer).result
         == "published"
     )
     fetched = get(store, local, trust, manifest.factors)

@@ -15,6 +15,7 @@ from support.checkpoints.packs import delete_pack
 from support.checkpoints.published import FACTORS, IDENTITY
 
 from snapcap.warmup.artifacts.fetch import (
+    Described,
     Found,
     NotFetchedError,
     described,
@@ -46,8 +47,8 @@ def find(
 def failed(*given: Any, **more: Any) -> tuple[str, str]:
     with pytest.raises(NotFetchedError) as raised:
         find(*given, **more)
-    assert "\n" not in raised.value.reason
-    return raised.value.result, raised.value.reason
+    assert "\n" not in str(raised.value)
+    return raised.value.fetched.result, str(raised.value)
 
 
 def test_it_is_brought_with_its_small_files(
@@ -62,7 +63,7 @@ def test_it_is_brought_with_its_small_files(
         name: path.read_bytes() for name, path in small.files.items()
     }
     assert local_weights(local, found) is None
-    assert local_model(local, manifest.key, trust) == found, "verified again, by who starts"
+    assert local_model(local, manifest.key, trust) == Described(found, folder), "verified again, by who starts"
 
 
 def test_a_second_publication_writes_nothing(
@@ -123,7 +124,7 @@ def test_a_source_that_does_not_say_its_revision_is_an_error(
 
     with pytest.raises(NotFetchedError, match="access is denied") as raised:
         fetch_model(shop, local, FACTORS, trust, identify, FAR)
-    assert raised.value.result == "error"
+    assert raised.value.fetched.result == "error"
 
 
 @pytest.mark.parametrize("kind", ["denied", "silent"])

@@ -39,7 +39,7 @@ def revoked(tmp_path: Path, successor: Signer) -> Trust:
 
 @pytest.fixture(params=["aot", "jit"])
 def a_set(request: pytest.FixtureRequest, files: dict[str, Path], factors: dict[str, Any]) -> Manifest:
-    return new_manifest(request.param, factors | {"kind": request.param}, describe_all(files), "0.1.0")
+    return new_manifest(request.param, factors | {"kind": request.param}, describe_all(files))
 
 
 @pytest.fixture
@@ -164,8 +164,8 @@ def test_what_was_built_here_needs_no_signature(
     options: StartOptions, files: dict[str, Path], manifest: Manifest, revoked: Trust
 ) -> None:
     built = Built(checked(files), {}, {}, complete=True)
-    publication = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
-    assert publication.local.result == "published"
+    (made,) = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
+    assert made.result == "published"
     local = FolderStore.open(options.store_folder)
     assert get(None, local, revoked, manifest).result == "hit"
 
@@ -177,8 +177,8 @@ def test_a_build_takes_the_place_of_what_is_not_trusted(
     assert publish(local, manifest, files, signer).result == "published"
     for hidden in (get(None, local, revoked, manifest), Fetched("error", "the store did not answer")):
         built = Built(checked(files), {}, {}, complete=True)
-        publication = publish_built(built, manifest.factors, options, to_remote=False, found=hidden)
-        assert publication.local.result == "published", publication.local.reason
+        (made,) = publish_built(built, manifest.factors, options, to_remote=False, found=hidden)
+        assert made.result == "published", made.reason
         assert get(None, local, revoked, manifest).result == "hit"
 
 
@@ -192,7 +192,7 @@ def test_a_fetched_set_does_not_become_the_owner_s_by_a_build_that_finds_it(
     found = get(None, local, trust, manifest)
     assert found.result == "hit"
     built = Built(found.entries, {}, {}, complete=True)
-    assert publish_built(built, manifest.factors, options, False, found).local.result == "exists"
+    assert publish_built(built, manifest.factors, options, False, found)[0].result == "exists"
     assert_untrusted(get(None, local, revoked, manifest))
 
 
@@ -211,7 +211,7 @@ def test_what_jit_makes_from_another_s_set_does_not_outlive_the_trust_in_it(
     )
     options = replace(options, store=store)
     local, made = FolderStore.open(options.store_folder), {PAYLOAD: files["blocks.pt2"]}
-    theirs = new_manifest("jit", JIT, describe_all(made), "1")
+    theirs = new_manifest("jit", JIT, describe_all(made))
     assert publish(local, theirs, made, signer).result == "published"
     found = get(None, local, trust, theirs)
     assert found.result == "hit"
@@ -227,16 +227,16 @@ def test_a_package_that_changed_after_its_self_check_is_not_published(
 ) -> None:
     built = Built(checked(files), {}, {}, complete=True)
     files["blocks.pt2"].write_bytes(b"other code")
-    publication = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
-    assert publication.local.result == "error"
-    assert "blocks.pt2" in publication.local.reason
+    (made,) = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
+    assert made.result == "error"
+    assert "blocks.pt2" in made.reason
 
 
 def test_nobody_signs_for_a_set_that_is_not_trusted(
     options: StartOptions, tmp_path: Path, files: dict[str, Path], signer: Signer
 ) -> None:
     local = FolderStore.open(options.store_folder)
-    theirs = new_manifest("jit", JIT, describe_all(files), "1")
+    theirs = new_manifest("jit", JIT, describe_all(files))
     assert publish(local, theirs, files, signer).result == "published"
     signing = replace(options, store=replace(options.store, sign_key=tmp_path / "b"))
     published = publish_in_worker(artifact_key(JIT), signing, replace=False)

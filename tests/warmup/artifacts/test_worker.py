@@ -22,9 +22,9 @@ from snapcap.warmup.artifacts.publish import publish
 from snapcap.warmup.artifacts.remote import S3Store
 from snapcap.warmup.artifacts.signing import Signer, Trust
 from snapcap.warmup.artifacts.store import StoreRefusedError, blob_name
-from snapcap.warmup.artifacts.worker import Fetcher, FetchJob
+from snapcap.warmup.artifacts.worker import Fetcher
 from snapcap.warmup.machine.worker import Worker
-from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
+from snapcap.warmup.options import FetchJob, ModelOptions, S3Options, StartOptions, StoreOptions
 
 HIT = {
     "result": "hit",

@@ -14,12 +14,12 @@ import pytest
 from support.fakes.passing_time import ModuleClock
 
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, describe
-from snapcap.warmup.build.builder import Builder, BuildJob, Event
+from snapcap.warmup.build.builder import Builder, Event
 from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import read_checkpoint
-from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.plan.plan import PlannedJob, make_plan
 
 
 class FakeWorker:
@@ -38,7 +38,7 @@ class FakeWorker:
     environments: ClassVar[dict[str, dict[str, str]]] = {}
     compilers: ClassVar[list[dict[str, str]]] = []
 
-    def __init__(self, module: str, job: BuildJob, environment: Mapping[str, str], nice: int) -> None:
+    def __init__(self, module: str, job: PlannedJob, environment: Mapping[str, str], nice: int) -> None:
         self.module, self.folder = module, job.folder
         self.environments[module] = dict(environment)
         if module == "snapcap.warmup.build.compile_worker":

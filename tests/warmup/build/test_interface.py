@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.build import interface
-from snapcap.warmup.build.environment import INTERFACE_FOLDER, compiler_environment
-from snapcap.warmup.build.interface import compile_apart, share_interface
+from snapcap.warmup.build import environment
+from snapcap.warmup.build.environment import (
+    INTERFACE_FOLDER,
+    compile_apart,
+    compiler_environment,
+    share_interface,
+)
 
 INTERFACE = """// the same in every package
 #include <torch/csrc/inductor/aoti_runtime/model.h>
@@ -87,7 +91,7 @@ def test_inductors_builders_compile_wrappers_apart(tmp_path: Path, monkeypatch: 
     assert "interface.cpp" in Path(cpp_wrapper_cpu.__file__).read_text(encoding="utf-8")
     monkeypatch.setattr(CppBuilder, "build", CppBuilder.build)  # restored at the end
     asked: list[list[str]] = []
-    monkeypatch.setattr(interface, "compile_apart", lambda command, *_: asked.append(command) or True)
+    monkeypatch.setattr(environment, "compile_apart", lambda command, *_: asked.append(command) or True)
     monkeypatch.setenv(INTERFACE_FOLDER, str(tmp_path))
     share_interface()
     options = CppTorchDeviceOptions(device_type="cpu", aot_mode=True, compile_only=True)

@@ -333,7 +333,7 @@ def test_without_s3_a_whole_checkpoint_on_the_disk_is_used(
         with pytest.raises(CheckpointError):
             resolve_checkpoint(source, tmp_path, replace(down, deadline=1.0))
         caplog.clear()
-        known = s3_checkpoint.local_folder(source, tmp_path, down)
+        known = s3_checkpoint.download_folder(source, tmp_path, down)
         shutil.rmtree(known, ignore_errors=True)
         shutil.copytree(folder, known)
         began = time.monotonic()

@@ -8,11 +8,10 @@ import pytest
 from support.servers.server_process import python
 
 import snapcap
-from snapcap.warmup.artifacts.worker import FetchJob
 from snapcap.warmup.machine import own_imports
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.machine.worker import Worker
-from snapcap.warmup.options import S3Options, StoreOptions
+from snapcap.warmup.options import FetchJob, S3Options, StoreOptions
 
 ROOT = Path(str(snapcap.__file__)).parent.parent
 
@@ -107,7 +106,7 @@ def test_a_worker_is_not_the_module_of_that_name_here(elsewhere: Path) -> None:
     for name in ("json.py", "snapcap/__init__.py", "snapcap/warmup/artifacts/worker.py", "sitecustomize.py"):
         (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
         (elsewhere / name).write_text(f"open({str(marker)!r}, 'w')")
-    job = FetchJob(StoreOptions(), S3Options(), elsewhere / "none")
+    job = FetchJob(StoreOptions(), S3Options(), elsewhere / "none", "demo")
     with Worker("snapcap.warmup.artifacts.worker", job, {"PYTHONPATH": ":"}) as worker:
         assert worker.ask({"do": "finish"}, 60)["result"] == "error"  # it is ours, which has nothing to finish
     assert not marker.exists()

@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_leaves
 from snapcap.models.config import ModelConfig
 from snapcap.models.memory.memory import spec_bytes
 from snapcap.models.regions.state import CACHES
-from snapcap.warmup.build.builder import BuildJob
 from snapcap.warmup.build.compile_worker import empty, open_workbench
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, checkpoint_bytes, fitted, plan_that_fits
-from snapcap.warmup.plan.plan import Bucket, Plan, planned_buffers
+from snapcap.warmup.plan.plan import Bucket, Plan, PlannedJob, planned_buffers
 from snapcap.warmup.runtime.torch_model import LoadedModel
 
 GIB = 1 << 30
@@ -63,7 +62,7 @@ class _Live(TorchDispatchMode):
 )
 def test_no_region_takes_more_than_is_planned_for_it(name: str, tmp_path: Path) -> None:
     plan = replace(ON_GPU, device="cpu", buckets=(4, 16))
-    bench = open_workbench(BuildJob(write_described(name, tmp_path / name), plan, tmp_path))
+    bench = open_workbench(PlannedJob(write_described(name, tmp_path / name), plan, tmp_path))
     memory = MemoryPlan(bench.model.config, plan)
     weights = checkpoint_bytes(tmp_path / name, plan.dtype)
     for region in bench.model.regions:
@@ -98,7 +97,7 @@ def test_keys_and_values_of_images_take_half_the_memory_with_weights_in_int8_unl
 
 def test_a_worker_describes_what_a_start_allocates(demo_model: LoadedModel, tmp_path: Path) -> None:
     folder, plan = Path("models/demo"), Plan("cpu", "float32", (1, 4), demo_model.state.cache_length, 1)
-    model = open_workbench(BuildJob(folder, plan, tmp_path)).model
+    model = open_workbench(PlannedJob(folder, plan, tmp_path)).model
     for region in demo_model.regions:
         assert model.input_specs(region, Bucket(4)) == demo_model.input_specs(region, Bucket(4)), region.name
 

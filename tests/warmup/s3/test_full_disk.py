@@ -30,7 +30,7 @@ from snapcap.warmup.checkpoints.source import resolve_checkpoint
 from snapcap.warmup.machine.files import sync
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.client import S3Error
-from snapcap.warmup.s3.download import PART_BYTES, Download, S3Object, download
+from snapcap.warmup.s3.download import PART_BYTES, S3Object, download
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
@@ -158,10 +158,10 @@ def test_what_a_killed_download_left_is_removed_and_one_under_way_is_not(
     code = (
         "import sys, time; from pathlib import Path; from snapcap.warmup.options import S3Options\n"
         "from snapcap.warmup.s3.client import client\n"
-        "from snapcap.warmup.s3.download import Download, S3Object, download\n"
+        "from snapcap.warmup.s3.download import S3Object, download\n"
         "s3 = client(S3Options(endpoint_url=sys.argv[1], region='us-east-1', read_timeout=60))\n"
-        "item = Download(S3Object('x/config.json', 1000, ''), Path(sys.argv[2]))\n"
-        "list(download(s3, 'bucket', [item], time.monotonic() + 60))\n"
+        "items = {Path(sys.argv[2]): S3Object('x/config.json', 1000, '')}\n"
+        "list(download(s3, 'bucket', items, time.monotonic() + 60))\n"
     )
     with lying_s3(bytes(1000), "drip") as dripping:
         child = subprocess.Popen(
@@ -205,7 +205,7 @@ def test_artifacts_that_find_no_space_are_a_labelled_error(
     remote = make_s3_store("moto")
     (tmp_path / "large").write_bytes(os.urandom(SMALL + 1))
     files = {"large": tmp_path / "large"}
-    large = new_manifest("aot", manifest.factors, describe_all(files), "1")
+    large = new_manifest("aot", manifest.factors, describe_all(files))
     assert publish(remote, large, files, signer).result == "published"
     local = FolderStore.open(small_disk / "store")
     fetched = fetch(remote, local, large.key, large.factors, trust, 60)
@@ -269,4 +269,4 @@ def test_the_file_that_could_not_be_written_is_named(s3: Any, s3_server: str, tm
     target = tmp_path / "folder" / "x.bin"
     target.mkdir(parents=True)
     with pytest.raises(S3Error, match=r"s3://bucket/x: cannot be written to .*/folder/x\.bin: Is a directory"):
-        list(download(s3, "bucket", [Download(S3Object("x", 5, ""), target)], time.monotonic() + 60))
+        list(download(s3, "bucket", {target: S3Object("x", 5, "")}, time.monotonic() + 60))

@@ -17,7 +17,7 @@ from support.servers.server_process import reserved_port
 
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.client import ObjectChangedError, S3Error, client, split_uri, translated
-from snapcap.warmup.s3.download import PART_BYTES, Download, S3Object, download, list_objects
+from snapcap.warmup.s3.download import PART_BYTES, S3Object, download, list_objects
 
 POINT = "arn:aws:s3:us-east-1:123456789012:accesspoint/point"
 REGIONS = "arn:aws:s3::123456789012:accesspoint/abcdef.mrap"
@@ -48,7 +48,7 @@ def listed(s3: Any, key: str) -> S3Object:
 
 
 def download_one(s3: Any, source: S3Object, dest: Path, deadline: float) -> None:
-    list(download(s3, "bucket", [Download(source, dest)], deadline))
+    list(download(s3, "bucket", {dest: source}, deadline))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_an_object_that_was_replaced_is_refused(s3: Any, tmp_path: Path, size: i
 def test_what_was_complete_stays_when_a_later_object_fails(s3: Any, tmp_path: Path) -> None:
     s3.put_object(Bucket="bucket", Key="good", Body=b"good")
     missing = S3Object("gone", 4, '"0"')
-    items = [Download(listed(s3, "good"), tmp_path / "good"), Download(missing, tmp_path / "gone")]
+    items = {tmp_path / "good": listed(s3, "good"), tmp_path / "gone": missing}
     arriving = download(s3, "bucket", items, soon())
-    assert next(arriving) == items[0]
+    assert next(arriving) == tmp_path / "good"
     with pytest.raises(S3Error, match="s3://bucket/gone: the object does not exist any more"):
         next(arriving)
     assert [path.name for path in tmp_path.iterdir()] == ["good"]
@@ -283,9 +283,9 @@ def test_a_refusal_says_what_s3_says_and_which_permission_it_takes(
 
 def test_an_object_that_no_disk_has_room_for_is_not_fetched(s3_server: str, tmp_path: Path) -> None:
     """As a server could announce it, whose number of parts alone would fill the memory."""
-    item = Download(S3Object("a", 1 << 60, ""), tmp_path / "a")
+    items = {tmp_path / "a": S3Object("a", 1 << 60, "")}
     with pytest.raises(S3Error, match="No space left on device; free some there"):
-        list(download(client(S3Options(endpoint_url=s3_server)), "bucket", [item], soon()))
+        list(download(client(S3Options(endpoint_url=s3_server)), "bucket", items, soon()))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> FolderStore:
     (tmp_path / "cache.bin").write_bytes(b"payload")
     files = {PAYLOAD: tmp_path / "cache.bin", LIBRARIES: libraries}
     store = FolderStore.open(tmp_path / "store")
-    assert publish(store, new_manifest("jit", JIT, describe_all(files), "1"), files, None).result == "published"
+    assert publish(store, new_manifest("jit", JIT, describe_all(files)), files, None).result == "published"
     return store
 
 

@@ -232,7 +232,7 @@ def test_every_region_of_every_bucket_runs_through_what_will_serve(make_warmer: 
     warmer.assign(backend, warmer.table.buckets)
     assert {b.state for b in warmer.status.buckets()} == {"pending"}
     assert backend.ran == []
-    on_device(warmer.warm, warmer.table.buckets)
+    on_device(warmer.warm, warmer.table.buckets, backend)
     # What chooses other tokens runs first when somebody asks for it.
     layers = {region.name: region.layers for region in warmer.runner.regions if not region.on_demand}
     for size in SIZES:
@@ -254,7 +254,7 @@ def test_the_warm_up_puts_only_buckets_without_a_backend_on_one(make_warmer: Any
 def test_a_bucket_that_cannot_be_opened_stays_eager_and_says_so(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording(broken=(2,))
     warmer.assign(backend, warmer.table.buckets)
-    on_device(warmer.warm, warmer.table.buckets)
+    on_device(warmer.warm, warmer.table.buckets, backend)
     found = {(b.size, b.state, b.backend) for b in warmer.status.buckets()}
     assert found == {(1, "warm", "recording"), (2, "failed", "eager"), (5, "warm", "recording")}
     assert all(b.seconds is not None for b in warmer.status.buckets())
@@ -269,17 +269,17 @@ def test_a_strict_start_ends_where_a_bucket_cannot_be_opened(make_warmer: Any) -
 def test_a_bucket_that_opens_and_cannot_run_stays_eager_and_says_so(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording(failing=(2,))
     warmer.assign(backend, warmer.table.buckets)
-    on_device(warmer.warm, warmer.table.buckets)
+    on_device(warmer.warm, warmer.table.buckets, backend)
     found = {(b.size, b.state, b.backend) for b in warmer.status.buckets()}
     assert found == {(1, "warm", "recording"), (2, "failed", "eager"), (5, "warm", "recording")}
     on_device(warmer.runner.decode_step, Bucket(2))
 
 
 def test_a_strict_start_ends_where_a_bucket_cannot_run(make_warmer: Any, on_device: Any) -> None:
-    warmer = make_warmer(strict=True)
-    warmer.assign(Recording(failing=(2,)), warmer.table.buckets)
+    warmer, backend = make_warmer(strict=True), Recording(failing=(2,))
+    warmer.assign(backend, warmer.table.buckets)
     with pytest.raises(StartError, match="the recording backend cannot serve: no kernel for encoder_before"):
-        on_device(warmer.warm, warmer.table.buckets)
+        on_device(warmer.warm, warmer.table.buckets, backend)
 
 
 @pytest.mark.parametrize("backend", [Recording(failing=(5,)), Recording(broken=(5,))], ids=["fails", "broken"])

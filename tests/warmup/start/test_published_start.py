@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts.fetch import NotFetchedError
+from snapcap.warmup.artifacts.fetch import Fetched, NotFetchedError
 from snapcap.warmup.checkpoints import source
 from snapcap.warmup.checkpoints.local import CheckpointError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
@@ -38,12 +38,12 @@ class Fetcher:
     def describe(self) -> SimpleNamespace:
         self.may_answer.wait(PATIENCE)
         if self._folder is None:
-            raise NotFetchedError(self._result, "nothing there")
+            raise NotFetchedError(Fetched(self._result, "nothing there"))
         weights = SimpleNamespace(identity=REVISION)
         return SimpleNamespace(folder=self._folder, found=SimpleNamespace(weights=weights))
 
-    def packages(self, _: object) -> None:
-        raise AssertionError("there is no remote store")
+    def packages(self, *_: object) -> Fetched:
+        return Fetched("miss", "there are no packages")
 
     def weights(self, *_: object) -> FoundWeights:
         return FoundWeights(self._result, "a wrong chunk", bytes_fetched=3)
@@ -92,7 +92,7 @@ def test_weights_that_do_not_come_are_read_from_the_checkpoint(
     prepared = begun(options, fetcher, status, seen)
     _, weights = prepared.weights.result(PATIENCE)
     assert resolved == [], "torch is imported beside the download"
-    assert str(wait_for_parts(prepared, options)).startswith("the start found ")
+    assert str(wait_for_parts(prepared)).startswith("the start found ")
     may_resolve.set()
     checkpoint = prepared.checkpoint.result(PATIENCE)
     assert (checkpoint.folder, checkpoint.bring) == (demo_folder, None)
@@ -111,7 +111,7 @@ def test_a_model_that_is_not_published_is_brought_as_ever(
         assert not prepared.published.done()
         fetcher.may_answer.set()
         checkpoint, (_, weights) = prepared.checkpoint.result(PATIENCE), prepared.weights.result(PATIENCE)
-    assert wait_for_parts(prepared, options) == "there are no prepared weights of this model"
+    assert wait_for_parts(prepared) == "there are no prepared weights of this model"
     assert checkpoint.folder.samefile(demo_folder)
     assert (weights.result, weights.reason) == (result, "nothing there")
     assert status.state.weights is not None

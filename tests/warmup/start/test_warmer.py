@@ -42,7 +42,7 @@ def test_every_region_of_every_bucket_runs_and_jit_with_all_layers(backend: str,
     made = Warmer(runner, table, status, Timeline(0.0), eager=counting)
     made.assign(counting, table.buckets)
     with torch.no_grad():
-        made.warm(table.buckets)
+        made.warm(table.buckets, counting)
     regions = demo_model.regions
     for size in SIZES:
         for region in (*regions.encoder, *regions.decoder):

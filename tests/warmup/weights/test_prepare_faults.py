@@ -18,8 +18,9 @@ from snapcap.models.weights.prepared import CHUNK_BYTES
 from snapcap.warmup.artifacts import download
 from snapcap.warmup.artifacts.download import UNFINISHED
 from snapcap.warmup.machine.files import locked_alone
+from snapcap.warmup.plan.plan import PlannedJob
 from snapcap.warmup.weights import find, prepare
-from snapcap.warmup.weights.prepare import PrepareJob, prepare_in_worker, weights_worker
+from snapcap.warmup.weights.prepare import prepare_in_worker, weights_worker
 
 
 def truncated(path: Path) -> None:
@@ -139,17 +140,17 @@ import os, signal, sys
 from pathlib import Path
 from snapcap.models.json_object import from_json
 from snapcap.warmup.weights import find, prepare
-from snapcap.warmup.weights.prepare import PrepareJob
+from snapcap.warmup.plan.plan import PlannedJob
 find.CLOCK_NS = prepare.CLOCK_NS = 0
 write = prepare.write_all
 def write_and_die(*arguments):
     write(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 prepare.write_all = write_and_die
-job = from_json(PrepareJob, sys.argv[1])
-prepare.prepare_weights(job.checkpoint, job.plan, job.store, thorough=False)
+job = from_json(PlannedJob, sys.argv[1])
+prepare.prepare_weights(job.checkpoint, job.plan, job.folder, thorough=False)
 """
-    job = to_json(PrepareJob(case.checkpoint.folder, case.plan, case.options.store_folder))
+    job = to_json(PlannedJob(case.checkpoint.folder, case.plan, case.options.store_folder))
     for _ in range(2):
         run = subprocess.run([sys.executable, "-c", program, job], check=False, capture_output=True, timeout=120)
         assert run.returncode == -signal.SIGKILL, run.stderr

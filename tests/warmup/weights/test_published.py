@@ -146,7 +146,7 @@ def brought(options: StartOptions) -> FoundWeights:
         checkpoint = Checkpoint.of(options, described.folder, config)
         return fetcher.weights(described, checkpoint, make_plan(config, options))
     except NotFetchedError as error:
-        return FoundWeights(error.result, error.reason)
+        return FoundWeights(error.fetched.result, error.fetched.reason)
     finally:
         fetcher.close()
 

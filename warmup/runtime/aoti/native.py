@@ -16,8 +16,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import HostMemory, Spec, row_major
 from snapcap.models.regions.table import Region, RegionCall, Weights
 from snapcap.models.weights.prepared import MappedWeights, PreparedTensor
-from snapcap.warmup.artifacts.manifest import VerifiedFile
-from snapcap.warmup.runtime.aoti.packages import AotiError, Containers
+from snapcap.warmup.runtime.aoti.packages import AotiError, Container
 
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
 _KINDS: dict[str, Any] = {
@@ -242,19 +241,17 @@ _HANDLE_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 @dataclass(frozen=True)
 class NativePackages:
-    """Implements `Packages` for tensors without torch, through the C interface.
+    """Calls packages and regions with tensors that are made without torch.
 
     stream: the device thread's stream of a GPU. threads: CPU threads of an eager operation."""
 
     libtorch: Libtorch
-    containers: Containers
     stream: int | None = None
     threads: int | None = None
 
-    def open(self, entry: str, package: VerifiedFile) -> RegionCall:
-        """Returns the package's function. The caller keeps the inputs: the function passes copies of their
+    def function_of(self, container: Container) -> RegionCall:
+        """Returns the function of an open package. The caller keeps the inputs: the function passes copies of their
         handles to the container. The function raises AotiError if it fails."""
-        container = self.containers.open(entry, package)
         libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
 
         def call(*inputs: NativeTensor) -> NativeTensor:

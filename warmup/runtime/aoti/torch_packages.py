@@ -9,14 +9,13 @@ a start.
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from snapcap.models.dataclass import dataclass
 from snapcap.models.layers.weights import RegionFunction
-from snapcap.models.regions.table import Region
 from snapcap.warmup.artifacts.manifest import VerifiedFile
 from snapcap.warmup.runtime.aoti.native import Libtorch, NativeTensor
 from snapcap.warmup.runtime.aoti.packages import Container, Containers
@@ -56,26 +55,13 @@ def over_tensor(libtorch: Libtorch, tensor: Tensor) -> NativeTensor:
     return NativeTensor(libtorch, handle, owner=tensor)
 
 
-@dataclass(frozen=True)
-class TorchPackages:
-    """Implements `Packages` for torch's tensors on a device."""
-
-    device: torch.device
-    containers: Containers
-
-    def open(self, entry: str, package: VerifiedFile) -> RegionFunction:
-        return function_of(self.containers.open(entry, package), self.device)
-
-    def eager(self, region: Region) -> RegionFunction:
-        return region.function
-
-
 def torch_backend(
     entries: Mapping[str, VerifiedFile], input_specs: Mapping[str, Any], model: Model[Tensor]
 ) -> AotBackend[Tensor]:
     """Returns the `aot` backend for a model of torch's tensors."""
     device = model.state.tokens.device
-    return AotBackend(entries, input_specs, model, TorchPackages(device, Containers(str(device))))
+    containers, function = Containers(str(device)), partial(function_of, device=device)
+    return AotBackend(entries, input_specs, model, containers, function, lambda region: region.function)
 
 
 def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
