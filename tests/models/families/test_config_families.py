@@ -213,6 +213,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         "text_config.pad_token_id = 30524",
     ),
     "blip end": (changed(BLIP_BASE, {"text_config": {"sep_token_id": None}}), "text_config.sep_token_id = None"),
+    "blip with relative positions": (
+        changed(BLIP_BASE, {"text_config": {"position_embedding_type": "relative_key"}}),
+        "text_config.position_embedding_type = 'relative_key'",
+    ),
     "blip tie": (changed(BLIP_BASE, {"tie_word_embeddings": "yes"}), "tie_word_embeddings = 'yes'"),
     "swin": (pair({"model_type": "swin"}, {"model_type": "gpt2"}), "encoder.model_type = 'swin'"),
     "beit that is not square": (
