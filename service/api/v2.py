@@ -141,7 +141,7 @@ class V2Routes:
         """Describes the tensors of the model. The name may contain slashes."""
         tensors = {"datatype": "BYTES", "shape": [-1]}
         body = {
-            "name": self._model(request),
+            "name": self._captioner_of(request).model_name,
             "versions": [VERSION],
             "platform": "snapcap",
             "inputs": [{"name": INPUT, **tensors}],
@@ -151,24 +151,24 @@ class V2Routes:
 
     async def model_ready(self, request: Request) -> Response:
         """Answers 200 when the model captions images, or wakes at a request that names it, else 503."""
-        name = self._model(request)
+        captioner = self._captioner_of(request)
         if not self._readiness.servable:
             raise NotReady(self._readiness.phase())
-        self._captioner.named(name).check()
-        return JSONResponse({"name": name, "ready": True})
+        if captioner.keeper is not None:
+            captioner.keeper.check()
+        return JSONResponse({"name": captioner.model_name, "ready": True})
 
     async def infer(self, request: Request) -> Response:
         """Captions a batch of up to 16 images in one tensor. If one image fails, the whole request fails. An
         element is base64 in JSON, and the bytes of the image file in binary tensor data."""
-        name = self._model(request)
-        captioner = self._captioner.named(name)
+        captioner = self._captioner_of(request)
         with captioner.admit() as permit:
             length = request.headers.get(HEADER_LENGTH)
             wanted = await read_json(request, self._limits, lambda body: parse_infer(body, length))
             permit.take(len(wanted.images))
             work = self._captions(request, captioner, wanted, permit)
             captions = await unless_disconnected(request.receive, work)
-        return _reply(name, wanted, captions)
+        return _reply(str(captioner.model_name), wanted, captions)
 
     async def _captions(
         self, request: Request, captioner: Captioner, wanted: InferRequest, permit: Permit
@@ -185,17 +185,18 @@ class V2Routes:
                 task.cancel()
             await asyncio.wait(tasks)  # until they end they use the queue places of the permit
 
-    def _model(self, request: Request) -> str:
-        """Returns the name of the model in the path. Raises NotReady, ModelNotFound, NotFound."""
+    def _captioner_of(self, request: Request) -> Captioner:
+        """Returns the captioner of the model in the path. Raises NotReady, ModelNotFound, NotFound."""
         asked = request.path_params["model"]
         served = self._captioner.models or (self._captioner.model_name,)
         if asked not in served and any(asked.startswith(f"{each}/") for each in served if each is not None):
             raise nothing_at(request.scope["path"])
-        name = str(self._captioner.served(asked).model_name)
+        captioner = self._captioner.served(asked)
         version = request.path_params.get("version", VERSION)
         if version != VERSION:
+            name = captioner.model_name
             raise NotFound(f"The model {name!r} has no version {version[:50]!r}; use version {VERSION}.")
-        return name
+        return captioner
 
 
 def _reply(name: str, wanted: InferRequest, captions: list[str]) -> Response:

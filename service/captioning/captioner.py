@@ -273,13 +273,6 @@ class Captioner:
         named._check()
         return named
 
-    def check(self) -> None:
-        """Raises NotReady if a request for this model would be refused now, because the server has failed, no model
-        is attached, or the model's last wake failed a moment ago."""
-        self._check()
-        if self.keeper is not None:
-            self.keeper.check()
-
     @property
     def created(self) -> float:
         """Unix time in seconds since which the model is served. Raises NotReady if no model is attached."""

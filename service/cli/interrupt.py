@@ -13,7 +13,7 @@ from types import FrameType
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PASSES = 3  # number of passes over the processes, because one may start another before it is killed
-_GRACE_S = 10.0
+_GRACE_S = 10.0  # seconds after the first signal in which the block is left
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
 

@@ -189,12 +189,11 @@ class Resident:
     async def wake(self) -> None:
         """Returns once the model is ready. Wakes the model if it is absent. Raises ModelNotAwake."""
         while self.state is not ModelState.READY:
+            self.check()
             if self.state is ModelState.WAKING:
                 if reason := await asyncio.shield(self._woken):
                     raise ModelNotAwake(self.name, reason, self._pause)
-                continue
-            self.check()
-            if self._leaving is not None:
+            elif self._leaving is not None:
                 await asyncio.shield(self._leaving)
             else:
                 # A task of its own, so that the model keeps its turn if the request's client leaves.

@@ -39,8 +39,8 @@ MAX_BODY = 1 << 20
 
 
 class FakeEngine:
-    """Each completion has one token for each pixel row, so that the reply tells which image it is for. `takes_s`:
-    seconds that pass on the event loop as soon as a request is submitted."""
+    """Completes each request with one token for each pixel row, so that the reply tells which image it is for.
+    `takes_s`: seconds that pass on the event loop as soon as a request is submitted."""
 
     def __init__(self) -> None:
         self.limits = Limits(cache_length=64, default_new_tokens=16, eos_ids=frozenset({1}))

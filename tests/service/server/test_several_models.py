@@ -303,8 +303,12 @@ def test_a_wake_that_fails_is_told_with_its_reason_and_touches_nobody(
         assert int(headers["retry-after"]) >= 1
         assert server.caption(sample)["model"] == "demo"
         server.wait_for(lambda: states(server) == {"demo": "ready", "broken": "absent"})
-        while server.call("/v2/models/broken/ready")[0] != 503:  # between two wakes it may be tried again
-            server.call("/v1/caption?model=broken", sample.read_bytes())
+
+        def is_refused() -> bool:
+            server.call("/v1/caption?model=broken", sample.read_bytes())  # after a pause, it wakes and fails again
+            return bool(server.call("/v2/models/broken/ready")[0] == 503)
+
+        server.wait_for(is_refused)
         assert server.call("/v2/models/demo/ready")[0] == 200
         assert len(engines(server)) == 1
         assert "never-heard-of" in server.call("/startup?model=broken")[1]["error"]
