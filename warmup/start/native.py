@@ -143,5 +143,5 @@ class NativeLoader:
             return checkpoint, Model(config, regions, weights, state, prepared=True)
 
     def open_packages(self, warmer: Warmer, model: Model[NativeTensor], artifacts: Artifacts | None) -> Backend:
-        calls = self._packages.function_of, self._packages.eager
-        return AotBackend(self._entries, self._artifacts.input_specs, model, self._containers, *calls)
+        specs, packages = self._artifacts.input_specs, self._packages
+        return AotBackend(self._entries, specs, model, self._containers, packages.function_of, packages.eager)
