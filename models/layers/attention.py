@@ -9,6 +9,18 @@ _MOST_SCORES = 1 << 22
 _MOST_PARTS = 4  # the compiler writes separate code for each part
 
 
+def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the queries, keys and values, each [B, H, T, d], of [B, T, 3 * H * d]."""
+    heads = qkv.view(*qkv.shape[:2], 3, num_heads, qkv.shape[2] // (3 * num_heads))
+    query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+    return query, key, value
+
+
+def join_heads(attended: Tensor) -> Tensor:
+    """Returns the heads [B, H, T, d] of each token side by side, [B, T, H * d]."""
+    return attended.transpose(1, 2).flatten(2)
+
+
 def attend_all(
     query: Tensor,  # [B, H, T, d]
     key: Tensor,  # [B, H, T, d]

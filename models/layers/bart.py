@@ -18,6 +18,7 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import DavitConfig, Florence2Config
 from snapcap.models.layers import bert, cross_kv
+from snapcap.models.layers.attention import join_heads, split_heads
 from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.vit import Activated, activated
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, takes_weights_of
@@ -61,12 +62,8 @@ def attend(
     num_heads: int,
 ) -> Tensor:  # [B, T, D]
     """Returns softmax(q K / √d) V, in which each token sees all tokens except padding."""
-    batch, length, width = qkv.shape
-    parts = qkv.view(batch, length, 3, num_heads, width // (3 * num_heads)).permute(2, 0, 3, 1, 4)
-    query, key, value = parts.unbind(0)  # each [B, H, T, d]
-    seen = ~padding(text, length)[:, None, None]
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-    return attended.transpose(1, 2).reshape(batch, length, width // 3)
+    seen = ~padding(text, qkv.shape[1])[:, None, None]
+    return join_heads(F.scaled_dot_product_attention(*split_heads(qkv, num_heads), attn_mask=seen))
 
 
 def block(

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import DavitConfig, DavitStage, stage_regions
+from snapcap.models.layers.attention import join_heads, split_heads
 from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.vit import Activated, activated
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, takes_weights_of
@@ -163,9 +164,8 @@ def window_attention(
     down, across = (rows + below) // window, (columns + right) // window
     squares = image.view(batch, down, window, across, window, width).permute(0, 1, 3, 2, 4, 5)
     squares = squares.reshape(batch * down * across, window * window, width)
-    qkv = linear(squares, qkv_weight, qkv_bias).view(*squares.shape[:2], 3, num_heads, width // num_heads)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [squares, H, tokens, d]
-    attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    heads = split_heads(linear(squares, qkv_weight, qkv_bias), num_heads)
+    attended = join_heads(F.scaled_dot_product_attention(*heads))
     attended = attended.reshape(batch, down, across, window, window, width).permute(0, 1, 3, 2, 4, 5)
     attended = attended.reshape(batch, rows + below, columns + right, width)
     return attended[:, :rows, :columns].reshape(normed.shape)
@@ -183,12 +183,10 @@ def channel_attention(
     The softmax is in fp32. Plain matrix products are used because no attention kernel takes heads as wide as S.
     The scores are few, one for each pair of channels of a group.
     """
-    batch, length, width = normed.shape
-    qkv = linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, groups, width // groups)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, groups, S, D / groups]
-    scores = torch.matmul(key.mT, query * length**-0.5)  # a column for each query
+    query, key, value = split_heads(linear(normed, qkv_weight, qkv_bias), groups)
+    scores = torch.matmul(key.mT, query * normed.shape[1] ** -0.5)  # a column for each query
     attended = torch.matmul(value, scores.float().softmax(dim=-2).to(value.dtype))
-    return attended.transpose(1, 2).reshape(batch, length, width)
+    return join_heads(attended)
 
 
 class Parts(NamedTuple):

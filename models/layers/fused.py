@@ -78,6 +78,22 @@ def gpt2_head(
     return logits
 
 
+def _bert_layers(weights: Mapping[str, Tensor], eps: float) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Returns the linear layers and the norms of a block of BERT's kind, which take a tensor and a layer's name."""
+    from snapcap.models.kernels.linear import linear, norm  # noqa: PLC0415  Triton
+
+    def layer(x: Tensor, name: str, residual: Tensor | None = None, act: str = "") -> Tensor:
+        weight, bias = weights[f"{name}_weight"], weights[f"{name}_bias"]
+        y: Tensor = linear(x, weight.t(), bias, None, None, residual, eps, act)
+        return y
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        y: Tensor = norm(x, weights[f"{name}_weight"], weights[f"{name}_bias"], eps)
+        return y
+
+    return layer, normed
+
+
 def bert_block(
     hidden: Tensor,
     positions: Tensor,
@@ -93,18 +109,8 @@ def bert_block(
     text: Tensor | None = None,
 ) -> Tensor:
     from snapcap.models.kernels.attention import attend_cached, attend_cross  # noqa: PLC0415  Triton
-    from snapcap.models.kernels.linear import linear, norm  # noqa: PLC0415  Triton
 
-    w = dict(zip(_BERT_BLOCK, weights, strict=True))
-
-    def layer(x: Tensor, name: str, residual: Tensor | None = None, act: str = "") -> Tensor:
-        y: Tensor = linear(x, w[f"{name}_weight"].t(), w[f"{name}_bias"], None, None, residual, eps, act)
-        return y
-
-    def normed(x: Tensor, name: str) -> Tensor:
-        y: Tensor = norm(x, w[f"{name}_weight"], w[f"{name}_bias"], eps)
-        return y
-
+    layer, normed = _bert_layers(dict(zip(_BERT_BLOCK, weights, strict=True)), eps)
     attended = attend_cached(layer(hidden, "qkv"), positions, key_cache, value_cache, scale)
     hidden = normed(layer(attended, "out", hidden), "norm1")
     attended = attend_cross(layer(hidden, "cross_q"), cross_key, cross_value, text, scale)
@@ -131,18 +137,8 @@ def git_block(
     act: Activation,
 ) -> Tensor:
     from snapcap.models.kernels.attention import attend_prefixed  # noqa: PLC0415  Triton
-    from snapcap.models.kernels.linear import linear, norm  # noqa: PLC0415  Triton
 
-    w = dict(zip(_GIT_BLOCK, weights, strict=True))
-
-    def layer(x: Tensor, name: str, residual: Tensor | None = None, act: str = "") -> Tensor:
-        y: Tensor = linear(x, w[f"{name}_weight"].t(), w[f"{name}_bias"], None, None, residual, eps, act)
-        return y
-
-    def normed(x: Tensor, name: str) -> Tensor:
-        y: Tensor = norm(x, w[f"{name}_weight"], w[f"{name}_bias"], eps)
-        return y
-
+    layer, normed = _bert_layers(dict(zip(_GIT_BLOCK, weights, strict=True)), eps)
     qkv = layer(hidden, "qkv")
     attended = attend_prefixed(qkv, positions, key_cache, value_cache, image_key, image_value, None, scale)
     hidden = normed(layer(attended, "out", hidden), "norm1")
@@ -285,24 +281,19 @@ def _davit_channels(normed: Tensor, weight: Tensor, bias: Tensor, *, groups: int
 
 
 def bart_block(*inputs: Tensor, act: Activation, **keywords: Any) -> Tensor:
-    return bart.block(*inputs, act=act, **keywords, attend=_bart_attention, activated=activated(act))
+    return bart.block(*inputs, act=act, **keywords, attend=_attention_beside_text, activated=activated(act))
 
 
-def _bart_attention(qkv: Tensor, text: Tensor, num_heads: int) -> Tensor:
+def _attention(qkv: Tensor, num_heads: int) -> Tensor:
+    return _attention_beside_text(qkv, None, num_heads)
+
+
+def _attention_beside_text(qkv: Tensor, text: Tensor | None, num_heads: int) -> Tensor:
     from snapcap.models.kernels.attention import attend_padded, fits_heads  # noqa: PLC0415  Triton
 
     if not fits_heads(qkv.shape[-1] // (3 * num_heads)):
-        return bart.attend(qkv, text, num_heads)
+        return vit.attend(qkv, num_heads) if text is None else bart.attend(qkv, text, num_heads)
     attended: Tensor = attend_padded(qkv, text, num_heads)
-    return attended
-
-
-def _vit_attention(qkv: Tensor, num_heads: int) -> Tensor:
-    from snapcap.models.kernels.attention import attend_padded, fits_heads  # noqa: PLC0415  Triton
-
-    if not fits_heads(qkv.shape[-1] // (3 * num_heads)):
-        return vit.attend(qkv, num_heads)
-    attended: Tensor = attend_padded(qkv, None, num_heads)
     return attended
 
 
@@ -341,10 +332,9 @@ def compiled_function(function: RegionFunction, device: torch.device, dtype: tor
     plain = function.func if isinstance(function, partial) else function
     keywords: Mapping[str, Any] = function.keywords if isinstance(function, partial) else {}
     act = keywords.get("act")
-    if plain in _ACTIVATED and act is not None:
+    if plain in _ENCODING and act is not None:
         # Large products stay with the vendor's libraries, which are faster at them than Triton.
-        attention = {"attend": _vit_attention} if plain is vit.block else {}
-        return partial(plain, **keywords, activated=activated(act), **attention)
+        return partial(plain, **keywords, activated=activated(act), attend=_attention)
     if plain in _WRITING:
         return partial(plain, **keywords, write=_write_cross_kv)
     other = _FUSED.get(plain)
@@ -366,7 +356,7 @@ _FUSED: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     davit.block: davit_block,
     davit.embed_pixels: davit_pixels,
 }
-# Plain functions that take the function of their MLP's first layer as a parameter.
-_ACTIVATED = (git.prefix_block, vit.block)
+# Plain functions that take the functions of their attention and of their MLP's first layer as parameters.
+_ENCODING = (git.prefix_block, vit.block)
 # Plain functions that take the function which writes K/V as a parameter.
 _WRITING = (cross_kv.cross_kv, cross_kv.projected_cross_kv, git.prefix_end)

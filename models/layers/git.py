@@ -19,10 +19,10 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import GitConfig
 from snapcap.models.layers import bert
-from snapcap.models.layers.attention import attend_all, attend_prefixed
+from snapcap.models.layers.attention import attend_prefixed, split_heads
 from snapcap.models.layers.cross_kv import WriteCrossKV, write_cross_kv
 from snapcap.models.layers.linear import Activation, activation, linear
-from snapcap.models.layers.vit import Activated, activated
+from snapcap.models.layers.vit import Activated, Attend, activated, attend
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, weight_names
 
 
@@ -68,15 +68,13 @@ def prefix_block(
     eps: float,
     act: Activation,
     activated: Activated = activated,
+    attend: Attend = attend,
 ) -> Tensor:  # [B, T, D]
     """Computes one layer over the image's tokens, and writes their keys and values into the rows' slots."""
-    batch, length, width = hidden.shape
-    qkv = linear(hidden, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, d]
+    width, qkv = hidden.shape[-1], linear(hidden, qkv_weight, qkv_bias)
+    _, key, value = split_heads(qkv, num_heads)
     key_cache[:, slots], value_cache[:, slots] = key.mT.to(key_cache.dtype), value.to(value_cache.dtype)
-    attended = attend_all(query, key, value)
-    attended = attended.transpose(1, 2).reshape(batch, length, width)
-    hidden = hidden + linear(attended, out_weight, out_bias)
+    hidden = hidden + linear(attend(qkv, num_heads), out_weight, out_bias)
     hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
     hidden = hidden + linear(activated(hidden, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
     return F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import ClipConfig, VisionConfig
-from snapcap.models.layers.attention import attend_all
+from snapcap.models.layers.attention import attend_all, join_heads, split_heads
 from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource
 
@@ -83,25 +83,12 @@ def attend(
     num_heads: int,
 ) -> Tensor:  # [B, S, D]
     """Returns softmax(q K / √d) V, in which each token sees all tokens."""
-    return _joined(attend_all(*_split(qkv, num_heads)))
+    return join_heads(attend_all(*split_heads(qkv, num_heads)))
 
 
 def _attend_related(qkv: Tensor, num_heads: int, relative: Tensor) -> Tensor:
     """Returns `attend` with a number [1, H, S, S] added to the score of each pair of tokens."""
-    return _joined(F.scaled_dot_product_attention(*_split(qkv, num_heads), attn_mask=relative))
-
-
-def _split(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns queries, keys and values, each [B, H, S, D / H]."""
-    batch, length, width = qkv.shape
-    parts = qkv.view(batch, length, 3, num_heads, width // (3 * num_heads)).permute(2, 0, 3, 1, 4)
-    query, key, value = parts.unbind(0)
-    return query, key, value
-
-
-def _joined(attended: Tensor) -> Tensor:
-    """Returns the heads [B, H, S, D / H] of each token side by side, [B, S, D]."""
-    return attended.transpose(1, 2).flatten(2)
+    return join_heads(F.scaled_dot_product_attention(*split_heads(qkv, num_heads), attn_mask=relative))
 
 
 def block(

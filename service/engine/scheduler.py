@@ -199,8 +199,8 @@ class Gathering:
         return images, last + patience
 
     def first_part(self, images: int, table: BucketTable) -> int:
-        """Returns how many of so many images to encode first: all, unless several encodes take a fifth less time, or
-        smaller buckets that are full take hardly longer. Where the bucket that holds all was never used, padding
+        """Returns how many of so many images to encode first: all, unless several encodes take a fifth less time,
+        or smaller buckets that are full take hardly longer. Where the bucket that holds all was never used, padding
         decides, as `BucketTable.admit` says.
 
         The device encodes a part while the host prepares the next part. And the captions of parts do not end

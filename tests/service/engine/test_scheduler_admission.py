@@ -163,8 +163,8 @@ def test_no_image_waits_for_others_after_a_lone_caption_or_at_the_end(
     assert step(scheduler, ending=1) == 1
 
 
-# Milliseconds of an encode, and for two of them of a step, by bucket: ViT-B/16 + GPT-2, BLIP base and SmolVLM-256M on
-# an H200.
+# Milliseconds of an encode by bucket, and of a step for two of the models: ViT-B/16 + GPT-2, BLIP base and
+# SmolVLM-256M on an H200.
 VIT = {1: 0.494, 4: 0.655, 16: 1.551, 64: 5.674}, {1: 0.23, 4: 0.39, 16: 0.41, 64: 0.6, 256: 1.17}
 BLIP = {1: 0.68, 4: 1.37, 16: 4.45, 64: 18.1}
 SMOLVLM = {1: 2.03, 4: 3.37, 16: 9.3, 64: 34.5}, {1: 0.39, 4: 0.63, 16: 0.63, 64: 0.77, 256: 1.31}
