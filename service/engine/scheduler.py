@@ -199,28 +199,16 @@ class Gathering:
         return images, last + patience
 
     def first_part(self, images: int, table: BucketTable) -> int:
-        """Returns how many of so many images to encode first: all, unless several encodes take a fifth less time,
-        or smaller buckets that are full take hardly longer. Where the bucket that holds all was never used, padding
-        decides, as `BucketTable.admit` says.
-
-        The device encodes a part while the host prepares the next part. And the captions of parts do not end
-        together, so the device has work while the host hands out results."""
+        """Returns how many of so many images to encode first: all, unless several encodes take a fifth less time.
+        Where the bucket that holds all was never used, padding decides, as `BucketTable.admit` says."""
         images = min(images, table.largest.size)
         whole = self._least.get(table.fit(images).size)
         if whole is None:
             return table.admit(images)
         if images not in self._parts:
             seconds, parts = self._split(images)
-            first = max(parts) if seconds < _WORTH_A_SPLIT * whole else images
-            most = _HARDLY_LONGER * self._split(first)[0]
-            smaller = [size for size in self._least if size < first and self._in_parts(size, first) <= most]
-            self._parts[images] = min(smaller, default=first)
+            self._parts[images] = max(parts) if seconds < _WORTH_A_SPLIT * whole else images
         return self._parts[images]
-
-    def _in_parts(self, size: int, images: int) -> float:
-        """Returns the seconds of the encodes of full buckets of ``size`` images, and of those of the rest."""
-        full, rest = divmod(images, size)
-        return full * self._least[size] + self._split(rest)[0]
 
     def _split(self, images: int) -> tuple[float, list[int]]:
         """Returns the seconds and the numbers of images of the encodes that take the least time together."""
@@ -260,8 +248,6 @@ MOST_STEPS_HELD = 8
 _REMEMBERED = 1000
 # Images are encoded in several parts if these take less than this share of the time of one encode of all.
 _WORTH_A_SPLIT = 0.8
-# Images are encoded in full smaller buckets if these take at most this share of the least time.
-_HARDLY_LONGER = 1.03
 # Longest wait of an image for others while rows run, in encodes of the bucket that takes the least time.
 MOST_ENCODES_WAITED = 6
 # Longest such wait as a part of the time until the request's deadline.

@@ -163,10 +163,8 @@ def test_no_image_waits_for_others_after_a_lone_caption_or_at_the_end(
     assert step(scheduler, ending=1) == 1
 
 
-# Milliseconds of an encode by bucket, and of a step for two of the models: ViT-B/16 + GPT-2, BLIP base and
-# SmolVLM-256M on an H200.
+# Milliseconds of an encode and of a step by bucket: ViT-B/16 + GPT-2 and SmolVLM-256M on an H200.
 VIT = {1: 0.494, 4: 0.655, 16: 1.551, 64: 5.674}, {1: 0.23, 4: 0.39, 16: 0.41, 64: 0.6, 256: 1.17}
-BLIP = {1: 0.68, 4: 1.37, 16: 4.45, 64: 18.1}
 SMOLVLM = {1: 2.03, 4: 3.37, 16: 9.3, 64: 34.5}, {1: 0.39, 4: 0.63, 16: 0.63, 64: 0.77, 256: 1.31}
 
 
@@ -182,9 +180,6 @@ def measured(times: Mapping[int, float], clock: Clock | None = None) -> Schedule
     ("times", "images", "part"),
     [
         *((VIT[0], images, part) for images, part in ((1, 1), (2, 2), (4, 4), (5, 4), (9, 9), (20, 16), (300, 64))),
-        # Four encodes of 16 take no longer than one of 64, but 16 encodes of 4 do.
-        *((BLIP, images, part) for images, part in ((300, 16), (64, 16), (20, 16), (16, 16), (14, 14))),
-        *((SMOLVLM[0], images, 64) for images in (64, 300)),
         # Two images take less time in the bucket of four than alone; with a slow bucket of four they do not.
         *(({1: 2.2, 4: 5.8}, images, part) for images, part in ((2, 1), (3, 3), (4, 4))),
         # Nothing is known of the bucket of 16: a third of padding is most.
