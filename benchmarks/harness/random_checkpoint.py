@@ -30,6 +30,7 @@ from snapcap.benchmarks.harness.workload import NEW_TOKENS
 
 # Untyped, because its configurations accept more than their types say.
 transformers: Any = importlib.import_module("transformers")
+initialization: Any = importlib.import_module("transformers.initialization")
 SEED = 0
 # With the usual initial 0.02, a tied head repeats the last token for ever. These values make captions vary.
 _MATRIX_STD, _POSITION_STD = 0.03, 0.5
@@ -449,9 +450,11 @@ def write_weights(captioner: Captioner, dtype: str, folder: Path) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
-        model = captioner.model()
+        with initialization.no_init_weights():  # its weights would take longer than `fill`, which replaces them
+            model = captioner.model()
     finally:
         torch.set_default_dtype(before)
+    model.tie_weights()
     generator = torch.Generator().manual_seed(SEED)
     for name, parameter in model.named_parameters():
         fill(name, parameter.data, generator)
