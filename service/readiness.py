@@ -40,7 +40,7 @@ class ExitStatus(IntEnum):
     FAILED = 1  # an image, a build or the lookup of artifacts failed, or the address is taken
     BAD_OPTION = 2  # the command line, a variable or a file that it names
     START_FAILED = 3  # the model, the artifacts of a strict start, or the device
-    ENGINE_LOST = 4  # the engine or its device, after the start
+    ENGINE_LOST = 4  # after the start: the engine, its device, or the decode processes
 
     @classmethod
     def of(cls, error: Exception) -> "ExitStatus":
