@@ -127,7 +127,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         TooManyConnections,
         "connections; a connection that is idle makes room first, and probes are answered",
-        "one for each 4 MiB of memory, at most 4096, and half the files that may be open",
+        "one for each 4 MiB of memory, at most 4096, and no more than open files allow",
         "max_connections",
         _CONNECTIONS,
         "max_connections",

@@ -121,7 +121,8 @@ class ComputeOptions:
     )
     threads: int = option(
         0,
-        "CPU threads of one operation (intra-op); 0: one for each CPU, one less with a small encoder on libtorch",
+        "CPU threads of one operation (intra-op); 0: one for each CPU, or with a small encoder one less, except "
+        "that a lone request on the CPU library has all CPUs",
         parse=parse_int(0, 1024),
     )
     strict: bool = option(
