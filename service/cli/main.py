@@ -215,7 +215,7 @@ def _add_import(parser: argparse.ArgumentParser, _: Container[str] | None) -> No
     add_arguments(parser, ("s3",))
 
 
-_ENVIRONMENT = "Each option can also be set by the variable in its brackets; the command line overrides it."
+_ENVIRONMENT = "The variable in an option's brackets sets the option too; the command line overrides the variable."
 _TAGLINE = "Captions images, over HTTP or from the command line, with models that are compiled before they start."
 # Names of the options that most servers need. `serve --help-all` shows all options.
 SERVE_SHOWN = (
