@@ -126,7 +126,8 @@ def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"with status {code}; the log may have the cause"
     name = signal.Signals(-code).name if -code in {each.value for each in signal.Signals} else str(-code)
-    return f"by signal {name}; where that is SIGKILL, memory may have run out, as the system's log would say"
+    hint = "; if memory ran out, the system's log says so" if code == -signal.SIGKILL else ""
+    return f"by signal {name}{hint}"
 
 
 def _outlive_signals_but_not(parent: int) -> None:
