@@ -57,8 +57,8 @@ class ResponsesRoutes:
 
     async def create_response(self, request: Request) -> Response:
         """Captions the newest image in the input. Texts, options and refusals are those of POST
-        /v1/chat/completions; a model that takes instructions reads `instructions` if no user says anything, and one
-        that reads conversations reads them as a system message. The server stores no response."""
+        /v1/chat/completions. A model that takes instructions reads `instructions` if no user message has a text. A
+        model that reads conversations reads `instructions` as a system message. The server stores no response."""
         answers = self._answers
         with answers.captioner.admit() as permit:
             chat = await answers.read(request, sort_response, read_response, permit)
