@@ -271,7 +271,7 @@ class LogSettings:
 
     format: str = option(
         "text",
-        "format of the log, which has a line for each phase of the start and each request",
+        "format of the log, which has a line for each phase of the start and each caption request",
         name="log_format",
         choices=("text", "json"),
     )
