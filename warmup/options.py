@@ -88,7 +88,8 @@ class ComputeOptions:
         "auto",
         "precision of weights and activations; auto: bfloat16 on cuda; on cpu float32, or bfloat16 if the "
         "checkpoint is stored in it and the processor multiplies it (AVX512-BF16, AMX); int8: weights of linear "
-        "layers in int8, keys and values of images in bfloat16 unless heads share them, the rest in float32, on cpu",
+        "layers in int8, keys and values of images in bfloat16 unless heads share them, the rest in float32, "
+        "on cpu",
         choices=("auto", "float32", "bfloat16", "float16", "int8"),
     )
     backend: BackendChoice = option(

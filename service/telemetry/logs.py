@@ -1,4 +1,4 @@
-"""Writes log lines to standard error, one for each phase of the start and for each request, as text or JSON.
+"""Writes log lines to standard error, one for each phase of the start and each caption request, as text or JSON.
 
 The lines of successful requests are collected for a moment and written together: each write is a system call, which
 releases Python's lock, and under load the event loop would wait for the lock at every request. Every other line is
