@@ -87,7 +87,7 @@ serve: $(VENV)/.serve  ## run the server with the demo model (ARGS="--port 8001"
 test: $(VENV)/.dev  ## run all tests on all CPUs (ARGS="-k parity" passes options on, WORKERS=1 uses one process)
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-quick: $(VENV)/.dev  ## run two thousand tests in less than a minute
+quick: $(VENV)/.dev  ## run three thousand tests in less than a minute
 	$(BIN)/python -m pytest -q -n $(WORKERS:auto=logical) --maxprocesses 8 --dist loadfile $(QUICK) $(SLOW) $(ARGS)
 
 $(LOWEST)/.dev: $(VENV)/.dev tests/support/lowest.py
