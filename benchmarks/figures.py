@@ -34,9 +34,9 @@ _TABLE = re.compile(
 # The servers of a headline, in this order.
 _SHOWN = ("aot", "transformers-eager", "transformers-batched", "litserve", "onnxruntime")
 _HEADLINE = (
-    "Each cell has the time until the server is ready, the time of a caption without other requests, and the "
-    "captions per second of all clients. *aot* is snapcap with packages. The captioners have random weights in the "
-    "shapes of the real ones, and each of their captions is 20 tokens:"
+    "Each cell has the time until the server is ready, the time of a lone caption, and captions/s of all clients. "
+    "*aot* is snapcap with packages. The captioners have random weights in the shapes of the real ones, and their "
+    "captions have 20 tokens:"
 )
 _MODELS = {
     "demo": "the demo model: 2.95 M parameters, 96 × 96",
