@@ -10,6 +10,10 @@ import sys
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
+# OpenMP's threads of the programs that tests start sleep while they wait, as those of a server do
+# (load_torch_libraries). By default these threads spin, and keep the CPUs from the tests of other workers.
+if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+    os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
