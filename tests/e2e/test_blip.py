@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.checkpoints.build_folders import build_with_choices
+from support.checkpoints.build_folders import CHOICES_AND_BEAMS, build_with_choices
 from support.parity.served import PROMPTS, Captions, assert_captions, write_pictures
 from support.servers.server_process import ServerProcess, snapcap
 
@@ -86,7 +86,7 @@ def store(built_cache: Path, folder: Path, tmp_path_factory: pytest.TempPathFact
     """A cache folder whose store holds the demo model's artifacts and BLIP's."""
     cache = tmp_path_factory.mktemp("families")
     shutil.copytree(built_cache, cache, dirs_exist_ok=True)
-    build_with_choices(built_cache, cache, "--model", str(folder), *BUCKETS)
+    build_with_choices(built_cache, cache, "--model", str(folder), *BUCKETS, taken=CHOICES_AND_BEAMS)
     return cache
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.checkpoints.build_folders import build_with_choices
+from support.checkpoints.build_folders import CHOICES_AND_BEAMS, build_with_choices
 from support.parity.served import PROMPTS, Captions, assert_captions, write_pictures
 from support.servers.server_process import ServerProcess, snapcap
 
@@ -99,7 +99,7 @@ def test_a_compiled_server_without_torch_captions_as_transformers_does(
 ) -> None:
     model = ("--model", str(folder), *BUCKETS)
     options = ("--cache-dir", str(tmp_path), *model)
-    build_with_choices(built_cache, tmp_path, *model)
+    build_with_choices(built_cache, tmp_path, *model, taken=CHOICES_AND_BEAMS)
     with ServerProcess(*options, "--backend", "aot", "--strict") as server:
         startup = server.wait_ready().startup()
         assert (startup["tier"], startup["artifacts"]["result"], startup["torch_modules"]) == ("aot", "hit", 0)

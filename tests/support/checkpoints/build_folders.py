@@ -26,6 +26,9 @@ def nearly_built(built_cache: Path, store: Path, missing: Sequence[str] = (LEFT_
 
 # Regions that choose tokens have the same code for every model of one vocabulary, cache length and number of slots.
 CHOICES = ("decoder_penalties", "decoder_sampling")
+# The beams' region also reads the caches of the captions' keys and values: it has the same code where they have the
+# demo model's shape.
+CHOICES_AND_BEAMS = (*CHOICES, "decoder_beams")
 
 
 def key_of(cache: Path, *options: str) -> str:
@@ -45,16 +48,17 @@ def take_packages(built_cache: Path, regions: Sequence[str], sizes: Sequence[int
         shutil.copy(built / name, build / name)
 
 
-def build_with_choices(built_cache: Path, cache: Path, *options: str) -> None:
-    """Builds a model of the demo model's vocabulary and cache length for bucket 4. ``CHOICES`` are not compiled."""
+def build_with_choices(built_cache: Path, cache: Path, *options: str, taken: Sequence[str] = CHOICES) -> None:
+    """Builds a model of the demo model's vocabulary and cache length for bucket 4. The regions of ``taken`` are not
+    compiled: CHOICES, or CHOICES_AND_BEAMS."""
     build = cache / "store" / "builds" / key_of(cache, *options)
-    take_packages(built_cache, CHOICES, (4,), build)
+    take_packages(built_cache, taken, (4,), build)
     (cache / "store").chmod(0o700)
     options = ("--cache-dir", str(cache), *options, "--prepared-weights", "--build-workers", "1")
     run = snapcap("build", *options, timeout=600)
     assert run.returncode == 0, run.stderr
     events = [line.split()[0] for line in run.stderr.splitlines() if " × " in line]
-    assert events.count("kept") == len(CHOICES), run.stderr
+    assert events.count("kept") == len(taken), run.stderr
     (demo,) = (built_cache / "store" / "builds").iterdir()
     ours, theirs = (json.loads((each / "aot/decoder_beams.b4.json").read_text()) for each in (build, demo))
     # Logits, whether they are normalised, tokens, positions, the prompt and ends; then the caches follow.
