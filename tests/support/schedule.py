@@ -1,13 +1,11 @@
 """Orders the files of a run, and spreads them over its workers: long ones first, so that none ends alone.
 
 Attacks and servers that hang mostly wait, and tests that compile keep the CPUs busy. For that reason a run has a
-worker more than the machine has CPUs: while one waits, the others compile. For the same reason the files that have
-no line in ``FIRST`` alternate: files of `service` mostly wait, and files of `models` compute. All attacks run on
-one worker, which starts their servers once.
+worker more than the machine has CPUs: while one waits, the others compile. All attacks run on one worker, which
+starts their servers once.
 """
 
 import os
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,7 @@ FIRST = (
 
 @cache
 def rank(path: Path) -> int:
-    """Place of a file's line in ``FIRST``; those that have none follow."""
+    """Place of a file's line in ``FIRST``; those that have none follow in their own order."""
     return next((place for place, first in enumerate(FIRST) if path.is_relative_to(TESTS / first)), len(FIRST))
 
 
@@ -54,21 +52,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) + (config.getoption("numprocesses") == "auto")
 
 
-def alternated(paths: Iterable[Path]) -> dict[Path, float]:
-    """Returns the place of each file among those of its folder in `tests`, from 0 to 1. Sorted by their places, the
-    files of all folders alternate."""
-    folders: dict[str, dict[Path, None]] = {}
-    for path in paths:
-        folders.setdefault(path.relative_to(TESTS).parts[0], {})[path] = None
-    return {path: place / len(files) for files in folders.values() for place, path in enumerate(files)}
-
-
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sorts the tests by rank. Workers of a run get files without a rank alternately from each folder."""
-    others = [item.path for item in items if rank(item.path) == len(FIRST)]
-    places = alternated(others) if hasattr(config, "workerinput") else {}
-    items.sort(key=lambda item: (rank(item.path), places.get(item.path, 0.0)))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.path))
 
 
 @pytest.hookimpl(optionalhook=True)
