@@ -450,7 +450,8 @@ def write_weights(captioner: Captioner, dtype: str, folder: Path) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
-        with initialization.no_init_weights():  # its weights would take longer than `fill`, which replaces them
+        # transformers' initial weights would take longer than `fill`, which replaces them.
+        with initialization.no_init_weights():
             model = captioner.model()
     finally:
         torch.set_default_dtype(before)
