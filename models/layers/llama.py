@@ -28,7 +28,7 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import LlamaConfig
-from snapcap.models.layers.attention import attend_prefixed
+from snapcap.models.layers.attention import attend_prefixed, join_heads
 from snapcap.models.layers.choice import advance
 from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource, weight_names
@@ -194,7 +194,7 @@ def attend_and_keep(
     shared = (batch, heads, query.shape[1] // heads, length, head_dim)
     key, value = (part.unsqueeze(2).expand(shared).flatten(1, 2) for part in (key, value))
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
-    return attended.transpose(1, 2).flatten(2)
+    return join_heads(attended)
 
 
 def keep(

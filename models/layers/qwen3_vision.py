@@ -20,6 +20,7 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import Qwen3VisionConfig
 from snapcap.models.layers import vit
+from snapcap.models.layers.attention import join_heads
 from snapcap.models.layers.linear import Activation, activation, linear
 from snapcap.models.layers.llama import rotate
 from snapcap.models.layers.weights import NamedWeights, RegionFunction, WeightSource
@@ -119,7 +120,7 @@ def block(
         query.transpose(1, 2), key.transpose(1, 2), qkv[:, :, 2].transpose(1, 2), attn_mask=seen[:, None, None]
     )
     weights = (out_weight, out_bias, norm2_weight, norm2_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-    return vit.after_attention(hidden, attended.transpose(1, 2).flatten(2), *weights, eps, act)
+    return vit.after_attention(hidden, join_heads(attended), *weights, eps, act)
 
 
 def angles(

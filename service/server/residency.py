@@ -10,10 +10,11 @@ Requests wait for a model that is waking, or leaving, within their time limit. E
 processes and metrics. The memory for decoding images is divided equally between the models.
 
 With a limit of memory, a model that wakes waits until the other models leave room: idle models leave, the least
-recently used first. Before its first wake a model is expected to take what its configuration and files say. If no
-model is idle for a while, the model that has been awake the longest takes no further request and leaves after the
-requests that it has. Wakes wait for room in the order in which they came, and a model that has become ready has
-served the requests that waited for it before it leaves: two models that do not fit together take turns.
+recently used first, and only as many as the wake needs. Before its first wake a model is expected to take what its
+configuration and files say. If no model is idle for a while, the model that has been awake the longest takes no
+further request and leaves after the requests that it has. Wakes wait for room in the order in which they came, and
+a model that has become ready has served the requests that waited for it before it leaves: two models that do not
+fit together take turns.
 """
 
 import asyncio
@@ -464,13 +465,20 @@ class Residency:
             awake = [each for each in residents if each.state is not ModelState.ABSENT and each is not resident]
             if not awake or not excess_of(self.settings, [each.memory for each in (*awake, resident)]):
                 return
-            ready = [each for each in awake if each.state is ModelState.READY]
-            if idle := [each for each in ready if not each.busy]:
-                min(idle, key=lambda each: each.captioner.uses.last).leave("memory")
-            elif ready:
-                longest = min(ready, key=lambda each: each.ready_at)
-                if time.monotonic() > max(began, longest.ready_at) + _TURN_S:
-                    longest.leave("memory")
+            staying = [each for each in awake if each.state is not ModelState.LEAVING]
+            # Models that are leaving will free their memory, but may have long requests.
+            late = time.monotonic() > began + _TURN_S
+            if late or excess_of(self.settings, [each.memory for each in (*staying, resident)]):
+                ready = [each for each in awake if each.state is ModelState.READY]
+                leaves: Resident | None = None
+                if idle := [each for each in ready if not each.busy]:
+                    leaves = min(idle, key=lambda each: each.captioner.uses.last)
+                elif late and ready:
+                    longest = min(ready, key=lambda each: each.ready_at)
+                    if time.monotonic() > longest.ready_at + _TURN_S:
+                        leaves = longest
+                if leaves is not None:
+                    leaves.leave("memory")
                     began = time.monotonic()
             await asyncio.sleep(_MOMENT_S)
 

@@ -69,13 +69,14 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
 
 @pytest.fixture
 def residents(clients: list[Client], make_services: Callable[..., Services]) -> Callable[[], dict[str, Resident]]:
-    """Returns a function that returns two absent models, `a` and `b`, which do not fit together. Called on an event
-    loop."""
-    settings = replace(Settings(), residency=ResidencySettings(host_memory=ONE * 3 // 2, preload=("none",)))
+    """Returns a function that returns absent models, named by letters, and takes the number of them that fit
+    together. Called on an event loop."""
     services = make_services()
 
-    def make() -> dict[str, Resident]:
-        loop, models = asyncio.get_running_loop(), dict.fromkeys("ab", settings)
+    def make(names: str = "ab", fitting: int = 1) -> dict[str, Resident]:
+        limits = ResidencySettings(host_memory=ONE * fitting + ONE // 2, preload=("none",))
+        settings = replace(Settings(), residency=limits)
+        loop, models = asyncio.get_running_loop(), dict.fromkeys(names, settings)
         owner = Residency(models, None, settings, services, lambda: None, loop)
         for each in owner.residents.values():
             each.memory = residency.Memory(host=ONE)
@@ -233,6 +234,56 @@ def test_two_models_that_are_asked_for_in_turn_wake_once_a_request(
             clients[turn].ready()
             await asyncio.wait_for(waking, PATIENCE)
         assert len(clients) == 6
+
+    asyncio.run(run())
+
+
+def test_no_more_models_leave_than_the_one_that_wakes_needs(
+    residents: Callable[..., dict[str, Resident]], clients: list[Client]
+) -> None:
+    """The memory of a model that is leaving is not free yet, but will be."""
+
+    async def run() -> None:
+        models = residents("abc", fitting=2)
+        for turn, name in enumerate("ab"):
+            waking = asyncio.create_task(models[name].wake())
+            await until(lambda turn=turn: len(clients) > turn)
+            clients[turn].ready()
+            await waking
+        clients[0].gone.clear()
+        waking = asyncio.create_task(models["c"].wake())
+        await until(lambda: models["a"].state is ModelState.LEAVING)
+        await asyncio.sleep(5 * residency._MOMENT_S)
+        assert models["b"].state is ModelState.READY
+        clients[0].gone.set()
+        await until(lambda: len(clients) == 3)
+        clients[2].ready()
+        await waking
+        assert [each.state for each in models.values()] == [ModelState.ABSENT, ModelState.READY, ModelState.READY]
+
+    asyncio.run(run())
+
+
+def test_an_idle_model_leaves_for_one_that_waits_for_a_long_request(
+    residents: Callable[..., dict[str, Resident]], clients: list[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "_TURN_S", 0.1)
+
+    async def run() -> None:
+        models = residents("abc", fitting=2)
+        for turn, name in enumerate("ab"):
+            waking = asyncio.create_task(models[name].wake())
+            await until(lambda turn=turn: len(clients) > turn)
+            clients[turn].ready()
+            await waking
+        with models["a"].captioner.uses:
+            models["a"].leave("memory")
+            waking = asyncio.create_task(models["c"].wake())
+            await until(lambda: len(clients) == 3)
+            assert models["a"].state is ModelState.LEAVING
+            assert models["b"].state is ModelState.ABSENT
+            clients[2].ready()
+            await waking
 
     asyncio.run(run())
 
