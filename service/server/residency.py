@@ -10,11 +10,11 @@ Requests wait for a model that is waking, or leaving, within their time limit. E
 processes and metrics. The memory for decoding images is divided equally between the models.
 
 With a limit of memory, a model that wakes waits until the other models leave room: idle models leave, the least
-recently used first, and only as many as the wake needs. Before its first wake a model is expected to take what its
-configuration and files say. If no model is idle for a while, the model that has been awake the longest takes no
-further request and leaves after the requests that it has. Wakes wait for room in the order in which they came, and
-a model that has become ready has served the requests that waited for it before it leaves: two models that do not
-fit together take turns.
+recently used first, and only as many as the wake needs. A model that has just become ready is idle only if no
+client returns at once. Before its first wake a model is expected to take what its configuration and files say. If
+no model is idle for a while, the model that has been awake the longest takes no further request and leaves after
+the requests that it has. Wakes wait for room in the order in which they came, and a model that has become ready has
+served the requests that waited for it before it leaves: two models that do not fit together take turns.
 """
 
 import asyncio
@@ -62,8 +62,11 @@ if TYPE_CHECKING:
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _DOUBLINGS = 6  # more would exceed the longest pause, and a float after a day of failures
-# Seconds that a model waits for another one to be idle, before one that is in use leaves for it.
+# Seconds that a model waits for another one to be idle, before one that is in use leaves for it. For as long, a
+# model that has become ready stays for clients that return at once: otherwise two models that do not fit together,
+# each with a client that sends one image after the other, would wake for every image.
 _TURN_S = 2.0
+_RETURNS_S = 0.1  # seconds in which such a client returns
 _MOMENT_S = 0.02  # between two looks for an end of requests
 _LOOK_S = 1.0  # between two looks whether a model is still busy without a request
 # Bytes of memory, without files, of an engine process with compiled code, whose weights are a file; of one with
@@ -330,6 +333,12 @@ class Resident:
         return self.captioner.uses.count > 0 or self.start.status.is_building
 
     @property
+    def can_leave(self) -> bool:
+        """True while the model is idle and need not stay for a client that may return at once."""
+        turn_is_over = time.monotonic() > self.ready_at + _TURN_S
+        return not self.busy and (turn_is_over or self.idle_s > _RETURNS_S)
+
+    @property
     def idle_s(self) -> float:
         """Seconds without a request; 0 while the model is busy."""
         return 0.0 if self.busy else time.monotonic() - self.captioner.uses.last
@@ -471,7 +480,7 @@ class Residency:
             if late or excess_of(self.settings, [each.memory for each in (*staying, resident)]):
                 ready = [each for each in awake if each.state is ModelState.READY]
                 leaves: Resident | None = None
-                if idle := [each for each in ready if not each.busy]:
+                if idle := [each for each in ready if each.can_leave]:
                     leaves = min(idle, key=lambda each: each.captioner.uses.last)
                 elif late and ready:
                     longest = min(ready, key=lambda each: each.ready_at)

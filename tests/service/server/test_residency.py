@@ -223,7 +223,7 @@ def test_requests_with_short_time_limits_get_their_model_a_turn(
 def test_two_models_that_are_asked_for_in_turn_wake_once_a_request(
     residents: Callable[[], dict[str, Resident]], clients: list[Client]
 ) -> None:
-    """An idle model leaves at once, so a client that alternates waits for wakes alone."""
+    """An idle model leaves after a moment, so a client that alternates waits for wakes alone."""
 
     async def run() -> None:
         models = residents()
@@ -234,6 +234,34 @@ def test_two_models_that_are_asked_for_in_turn_wake_once_a_request(
             clients[turn].ready()
             await asyncio.wait_for(waking, PATIENCE)
         assert len(clients) == 6
+
+    asyncio.run(run())
+
+
+def test_a_model_that_has_just_woken_stays_for_a_client_that_returns_at_once(
+    residents: Callable[..., dict[str, Resident]], clients: list[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later it leaves between two requests of that client."""
+    clock = ModuleClock()
+    monkeypatch.setattr(residency, "time", clock)
+
+    async def run() -> None:
+        model = residents()["a"]
+        waking = asyncio.create_task(model.wake())
+        await until(lambda: clients)
+        clients[0].ready()
+        await waking
+
+        def idle_for(seconds: float) -> bool:
+            with model.captioner.uses:
+                assert not model.can_leave
+            model.captioner.uses.last = clock.monotonic() - seconds
+            return model.can_leave
+
+        assert not idle_for(residency._RETURNS_S / 2)
+        assert idle_for(residency._RETURNS_S * 2)
+        clock.forward(residency._TURN_S * 1.5)
+        assert idle_for(0.0)
 
     asyncio.run(run())
 
