@@ -28,7 +28,7 @@ from snapcap.warmup.artifacts.fetch import Artifacts
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.lease import Held, Lease, acquire
 from snapcap.warmup.artifacts.remote import open_store, trust_of
-from snapcap.warmup.artifacts.store import ArtifactStore, StoreDeniedError
+from snapcap.warmup.artifacts.store import ArtifactStore, StoreDeniedError, StoreError
 from snapcap.warmup.artifacts.worker import find_artifacts, publish_in_worker
 from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.environment import remote_cache_environment
@@ -117,16 +117,20 @@ class BackgroundBuild:
         if store.remote is None or store.build == "local":
             return True
         while self._artifacts.fetched.result == "error":
-            reason = self._artifacts.fetched.reason
-            self._status.building(state="looking", reason=reason)
-            _logger.warning("the store is asked again", extra={"fields": {"after_s": pause, "reason": reason}})
-            if self._stopped.wait(pause):
+            pause = self._pause(pause, self._artifacts.fetched.reason)
+            if self._stopped.is_set():
                 return False
-            pause = min(2 * pause, LONGEST_PAUSE_S)
             self._artifacts = self._look()
             if self._take(self._artifacts):
                 return False
         return True
+
+    def _pause(self, seconds: float, reason: str) -> float:
+        """Waits before the store is asked again, and logs why. Returns the seconds of the next such wait."""
+        self._status.building(state="looking", reason=reason)
+        _logger.warning("the store is asked again", extra={"fields": {"after_s": seconds, "reason": reason}})
+        self._stopped.wait(seconds)
+        return min(2 * seconds, LONGEST_PAUSE_S)
 
     def _make(self) -> None:
         options, key = self._options, self._artifacts.key
@@ -135,11 +139,13 @@ class BackgroundBuild:
             self._decline("this server has no key to sign with")
             return
         require_compiler()
+        remote = options.store.remote if publishing else None
         try:
-            remote = options.store.remote if publishing else None
             store = open_store(remote or str(options.store_folder), options.s3, trust_of(options.store))
             self._build_or_wait(store, key, publishing)
         except StoreDeniedError as error:
+            if remote is None:  # the store is the folder: nowhere else could artifacts be published
+                raise
             if options.store.build == "auto":
                 self._decline(str(error))
                 return
@@ -155,16 +161,19 @@ class BackgroundBuild:
         )
 
     def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:
-        """Builds in turn and under the lease, or swaps in the artifacts that the lease's holder publishes."""
-        folder = self._options.model.cache_dir
+        """Builds in turn and under the lease, or swaps in the artifacts that the lease's holder publishes. If a
+        remote store fails, it is asked again after growing pauses: otherwise one failure among the many requests of
+        a wait would leave this server eager for good."""
+        folder, pause = self._options.model.cache_dir, POLL_SECONDS
         while not self._stopped.is_set():
             with contextlib.ExitStack() as turn:
                 ours: bool | None = None
                 with contextlib.suppress(OSError):  # without a writable cache folder, builds take no turns
                     make_folder(folder)
                     ours = turn.enter_context(locked_alone(folder / TURN))
-                elsewhere = Held("another process with this cache folder", POLL_SECONDS)
-                outcome = elsewhere if ours is False else acquire(store, key, LEASE_SECONDS)
+                outcome: Lease | Held | StoreError = Held("another process with this cache folder", POLL_SECONDS)
+                if ours is not False:
+                    outcome = self._acquire(store, key)
                 if self._take(self._look()):
                     if isinstance(outcome, Lease):
                         outcome.release()
@@ -173,8 +182,24 @@ class BackgroundBuild:
                     with outcome.kept():
                         self._build(publishing)
                     return
+            if isinstance(outcome, StoreError):
+                pause = self._pause(pause, str(outcome))
+                continue
+            pause = POLL_SECONDS
             self._status.building(state="waiting", holder=outcome.owner)
             self._stopped.wait(min(outcome.remaining + 0.1, POLL_SECONDS))
+
+    def _acquire(self, store: ArtifactStore, key: str) -> Lease | Held | StoreError:
+        """Returns what ``acquire`` does, or the error of a remote store that may answer later. Raises the errors of
+        a folder, and StoreDeniedError."""
+        try:
+            return acquire(store, key, LEASE_SECONDS)
+        except StoreDeniedError:
+            raise
+        except StoreError as error:
+            if not store.is_remote:
+                raise
+            return error
 
     def _look(self) -> Artifacts:
         """Returns the result of a new lookup of artifacts."""

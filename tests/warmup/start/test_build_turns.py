@@ -1,6 +1,7 @@
 """Builds of processes with one cache folder, as the models of a server have: one at a time."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from support.servers.server_process import wait_until
 
+from snapcap.warmup.artifacts.lease import Held, Lease
+from snapcap.warmup.artifacts.store import StoreDeniedError, StoreError
 from snapcap.warmup.options import ModelOptions, StartOptions, StoreOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.runtime.torch_model import LoadedModel
@@ -83,3 +86,43 @@ def test_a_build_that_fails_ends_its_turn(
         first = new_build("a")
         wait_until(lambda: first.said == "failed")
     assert new_build("b").began.wait(PATIENCE)
+
+
+class Remote:
+    """A remote store, whose requests `acquire` below does not send."""
+
+    is_remote = True
+
+
+def test_a_store_that_fails_while_a_build_waits_is_asked_again(
+    new_build: Callable[[str], Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [Held("another server", 0.0), StoreError("503 SlowDown"), StoreError("503 SlowDown")]
+
+    def answer(*_: object) -> Held | Lease:
+        outcome = answers.pop(0) if answers else Lease(None, "a", "us", 60.0, False, time.time)  # type: ignore[arg-type]
+        if isinstance(outcome, StoreError):
+            raise outcome
+        return outcome
+
+    def make(build: Build) -> None:
+        build._build_or_wait(Remote(), "a" * 64, publishing=True)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(background_build, "acquire", answer)
+    monkeypatch.setattr(Build, "_make", make)
+    build = new_build("a")
+    assert build.began.wait(PATIENCE), build.status.to_dict()["build"]
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_no_store_that_does_not_exist(
+    new_build: Callable[[str], Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise StoreDeniedError("/cache/.lock: Read-only file system; make it writable, or choose another folder")
+
+    monkeypatch.setattr(background_build, "acquire", denied)
+    build = new_build("a")
+    wait_until(lambda: build.said in ("failed", "declined"))
+    state: Any = build.status.to_dict()["build"]
+    assert "make it writable" in str(state)
+    assert "None" not in str(state.get("command", ""))
