@@ -80,6 +80,19 @@ def test_the_values_are_what_they_say() -> None:
     assert one(manifests, "ServiceAccount")["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": "role"}
 
 
+def test_numbers_of_a_values_file_are_written_in_full(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        "settings: {SNAPCAP_MAX_PIXELS: 100000000, SNAPCAP_MAX_BODY_BYTES: 20971520, SNAPCAP_BODY_TIMEOUT: 0.5}\n"
+        "image: {tag: 20261128}\n"
+    )
+    manifests = render(CHART, *KEY, "--set", "build=false", "--values", str(values))
+    settings = environment([each for each in manifests if each["metadata"]["name"] != "snapcap-trusted-keys"])
+    names = ("SNAPCAP_MAX_PIXELS", "SNAPCAP_MAX_BODY_BYTES", "SNAPCAP_BODY_TIMEOUT")
+    assert [settings[name] for name in names] == ["100000000", "20971520", "0.5"]
+    assert container(manifests)["image"] == "snapcap:20261128"
+
+
 def test_other_settings_make_a_rollout_and_another_job() -> None:
     def names(*options: str) -> tuple[str, str]:
         manifests = render(CHART, *KEY, *options)

@@ -62,3 +62,13 @@
   {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* Returns a value as text. Helm reads the numbers of a values file as floating-point numbers, and `toString` would
+     write 20971520 as 2.097152e+07. */}}
+{{- define "snapcap.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- int64 . -}}
+{{- else -}}
+{{- toString . -}}
+{{- end -}}
+{{- end }}
