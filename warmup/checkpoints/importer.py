@@ -51,28 +51,28 @@ def import_checkpoint(
     Returns:
         The files written, in ``destination``.
     """
-    if not force and destination.is_dir() and any(destination.iterdir()):
-        raise CheckpointError(f"{str(destination)!r} is not empty; give another folder, or --force to replace")
-    with tempfile.TemporaryDirectory(prefix=".snapcap-import-", ignore_cleanup_errors=True) as cache:
-        folder = resolve_checkpoint(source, Path(cache), s3 or S3Options())
-        if destination.exists() and destination.samefile(folder):
-            raise CheckpointError(f"{str(destination)!r} is the source itself; give another folder")
-        return _write(folder, destination)
-
-
-def _write(folder: Path, destination: Path) -> list[Path]:
     try:
-        destination.mkdir(parents=True, exist_ok=True)
-        # The staging folder is in the destination, so that files are moved within one file system.
-        with tempfile.TemporaryDirectory(prefix=".snapcap-import-", dir=destination) as staging:
-            _convert(folder, Path(staging))
-            _refuse_leftovers(Path(staging), destination)
-            return _move(Path(staging), destination)
+        if not force and destination.is_dir() and any(destination.iterdir()):
+            raise CheckpointError(f"{str(destination)!r} is not empty; give another folder, or --force to replace")
+        with tempfile.TemporaryDirectory(prefix=".snapcap-import-", ignore_cleanup_errors=True) as cache:
+            folder = resolve_checkpoint(source, Path(cache), s3 or S3Options())
+            if destination.exists() and destination.samefile(folder):
+                raise CheckpointError(f"{str(destination)!r} is the source itself; give another folder")
+            return _write(folder, destination)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise CheckpointError(
-            f"{str(folder)!r} cannot be imported to {str(destination)!r}: {where}{os_error_text(error)}"
+            f"{source!r} cannot be imported to {str(destination)!r}: {where}{os_error_text(error)}"
         ) from error
+
+
+def _write(folder: Path, destination: Path) -> list[Path]:
+    destination.mkdir(parents=True, exist_ok=True)
+    # The staging folder is in the destination, so that files are moved within one file system.
+    with tempfile.TemporaryDirectory(prefix=".snapcap-import-", dir=destination) as staging:
+        _convert(folder, Path(staging))
+        _refuse_leftovers(Path(staging), destination)
+        return _move(Path(staging), destination)
 
 
 def _convert(folder: Path, staging: Path) -> None:
@@ -95,7 +95,7 @@ def _refuse_links(folder: Path) -> None:
     file of this user. Links of the hub's cache from a snapshot to its blobs are allowed."""
     own = folder.resolve()
     for path in folder.iterdir():
-        target = path.resolve()
+        target = Path(os.path.realpath(path))  # unlike Path.resolve, it does not raise for a link to itself
         if path.is_symlink() and not any(
             target.is_relative_to(each) for each in (own, own.parent.parent / "blobs")
         ):

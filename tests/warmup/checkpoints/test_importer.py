@@ -1,5 +1,6 @@
 """`snapcap import` on folders as older transformers left them: slow tokenizers and pickled weights."""
 
+import errno
 import json
 import os
 import stat
@@ -428,3 +429,19 @@ def test_by_force_no_file_of_another_checkpoint_is_read_beside(old_folder: Path,
     with pytest.raises(CheckpointError, match=f"holds {name}, which the source does not have .* remove it"):
         import_checkpoint(str(old_folder), destination, force=True)
     assert [path.name for path in destination.iterdir()] == [name]
+
+
+def test_a_link_to_itself_is_no_obstacle(old_folder: Path, tmp_path: Path) -> None:
+    (old_folder / "runs").symlink_to("runs")
+    assert tmp_path / "new" / SAFE in import_checkpoint(str(old_folder), tmp_path / "new")
+
+
+def test_a_machine_without_a_temporary_folder_is_told_in_one_line(
+    old_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.mkdtemp", nowhere)
+    with pytest.raises(CheckpointError, match="No usable temporary directory"):
+        import_checkpoint(str(old_folder), tmp_path / "new")
