@@ -92,12 +92,13 @@ def _from_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with path.open("rb") as file:
             data = file.read(MOST_FILE_BYTES + 1)
-        if len(data) > MOST_FILE_BYTES:
-            raise SettingsError(f"--models {path} has more than {MOST_FILE_BYTES >> 20} MiB")
-        tables = tomllib.loads(data.decode())
     except OSError as error:
         raise SettingsError(f"--models {path} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    if len(data) > MOST_FILE_BYTES:
+        raise SettingsError(f"--models {path} has more than {MOST_FILE_BYTES >> 20} MiB")
+    try:
+        tables = tomllib.loads(data.decode("utf-8-sig"))  # editors on Windows write a mark at the beginning
+    except (ValueError, RecursionError) as error:  # ValueError: also of a number with thousands of digits
         raise SettingsError(f"--models {path} is no TOML file: {str(error)[:200]}") from None
     if not tables:
         raise SettingsError(f"--models {path} has no model; each {_TABLE}")

@@ -54,6 +54,12 @@ def test_a_file_has_options_for_each_model(tmp_path: Path) -> None:
     assert (found["org/b"].compute.buckets, found["org/b"].model.max_new_tokens) == ((), 9)
 
 
+def test_a_file_may_begin_with_the_mark_of_an_editor_on_windows(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_bytes(b'\xef\xbb\xbf[a]\r\nmodel = "demo"\r\n')
+    assert sources(read("--models", str(file))) == {"a": "demo"}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -61,6 +67,7 @@ def test_a_file_has_options_for_each_model(tmp_path: Path) -> None:
         ("[a]\n", "must be a table such as"),
         ("a = 1\n", "must be a table such as"),
         ("[a\n", "is no TOML file"),
+        pytest.param('[a]\nmodel = "demo"\nthreads = ' + "9" * 5000, "is no TOML file", id="digits"),
         ('["../a"]\nmodel = "demo"\n', "name '../a' must be a name of letters"),
         ('[a]\nmodel = "demo"\nbucket = 1\n', "unknown option bucket of the model 'a'; did you mean buckets"),
         ('[a]\nmodel = "demo"\nport = 1\n', "unknown option port"),
