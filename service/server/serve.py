@@ -117,8 +117,8 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name has an empty or too long label
+        reason = getattr(error, "strerror", None) or str(error)
         raise BindError(f"cannot listen on {host}:{port}: {reason}; choose with --host and {option}") from None
     return listener
 

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import re
 import signal
 import socket
 import threading
@@ -165,8 +166,9 @@ def test_a_taken_port_is_one_clear_line() -> None:
 
 
 def test_a_host_that_does_not_exist_is_one_clear_line() -> None:
-    with pytest.raises(BindError, match=r"cannot listen on host\.invalid:80: "):
-        bind("host.invalid", 80)
+    for host in ("host.invalid", "two..dots", "x" * 64):
+        with pytest.raises(BindError, match=rf"cannot listen on {re.escape(host)}:80: "):
+            bind(host, 80)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
