@@ -254,7 +254,7 @@ class StoreOptions:
         own public key, which `snapcap keygen` writes beside the private key."""
         if self.trusted_keys or self.sign_key is None:
             return self.trusted_keys
-        public = self.sign_key.with_name(f"{self.sign_key.name}.pub")
+        public = Path(f"{self.sign_key}.pub")
         return (public,) if public.is_file() else ()
 
 

@@ -112,7 +112,7 @@ def generate_key(private: Path) -> Path:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
     key = Ed25519PrivateKey.generate()
-    public = private.with_name(f"{private.name}.pub")
+    public = Path(f"{private}.pub")
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -111,3 +111,13 @@ def test_mistaken_files_are_named(tmp_path: Path) -> None:
         load_signer(tmp_path / "missing")
     with pytest.raises(KeyFileError, match="No such file"):
         generate_key(tmp_path / "missing" / "key")
+
+
+def test_the_working_directory_in_place_of_a_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyFileError, match="exists; keys are never overwritten"):
+        generate_key(Path())
+    assert list(tmp_path.iterdir()) == []
+    assert StoreOptions(sign_key=Path()).accepted_keys == ()
+    with pytest.raises(KeyFileError, match="Is a directory"):
+        load_signer(Path())
