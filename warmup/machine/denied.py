@@ -97,9 +97,16 @@ def _folders(runs: bool) -> Iterator[str]:
     """Yields temporary folders that may exist; if code in the file is executed, only folders that allow it."""
     from tempfile import gettempdir  # noqa: PLC0415 - few starts need it
 
+    folders = list(_OTHER_FOLDERS)
     with contextlib.suppress(OSError):
-        yield gettempdir()
-    for folder in _OTHER_FOLDERS:
-        with contextlib.suppress(OSError):
-            if not (runs and os.statvfs(folder).f_flag & os.ST_NOEXEC):
-                yield folder
+        folders.insert(0, gettempdir())
+    for folder in folders:
+        if not (runs and _forbids_code(folder)):
+            yield folder
+
+
+def _forbids_code(folder: str) -> bool:
+    """Returns whether the file system of a folder is mounted with `noexec`."""
+    with contextlib.suppress(OSError):
+        return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
+    return False

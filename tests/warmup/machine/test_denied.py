@@ -3,6 +3,8 @@
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.servers.server_process import python
@@ -152,3 +154,26 @@ def test_limits_that_the_system_does_not_tell_are_the_usual_ones(
     monkeypatch.setattr(resource, "getrlimit", denied)
     assert process_limit(resource.RLIMIT_NOFILE, 1024) == (1024, 1024)
     assert process_limit(resource.RLIMIT_AS) == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+def test_code_is_put_where_it_may_run(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where `/tmp` is mounted with `noexec`, and the kernel allows no code in files in memory."""
+
+    def denied(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    real = os.statvfs
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+
+    def statvfs(folder: str) -> Any:
+        flags = os.ST_NOEXEC if str(folder) == str(temporary) else 0
+        return SimpleNamespace(f_flag=real(folder).f_flag | flags)
+
+    monkeypatch.setattr(os, "memfd_create", denied)
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr("snapcap.warmup.machine.denied._OTHER_FOLDERS", (str(allowed),))
+    for runs, folder in ((True, allowed), (False, temporary)):
+        file = memory_file("name", runs=runs)
+        assert Path(os.readlink(f"/proc/self/fd/{file}")).parent == folder
+        os.close(file)
