@@ -14,7 +14,8 @@ from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
-from snapcap.warmup.artifacts.store import ArtifactStore, blob_name
+from snapcap.warmup.artifacts.store import ArtifactStore, StoreError, blob_name
+from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import open_regular, scratch_folder
 from snapcap.warmup.s3.download import PART_BYTES
 
@@ -77,7 +78,10 @@ def upload_blobs(store: ArtifactStore, files: Mapping[Blob, Path], replace: bool
     pack = Pack.of(files) if store.is_remote else None
     if pack is not None and is_wanted(pack.name, pack.size):
         with scratch_folder("snapcap-pack-") as folder:
-            pack.write(files, folder / "pack")
+            try:
+                pack.write(files, folder / "pack")
+            except OSError as error:  # a full disk names no file
+                raise StoreError(f"{error.filename or folder}: {os_error_text(error)}") from error
             store.upload(pack.name, folder / "pack")
 
 

@@ -154,5 +154,6 @@ def _failed(error: Exception) -> Published:
         case UserError() | ManifestError():
             return Published("error", str(error))
         case OSError():
-            return Published("error", f"{error.filename}: {os_error_text(error)}")
+            where = f"{error.filename}: " if error.filename else ""
+            return Published("error", f"{where}{os_error_text(error)}")
     raise error

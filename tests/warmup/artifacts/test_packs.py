@@ -1,5 +1,6 @@
 """Packs: a set comes in one request where it can, and never less right than file by file."""
 
+import errno
 import gzip
 import hashlib
 import http.client
@@ -348,3 +349,17 @@ def test_only_what_spares_requests_is_packed(monkeypatch: pytest.MonkeyPatch) ->
     assert more.name != pack.name
     monkeypatch.setattr(packs, "_MOST_BYTES", 7)
     assert Pack.of([one, other]) is None
+
+
+def test_a_temporary_folder_without_room_for_a_pack_is_named(
+    s3_store: S3Store, manifest: Manifest, files: dict[str, Path], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(pack: Pack, files: dict[Blob, Path], target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write raises it
+
+    monkeypatch.setattr(Pack, "write", full)
+    published = publish(s3_store, manifest, files, signer)
+    assert (published.result, "None" in published.reason) == ("error", False)
+    assert "snapcap-pack-" in published.reason
+    monkeypatch.setattr(packs, "scratch_folder", lambda prefix: full(Pack(()), {}, Path(prefix)))
+    assert publish(s3_store, manifest, files, signer).reason.startswith("No space left on device")
