@@ -101,10 +101,13 @@ def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
     remove_left([folder / fetching_name(content, VERIFIED)], alone)
 
 
-def prune_weights(store: FolderStore) -> None:
-    """Remove prepared files except those written or used last. Raises StoreError if something cannot be removed."""
+def prune_weights(store: FolderStore, used: str) -> None:
+    """Remove prepared files except those written or used last. ``used``: the name of a file that stays even if all
+    others have later times, as they have after the clock was set back. Raises StoreError if something cannot be
+    removed."""
     for name in _prepared(store)[_KEPT_WEIGHTS:]:
-        store.delete(name)
+        if name != used:
+            store.delete(name)
 
 
 def make_room(store: FolderStore, size: int) -> bool:
@@ -226,7 +229,7 @@ def finish(local: FolderStore, weights: Weights) -> None:
     except OSError as error:
         raise StoreError(f"weights cannot be kept in {folder}: {os_error_text(error)}") from error
     with contextlib.suppress(StoreError):  # the next download removes any file that stays
-        prune_weights(local)
+        prune_weights(local, f"{WEIGHTS}/{fetched_name(weights.content)}")
 
 
 def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack) -> bool | None:

@@ -86,7 +86,7 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
             return prepared
         write_record(store, folder, record)
         with contextlib.suppress(StoreError):  # the next preparation removes any file that stays
-            prune_weights(store)
+            prune_weights(store, f"{WEIGHTS}/{name}")
         return prepared
 
 

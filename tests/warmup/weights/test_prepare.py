@@ -242,6 +242,17 @@ def test_only_the_newest_files_are_kept(case: Case) -> None:
     assert old.stat().st_mtime > 10**9, "what a start uses is new again"
 
 
+def test_a_new_file_stays_where_the_clock_was_set_back(case: Case) -> None:
+    case.weights.mkdir(parents=True, mode=0o700)
+    tomorrow = time.time() + 86_400
+    for number in range(8):
+        other = case.weights / f"{number:064}.cpu.float32.{'1' * 64}.safetensors"
+        other.write_bytes(b"written before")
+        os.utime(other, (tomorrow, tomorrow))
+    assert case.prepare().result == "written"
+    assert case.find().result == "hit"
+
+
 def test_what_has_another_name_than_ours_stays(case: Case, tmp_path: Path) -> None:
     strays = ["model.safetensors", f"{'0' * 64}.cpu.float32.safetensors", f"{'0' * 64}.json.bak", "lock"]
     case.weights.mkdir(parents=True, mode=0o700)
