@@ -77,7 +77,7 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
             record[name] = _entry(wanted[name]) | ({"boot": boot} if boot else {})
             _write(folder, record)
         if (folder / _PARTIAL).exists():
-            (folder / _PARTIAL).unlink()
+            (folder / _PARTIAL).unlink(missing_ok=True)  # another start may have removed it just now
     except S3Error as error:
         hint = " (--cache-dir)" if isinstance(error.__cause__, OSError) else ""
         raise CheckpointError(f"{error}{hint}") from error

@@ -403,3 +403,23 @@ def test_what_may_not_be_read_is_an_error_of_one_line(tmp_path: Path, name: str)
     assert str(folder) in str(caught.value)
     with denied(tmp_path), pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
         local_folder(str(folder))
+
+
+def test_two_starts_that_update_a_folder_end_at_the_same_moment(
+    s3: Any, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = S3Options(endpoint_url=s3_server)
+    upload(s3, "same", SAFE)
+    folder = resolve_checkpoint("s3://bucket/same", tmp_path, options)
+    upload(s3, "same", {"config.json": b'{"a": 1}'})
+    exists = Path.exists
+
+    def and_then_removed(path: Path, **more: Any) -> bool:
+        found = exists(path, **more)
+        if found and path.name == ".snapcap-s3.partial":
+            path.unlink()  # by the other start
+        return found
+
+    monkeypatch.setattr(Path, "exists", and_then_removed)
+    assert resolve_checkpoint("s3://bucket/same", tmp_path, options) == folder
+    assert contents(folder) == SAFE | {"config.json": b'{"a": 1}'}
