@@ -15,6 +15,7 @@ of the same key compiles nothing, and an interrupted build resumes.
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, 
 from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.capacity import available_cpus, free_memory
-from snapcap.warmup.machine.files import make_folder, open_regular, scratch_folder, write_file
+from snapcap.warmup.machine.files import locked_alone, make_folder, open_regular, scratch_folder, write_file
 from snapcap.warmup.machine.installation import find_compiler, require_compiler
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import BUILD_TIMEOUT
@@ -40,6 +41,7 @@ from snapcap.warmup.plan.plan import Plan, PlannedJob
 from snapcap.warmup.progress.status import ComponentName
 from snapcap.warmup.runtime.aoti.packages import InputSpecs, entry_names
 
+_logger = logging.getLogger("snapcap.build")
 T = TypeVar("T")
 
 
@@ -217,6 +219,7 @@ _COMPILERS_A_CHECKER = 4
 _HOST_BYTES = 3 << 29  # host memory of a worker and the compiler that it calls
 # Texts by which torch, the driver, cuBLAS and Linux's OOM killer report a lack of memory.
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "ended with signal 9")
+_TURN = ".lock"  # the file in a build's folder that is locked by the process that builds there
 _LOOK_S = 0.5  # the main thread wakes this often, because Python runs signal handlers only there
 _ENDING_S = 5.0  # seconds for threads to notice that their workers have been ended
 
@@ -285,7 +288,37 @@ class Builder:
             )
 
     def run(self) -> Built:
-        """Build the missing packages. Raises BuildError without a compiler or a writable folder."""
+        """Build the missing packages, once no other process builds in this folder. Raises BuildError without a
+        compiler or a writable folder."""
+        with self._turn():
+            return self._built if self._stopped.is_set() else self._run()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Waits until no other process builds in the folder, and keeps others from it inside the block. Two builds
+        would replace each other's packages after their checks, and neither could publish its set. Without locks or
+        a writable folder, nobody is waited for."""
+        path, waits = self.folder / _TURN, False
+        with contextlib.ExitStack() as scope:
+            while not self._stopped.is_set():
+                with contextlib.ExitStack() as entering:
+                    alone: bool | None = None
+                    with contextlib.suppress(OSError):
+                        make_folder(self.folder)
+                        alone = entering.enter_context(locked_alone(path))
+                    if alone is not False:
+                        scope.push(entering.pop_all())
+                        break
+                if not waits:
+                    _logger.info(
+                        "waiting for the process that builds these packages",
+                        extra={"fields": {"folder": str(self.folder)}},
+                    )
+                waits = True
+                self._stopped.wait(_LOOK_S)
+            yield
+
+    def _run(self) -> Built:
         missing, kept = list[Task](), list[_Compiled]()
         for task in self.tasks:
             if (found := self._records.recorded(task.entry)) is not None:

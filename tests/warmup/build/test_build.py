@@ -14,8 +14,9 @@ import pytest
 from support.fakes.passing_time import ModuleClock
 
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, describe
-from snapcap.warmup.build.builder import Builder, Event
+from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.environment import compiler_environment
+from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import read_checkpoint
@@ -135,6 +136,29 @@ def test_all_packages_are_made_and_a_second_run_keeps_them(build: Any) -> None:
     again, events, _ = build(write=False)
     assert again.run().complete
     assert {event.kind for event in events} == {"kept"}
+
+
+def test_two_builds_of_one_folder_take_turns(build: Any) -> None:
+    """Otherwise each replaces packages that the other has checked already, and neither can publish its set."""
+    builder, events, folder = build()
+    stopped, _, _ = build()
+    folder.mkdir()
+    results: list[Built] = []
+    with locked_alone(folder / ".lock") as other:
+        assert other
+        threads = [
+            threading.Thread(target=lambda each=each: results.append(each.run())) for each in (builder, stopped)
+        ]
+        for thread in threads:
+            thread.start()
+        stopped.stop()
+        threads[1].join(60)
+        assert [built.complete for built in results] == [False]
+        time.sleep(0.2)
+        assert events == []
+        assert threads[0].is_alive()
+    threads[0].join(60)
+    assert results[1].complete
 
 
 def test_a_step_bucket_has_packages_of_the_decoder_and_may_be_left_out(build: Any) -> None:
