@@ -10,7 +10,7 @@ from snapcap.models.errors import WeightsError
 from snapcap.models.fields import ConfigError
 from snapcap.models.weights.listing import FORMATS, wanted_names, weight_files
 from snapcap.warmup.cache_folder import is_usable, user_cache
-from snapcap.warmup.checkpoints.local import METADATA, OUTAGE_S, CheckpointError, report_unasked
+from snapcap.warmup.checkpoints.local import METADATA, OUTAGE_S, CheckpointError, metadata_among, report_unasked
 from snapcap.warmup.errors import first_line, os_error_text
 from snapcap.warmup.machine.worker import within
 
@@ -31,14 +31,14 @@ def download_checkpoint(source: str) -> Path:
     does not exist, or access is denied, or the hub cannot be reached."""
     known = _whole_folder(source)
     if known is not None:
-        if _offline_variable() or pinned_commit(source) is not None:
+        if _offline_variable() or (pinned_commit(source) is not None and _is_described(known)):
             return known
         try:
-            commit = within(OUTAGE_S, lambda: current_commit(source, OUTAGE_S), "snapcap-source")
+            commit, names = within(OUTAGE_S, lambda: _revision(source, OUTAGE_S), "snapcap-source")
         except (CheckpointError, TimeoutError) as error:
             report_unasked(source, error)
             return known
-        if commit == known.name:
+        if commit == known.name and all((known / name).is_file() for name in metadata_among(names)):
             return known
     try:
         return _snapshot(source)
@@ -82,6 +82,16 @@ def _whole_folder(source: str) -> Path | None:
     return folder if whole else None
 
 
+def _is_described(folder: Path) -> bool:
+    """Returns whether a folder has files of a tokenizer and of an image processor.
+
+    Another program may have put only the weights and config.json into the hub's cache, and a download may have been
+    cut. A start would then fail, or use the default image processor without a warning."""
+    return any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")) and any(
+        (folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt")
+    )
+
+
 def cached_folder(source: str) -> Path | None:
     """Returns the folder in the hub's cache for a source, without asking the hub; None if there is none."""
     _use_home()
@@ -105,17 +115,22 @@ def pinned_commit(source: str) -> str | None:
 def current_commit(source: str, seconds: float) -> str:
     """Asks the hub for the present commit of a branch, a tag or the default branch. Raises CheckpointError if the
     hub does not answer within ``seconds``."""
+    return _revision(source, seconds)[0]
+
+
+def _revision(source: str, seconds: float) -> tuple[str, list[str]]:
+    """Asks the hub for the commit of a source and the names of its files. Raises as ``current_commit`` does."""
     _use_home()
     from huggingface_hub import HfApi  # noqa: PLC0415 - only sources on the hub need it
 
     repository, _, revision = source.partition("@")
     try:
-        commit = HfApi().model_info(repository, revision=revision or None, timeout=seconds).sha
+        found = HfApi().model_info(repository, revision=revision or None, timeout=seconds)
     except Exception as error:  # any error of the library, its HTTP client or the disk
         raise CheckpointError(_sentence(error, source)) from error
-    if commit is None or not _COMMIT.fullmatch(commit):
+    if found.sha is None or not _COMMIT.fullmatch(found.sha):
         raise CheckpointError(f"{source!r}: the hub names no commit")
-    return commit
+    return found.sha, [file.rfilename for file in found.siblings or ()]
 
 
 def commit_of(folder: Path) -> str | None:

@@ -49,6 +49,7 @@ HUB: dict[str, dict[str, bytes]] = {
         "model.safetensors.index.json": b'{"weight_map": {"a": "../../secret"}}',
     },
     "me/adapter": {"adapter_config.json": b'{"base_model_name_or_path": "me/safe"}', "adapter_model.bin": b"!"},
+    "me/described": SAFE | {"preprocessor_config.json": b"{}", "generation_config.json": b"{}"},
     "me/large": SAFE | {"model.safetensors": bytes(2 * SMALL)},
 }
 TOKENS = {"me/secret": "hf_right"}
@@ -62,6 +63,8 @@ class HubHandler(BaseHTTPRequestHandler):
         is_api = parts[:2] == ["api", "models"]
         owner, name, kind, revision, *rest = [*(parts[2:] if is_api else parts), "", ""]
         repository = f"{owner}/{name}"
+        if is_api and not kind:  # of the default branch
+            kind, revision = "revision", "main"
         if repository in REFUSED:
             return self.reply(REFUSED[repository][0], b"", {"X-Error-Code": REFUSED[repository][1]})
         wanted = TOKENS.get(repository)
@@ -179,6 +182,21 @@ def test_without_the_hub_a_whole_checkpoint_of_its_cache_is_used(kind: str, hub:
     assert [line for line in lines if line.startswith("/")] == known
     warnings = [line for line in lines if "does not answer; the copy on this disk is used" in line]
     assert len(warnings) == 2, lines
+
+
+@pytest.mark.parametrize("source", ["me/described", "me/described@v1", f"me/described@{COMMIT}"])
+def test_a_part_of_a_checkpoint_in_the_cache_is_completed(source: str, hub: str, tmp_path: Path) -> None:
+    """As another program leaves it that reads the model alone, and a download that was cut."""
+    part = (
+        "from huggingface_hub import hf_hub_download\n"
+        "for name in ('config.json', 'model.safetensors'):\n"
+        "    for revision in ('main', 'v1'):\n"
+        "        hf_hub_download('me/described', name, revision=revision)\n"
+    )
+    (folder,) = resolve_from_hub([source], tmp_path, before=part, HF_ENDPOINT=hub)
+    assert contents(Path(folder)) == HUB["me/described"]
+    nowhere = resolve_from_hub([source], tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert nowhere[-1] == folder
 
 
 def test_shards_are_those_that_the_index_names(hub: str, tmp_path: Path) -> None:

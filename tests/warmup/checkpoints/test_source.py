@@ -117,7 +117,7 @@ def test_the_hub_is_asked_for_the_commit_of_a_branch(
     def model_info(_: object, repository: str, **given: Any) -> SimpleNamespace:
         asked.append((repository, given["revision"]))
         assert given["timeout"] > 0
-        return SimpleNamespace(sha=COMMIT)
+        return SimpleNamespace(sha=COMMIT, siblings=None)
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
     assert current_identity(source, S3Options(), FAR) == {"commit": COMMIT}
