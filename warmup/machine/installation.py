@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -74,7 +75,16 @@ def find_compiler() -> str | None:
 
 
 def require_compiler() -> str:
-    """Returns the C++ compiler that Inductor will call. Raises BuildError if there is none."""
+    """Returns the C++ compiler that Inductor will call. Raises BuildError if there is none, or if Inductor cannot
+    name files of the temporary folder to it: Inductor splits the compiler's command line at spaces."""
+    from tempfile import gettempdir  # noqa: PLC0415 - a compiled start compiles nothing
+
+    folder = gettempdir()
+    if re.search(r"[\s'\"\\]", folder):
+        raise BuildError(
+            f"nothing can be compiled in the temporary folder {folder!r}, because its name has a space, a quote or "
+            "a backslash; set TMPDIR to another folder"
+        )
     if (name := find_compiler()) is not None:
         return name
     looked_for = " or ".join(_names())
