@@ -136,6 +136,7 @@ def end_on_signal() -> None:
 # The signals to a stuck process, each with the seconds to wait after it. The process prints its stacks, exits,
 # continues in case it was stopped, and is killed in case it has no handler for `END` yet.
 _LAST = ((STACKS, 1.0), (END, 0.0), (signal.SIGCONT, 2.0), (signal.SIGKILL, 0.0))
+_LINE_S = 1.0  # seconds for the line about the end to be written
 _logger = logging.getLogger("snapcap.server")
 
 
@@ -165,7 +166,11 @@ class LoopWatch:
 
     def _end(self) -> None:
         sentence = f"the event loop of the HTTP process has not run for {self._watchdog.silent_s:.0f} s"
-        _logger.error("failed", extra={"fields": {"error": sentence, "pid": self._parent}})
+        said = {"extra": {"fields": {"error": sentence, "pid": self._parent}}}
+        # On a thread: the loop may be stuck because nobody reads the log, to which this line would wait as well.
+        line = threading.Thread(target=_logger.error, args=("failed",), kwargs=said, name="loop-log", daemon=True)
+        line.start()
+        line.join(_LINE_S)
         for number, seconds in _LAST:
             if os.getppid() != self._parent:  # the HTTP process has ended: its id may belong to another process
                 return

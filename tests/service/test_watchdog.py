@@ -1,7 +1,12 @@
 """When a part is taken for stuck: by ticks, by what it does, and by what it said it was to do. No process."""
 
-import pytest
+import os
+import threading
 
+import pytest
+from support.servers.server_process import wait_until
+
+from snapcap.service import watch
 from snapcap.service.engine.remote.messages import Pulse
 from snapcap.service.watch import LONG_WORK, EngineWatch, StalledError, Watchdog
 from snapcap.warmup.errors import one_line, unexpected
@@ -126,3 +131,18 @@ def test_after_long_work_the_usual_limit_is_back(watched: Watched) -> None:
     watched.tick()
     assert watched.watch.silent_s == 0
     assert watched.ticks_until_stalled() == 9
+
+
+def test_a_log_that_nobody_reads_does_not_keep_a_stuck_server_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, sent = threading.Event(), list[int]()
+    monkeypatch.setattr(watch._logger, "error", lambda *_, **__: read.wait(60))
+    monkeypatch.setattr(watch, "_LINE_S", 0.05)
+    monkeypatch.setattr(watch, "_LAST", ((watch.STACKS, 0.0), (watch.END, 0.0)))
+    monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
+    watching = watch.LoopWatch(0.1, os.getppid())
+    watching.start()
+    try:
+        wait_until(lambda: sent == [watch.STACKS, watch.END])
+    finally:
+        watching.stop()
+        read.set()
