@@ -152,8 +152,9 @@ class ProcessImageDecoder:
         if self._idle_look is not None:
             self._idle_look.cancel()
         self._idle.clear()
-        held = [self._taken_from(worker) for worker in self.family.workers]
-        jobs = [*self._waiting, *self._large, *(job for job in held if job is not None)]
+        held = [(worker, self._taken_from(worker)) for worker in self.family.workers]
+        unended = [job for worker, job in held if job is not None and not self._has_ended_job(worker)]
+        jobs = [*self._waiting, *self._large, *unended]
         self._waiting.clear()
         self._large.clear()
         for job in jobs:
@@ -218,8 +219,8 @@ class ProcessImageDecoder:
         job = self._taken_from(worker)
         if job is None:
             return
-        if worker.killed is not None and worker.killed not in TRIED_AGAIN:
-            return  # `_kill` has already ended the job
+        if self._has_ended_job(worker):
+            return
         job.attempts += 1
         if self.family.over:
             self._finish(job, NotReady("failed"))
@@ -393,6 +394,10 @@ class ProcessImageDecoder:
                 self.family.kill(worker, why)
         if not self.family.over:
             self._idle_look = self.loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
+
+    def _has_ended_job(self, worker: Worker) -> bool:
+        """Returns whether `_kill` has ended the image of a process, which keeps the image until it has ended."""
+        return worker.killed is not None and worker.killed not in TRIED_AGAIN
 
     def _kill(self, worker: Worker, why: Why) -> None:
         self.family.kill(worker, why)

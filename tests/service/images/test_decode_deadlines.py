@@ -98,6 +98,25 @@ def test_an_image_that_takes_too_long_is_refused_for_that(killed: list[int]) -> 
     play(scene())
 
 
+def test_a_model_may_leave_before_a_process_that_was_killed_has_ended(killed: list[int]) -> None:
+    """As with a `keep_alive` of 0: the refused image was the last request. An error would keep all processes of the
+    model."""
+
+    async def scene() -> None:
+        world = World()
+        world.decoder.most_s = 0.0
+        await world.begin(1)
+        future = await world.ask(1)
+        await until(future.done)
+        assert killed == [world.processes[0].pid]
+        assert isinstance(future.exception(), UnprocessableImage)
+        world.decoder.leave()
+        assert len(world.slots) == SLOTS
+        world.close()
+
+    play(scene())
+
+
 def test_a_process_whose_client_left_may_come_to_its_end_but_not_for_long(
     killed: list[int], clock: ModuleClock
 ) -> None:
