@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapcap.models.json_object import to_json
 from snapcap.models.text import Dialogue, PromptIds
-from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, NotReady, PromptTooLong
 
 if TYPE_CHECKING:
     from snapcap.models.text import ChatIds
@@ -39,6 +39,7 @@ class PromptReader:
         self._folder = folder
         self._chat = chat
         self._worker: Worker | None = None
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
 
     def read(
@@ -53,19 +54,26 @@ class PromptReader:
         """Returns a future of a prompt's token ids, of which at most `most` are allowed. `deadline` is a moment of
         `time.monotonic`. `around`: other texts of the conversation. `most_ahead`: see `Tokenizer.prompt_ids`.
 
-        The future raises InvalidOption, PromptTooLong, DeadlineExceeded or EngineFailed.
+        The future raises InvalidOption, PromptTooLong, DeadlineExceeded, EngineFailed or NotReady. Raises NotReady
+        after `close`.
         """
+        if self._closed:
+            raise NotReady("absent")
         texts = {"before": around.before, "after": around.after, "lead": around.lead}
         asked = {"prompt": prompt, **texts, "most": most, "most_ahead": most_ahead}
         return self._thread.submit(self._read, asked, request_id, deadline)
 
     def close(self) -> None:
-        """Ends the process without waiting for its present prompt."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the process without waiting for its present prompt. The prompts that are read or wait get
+        NotReady."""
+        self._closed = True
+        self._thread.shutdown(wait=False)
         if self._worker is not None:
             self._worker.stop()
 
     def _read(self, asked: dict[str, Any], request_id: str, deadline: float) -> PromptIds:
+        if self._closed:
+            raise NotReady("absent")
         if time.monotonic() >= deadline:
             raise DeadlineExceeded
         return _ids(self._ask(asked, request_id, deadline), asked["most"], request_id)
@@ -77,15 +85,19 @@ class PromptReader:
         from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError  # noqa: PLC0415
 
         worker = self._worker = self._worker or self._new_worker()
+        if self._closed:  # `close` may have found no process to end
+            worker.stop()
         try:
             worker.start(START_S)
         except WorkerError as error:
-            raise EngineFailed from error
+            raise (NotReady("absent") if self._closed else EngineFailed()) from error
         try:
             reply = worker.ask(asked, min(max(deadline - time.monotonic(), 0.1), MOST_S))
         except WorkerTimeoutError as error:
             raise DeadlineExceeded from error
         except WorkerError as error:
+            if self._closed:
+                raise NotReady("absent") from error
             _log(request_id, str(error))
             must = "take less time and memory to be tokenized; the process that tokenized it was ended"
             raise InvalidOption("prompt", must) from None

@@ -1,6 +1,7 @@
 """Prompts in a process of their own: the same ids as here, and bounds of time, memory and tokens."""
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -16,7 +17,8 @@ from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.text import Dialogue, ImageMarkup
 from snapcap.service.captioning import prompt_worker, prompts
 from snapcap.service.captioning.prompts import PromptReader
-from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, NotReady, PromptTooLong
+from snapcap.warmup.machine.worker import Worker
 
 PATIENCE = 60.0
 GOOD = "a red"
@@ -140,3 +142,39 @@ def test_a_tokenizer_that_is_gone_is_the_servers_fault(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed):
         Reading(reader).ids(GOOD)
     reader.close()
+
+
+def test_prompts_of_a_model_that_leaves_are_not_at_fault(hostile: Reading) -> None:
+    """A model whose engine process dies has prompts under way, and its requests get 503."""
+    reader = PromptReader(hostile.reader._folder, None)
+    soon = time.monotonic() + PATIENCE
+    assert reader.read(GOOD, 30, "id", soon).result(PATIENCE)
+    read, waits = (reader.read(prompt, 30, "id", soon) for prompt in (SLOW, GOOD))
+    while not read.running():
+        time.sleep(0.01)
+    reader.close()
+    for each in (read, waits):
+        assert isinstance(each.exception(PATIENCE), NotReady)
+    with pytest.raises(NotReady):
+        reader.read(GOOD, 30, "id", soon)
+
+
+def test_no_process_begins_for_a_prompt_once_the_model_has_left(
+    demo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of the first prompt may leave before the process begins, and the model then too."""
+    reader, reached, left = PromptReader(demo_folder, None), threading.Event(), threading.Event()
+    make = reader._new_worker
+
+    def new_worker() -> Worker:
+        reached.set()
+        assert left.wait(PATIENCE)
+        return make()
+
+    monkeypatch.setattr(reader, "_new_worker", new_worker)
+    read = reader.read(GOOD, 30, "id", time.monotonic() + PATIENCE)
+    assert reached.wait(PATIENCE)
+    reader.close()
+    left.set()
+    assert isinstance(read.exception(PATIENCE), NotReady)
+    assert reader._worker is None or reader._worker.pid is None
