@@ -186,12 +186,14 @@ class Resident:
         self._timer: asyncio.TimerHandle | None = None
         self.captioner.uses.on_idle = self.look
         self.ready_at = 0.0
+        self._asked = 0.0  # when the present wake was asked for
         self._failures = 0  # wakes that failed in a row
         self._may_wake = 0.0  # moment until which requests are refused after a failed wake
         self.start = self._new_start(time.monotonic())
 
     async def wake(self) -> None:
         """Returns once the model is ready. Wakes the model if it is absent. Raises ModelNotAwake."""
+        asked = time.monotonic()
         while self.state is not ModelState.READY:
             self.check()
             if self.state is ModelState.WAKING:
@@ -201,7 +203,7 @@ class Resident:
                 await asyncio.shield(self._leaving)
             else:
                 # A task of its own, so that the model keeps its turn if the request's client leaves.
-                self._waiting = self._waiting or self._loop.create_task(self._begin_in_turn())
+                self._waiting = self._waiting or self._loop.create_task(self._begin_in_turn(asked))
                 await asyncio.shield(self._waiting)
 
     def check(self) -> None:
@@ -209,20 +211,24 @@ class Resident:
         if self.state in (ModelState.ABSENT, ModelState.LEAVING) and self._pause > 0:
             raise ModelNotAwake(self.name, self._reason, self._pause)
 
-    async def _begin_in_turn(self) -> None:
-        """Begins to wake once the other models leave room."""
+    async def _begin_in_turn(self, asked: float) -> None:
+        """Begins to wake once the other models leave room. `asked`: the moment of the request."""
         try:
             async with self.owner.turn:
                 await self.owner.room_for(self)
-                self.begin()
+                self.begin(asked=asked)
         finally:
             self._waiting = None
 
-    def begin(self, parts: ServerProcesses | None = None, start: Start | None = None) -> None:
+    def begin(
+        self, parts: ServerProcesses | None = None, start: Start | None = None, asked: float | None = None
+    ) -> None:
         """Begins to wake, with processes that are forked already or are started now. `start` has the records of the
-        start, if they are there already."""
+        start, if they are there already. `asked`: the moment of the request that wakes the model, if there is
+        one."""
         self.state, self._woken = ModelState.WAKING, self._loop.create_future()
         began = time.monotonic() if start is None else start.timeline.origin
+        self._asked = began if asked is None else asked
         self.start = start or self._new_start(began)
         registry = CollectorRegistry()
         self.registries[1:] = [registry]
@@ -265,7 +271,7 @@ class Resident:
         self.ready_at = self.captioner.uses.last = time.monotonic()
         seconds = time.monotonic() - timeline.origin
         self.owner.wakes.labels(self.name, "ready").inc()
-        self.owner.wake_seconds.labels(self.name).observe(seconds)
+        self.owner.wake_seconds.labels(self.name).observe(time.monotonic() - self._asked)
         described = status.to_dict()
         self.settings = replace(self.settings, tested=status.state.tested)
         fields = {name: described[name] for name in ("tier", "device", "dtype")}

@@ -332,3 +332,33 @@ def test_a_request_whose_time_is_over_ends_no_wake(
         assert len(clients) == 1
 
     asyncio.run(run())
+
+
+def test_the_seconds_of_a_wake_begin_with_its_request(
+    residents: Callable[[], dict[str, Resident]], clients: list[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for room is the longer part of many wakes."""
+    clock = ModuleClock()
+    monkeypatch.setattr(residency, "time", clock)
+
+    async def run() -> None:
+        models = residents()
+        waking = asyncio.create_task(models["a"].wake())
+        await until(lambda: clients)
+        clients[0].ready()
+        await waking
+        clients[0].gone.clear()
+        clock.forward(1.0)
+        waking = asyncio.create_task(models["b"].wake())
+        await until(lambda: models["a"].state is ModelState.LEAVING)
+        clock.forward(5.0)
+        clients[0].gone.set()
+        await until(lambda: len(clients) == 2)
+        clock.forward(1.0)
+        clients[1].ready()
+        await waking
+        (family,) = models["a"].owner.wake_seconds.collect()
+        seconds = {each.labels["model"]: each.value for each in family.samples if each.name.endswith("_sum")}
+        assert seconds == {"a": 0.0, "b": pytest.approx(6.0)}
+
+    asyncio.run(run())
