@@ -115,7 +115,8 @@ class DeviceThread:
             try:
                 loaded.warmer.prepare(bucket, loaded.backend)
             except Exception as error:
-                self._give_up(loaded, scheduler, bucket, error)
+                # On the device thread, which sends the errors of requests at the end of its turn.
+                engine.call(partial(self._give_up, loaded, scheduler, bucket, error))
                 continue
             warm = partial(self._warm, loaded, scheduler, bucket)
             warmed = engine.call(warm, f"make bucket {bucket.size} ready")
