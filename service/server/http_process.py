@@ -146,7 +146,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # The handler only sets a flag, because it may interrupt code that holds the lock of the readiness or of the
         # log.
-        if self._signal is not None:
+        if self._signal:  # not 0, which a failure sets: the first signal must not replace its exit status
             os._exit(128 + sig)
         self._signal = sig
 

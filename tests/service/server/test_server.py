@@ -145,11 +145,17 @@ def test_a_client_that_hangs_up_frees_its_place(run, engine, image) -> None:
     server.until(lambda: server.in_flight() == 0)
 
 
-def test_a_second_signal_ends_the_process_at_once(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_second_signal_ends_the_process_at_once(
+    failed: bool, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ends because it has failed keeps the status and the last line of the failure at the first."""
     statuses: list[int] = []
     monkeypatch.setattr(os, "_exit", statuses.append)
     app, connections = create_app(services, BodyLimits(1, 1)), Connections(HttpLimits())
     server = Server(app, HttpSettings(), services.readiness, print, connections)
+    if failed:
+        server.begin_exit()
     server.handle_exit(signal.SIGTERM, None)
     assert statuses == []
     server.handle_exit(signal.SIGINT, None)
