@@ -121,7 +121,7 @@ class Answers:
     ) -> T:
         """Returns the parsed request. `sort`: returns the members of a JSON body. `parse`: parses the members. The
         server learns whether a model takes instructions when the model is awake for the first time: with `permit`,
-        the first request waits until the model is awake, with a place in the model's queue.
+        the first request waits until the model is awake, and then has a place in the model's queue.
 
         Raises UnsupportedMediaType and the errors of `read_json`, `sort`, `parse`, `Captioner.named` and
         `Captioner.awake`."""
@@ -143,7 +143,6 @@ class Answers:
             body, captioner = unread[0]
             captioner.take(permit)
             await unless_disconnected(request.receive, captioner.awake())
-            permit.release()
             wanted = await parse_received(request, self.limits, body, read_now)
         return cast(T, wanted)
 
@@ -209,8 +208,10 @@ class Answers:
         it is a URL and then has its place in the queue."""
         captioner = self.captioner.named(options.model, permit)
         if isinstance(image, str):
+            permit.release()
             image = await self.fetcher.fetch(image, body_account(request.scope))
-        permit.take()
+        if not permit.places:  # a request that has waited for the model's first wake has its place
+            permit.take()
         return captioner, image, new_caption(request.scope, permit)
 
 

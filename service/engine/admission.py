@@ -98,7 +98,8 @@ class Permit:
         self._admission.take(self, images)
 
     def move(self, admission: Admission) -> None:
-        """Takes later places from another queue, of the model that the request names. The permit has none yet."""
+        """Takes later places from another queue, of the model that the request names. Any place that the permit has
+        is of that queue already."""
         self._admission = admission
 
     def admitted(self) -> None:

@@ -1,13 +1,17 @@
 """A captioner whose model may be absent: requests wake it, wait within their time limit, and count as its uses."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 from support.fakes.list_engine import PATIENCE
+from support.servers.queue_places import chat
 
+from snapcap.service.api import answers
 from snapcap.service.api.app import Services
 from snapcap.service.captioning.captioner import Captioner, CaptionJob, Start
 from snapcap.service.captioning.options import CaptionOptions
@@ -190,3 +194,31 @@ def test_a_stream_is_a_use_until_its_last_token_and_its_result_outlives_the_mode
         assert first.result(stream).caption == text.strip()
 
     asyncio.run(run())
+
+
+def test_a_chat_that_waits_for_the_first_wake_keeps_its_place(
+    make_services: Callable[..., Services],
+    serve_with: Callable[[Services], Services],
+    new_client: Callable[[Services], TestClient],
+    image: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its body is parsed once the model is awake, while other images arrive."""
+    services = make_services(queue_size=1, timeout=PATIENCE)
+    captioner = services.captioner
+    services.readiness.ready()
+    keeper = FakeKeeper(captioner, lambda _: serve_with(services))
+    keeper.gate.set()
+    captioner.join("first", keeper, {"first": captioner})
+    parse = answers.parse_received
+
+    async def parse_while_others_arrive(*arguments: Any) -> Any:
+        with pytest.raises(QueueFull):
+            captioner.take(captioner.admit())
+        return await parse(*arguments)
+
+    monkeypatch.setattr(answers, "parse_received", parse_while_others_arrive)
+    _, body = chat(image(5), model="first").split(b"\r\n\r\n", 1)
+    reply = new_client(services).post("/v1/chat/completions", json=json.loads(body))
+    assert (reply.status_code, reply.json()["choices"][0]["message"]["content"]) == (200, "5 7")
+    assert captioner.admit().places == captioner._admission.taken == 0
