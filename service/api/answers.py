@@ -142,7 +142,8 @@ class Answers:
         if unread and permit is not None:
             body, captioner = unread[0]
             captioner.take(permit)
-            await unless_disconnected(request.receive, captioner.awake())
+            times = new_caption(request.scope, permit).times
+            await unless_disconnected(request.receive, captioner.awake(times))
             wanted = await parse_received(request, self.limits, body, read_now)
         return cast(T, wanted)
 

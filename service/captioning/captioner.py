@@ -296,16 +296,17 @@ class Captioner:
         permit.move(self._admission)
         permit.take()
 
-    async def awake(self) -> None:
-        """Waits until the model is ready; a model that is absent wakes.
+    async def awake(self, times: CaptionTimes | None = None) -> None:
+        """Waits until the model is ready; a model that is absent wakes. `times`: of the caption that waits.
 
         Raises:
             ModelNotAwake: the model cannot wake.
             DeadlineExceeded: the model was not ready within the time limit of requests.
         """
+        times = times or CaptionTimes()
         with self.uses:
-            async with until(time.monotonic() + self._timeout):
-                await self._awake()
+            async with until(times.started + self._timeout):
+                await self._awake(times)
 
     async def caption(self, image: bytes, options: CaptionOptions, job: CaptionJob) -> CaptionResult:
         """Captions one encoded image, and fills in the times of `job` while the request runs. The permit of `job`
@@ -446,7 +447,7 @@ class Captioner:
             times.completed(future.result())
             self._completed()
 
-    async def _awake(self, times: CaptionTimes | None = None) -> _Model:
+    async def _awake(self, times: CaptionTimes) -> _Model:
         if self._model is None and self.keeper is not None:
             began = time.monotonic()
             self.uses.waiting += 1
@@ -454,8 +455,7 @@ class Captioner:
                 await self.keeper.wake()
             finally:
                 self.uses.waiting -= 1
-                if times is not None:
-                    times.wake_s = time.monotonic() - began
+                times.wake_s += time.monotonic() - began
         return self._servable()
 
     def _check(self) -> None:

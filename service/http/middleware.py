@@ -190,9 +190,10 @@ def new_caption(scope: Scope, permit: Permit, index: int | None = None) -> Capti
     """Returns one more caption of this request, whose times the log line includes. `index`: place of the image in a
     request of several; None: its only image."""
     identity = request_id(scope) if index is None else f"{request_id(scope)}/{index}"
-    job = CaptionJob(identity, permit, CaptionTimes(), body_account(scope))
-    scope["state"].setdefault(_CAPTIONS, []).append(job.times)
-    return job
+    captions: list[CaptionTimes] = scope["state"].setdefault(_CAPTIONS, [])
+    if index is not None or not captions:  # a request of one image may have waited for the model's first wake
+        captions.append(CaptionTimes())
+    return CaptionJob(identity, permit, captions[-1], body_account(scope))
 
 
 def note_refusal(scope: Scope, error: ServiceError) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from support.fakes.list_engine import PATIENCE
-from support.servers.queue_places import chat
+from support.servers.queue_places import chat, generate
 
 from snapcap.service.api import answers
 from snapcap.service.api.app import Services
@@ -196,21 +196,25 @@ def test_a_stream_is_a_use_until_its_last_token_and_its_result_outlives_the_mode
     asyncio.run(run())
 
 
+@pytest.fixture
+def absent(make_services: Callable[..., Services], serve_with: Callable[[Services], Services]) -> Services:
+    """A server whose model has never been awake, with a queue of one image."""
+    services = make_services(queue_size=1, timeout=PATIENCE)
+    services.readiness.ready()
+    keeper = FakeKeeper(services.captioner, lambda _: serve_with(services))
+    keeper.gate.set()
+    services.captioner.join("first", keeper, {"first": services.captioner})
+    return services
+
+
 def test_a_chat_that_waits_for_the_first_wake_keeps_its_place(
-    make_services: Callable[..., Services],
-    serve_with: Callable[[Services], Services],
+    absent: Services,
     new_client: Callable[[Services], TestClient],
     image: Callable[..., bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its body is parsed once the model is awake, while other images arrive."""
-    services = make_services(queue_size=1, timeout=PATIENCE)
-    captioner = services.captioner
-    services.readiness.ready()
-    keeper = FakeKeeper(captioner, lambda _: serve_with(services))
-    keeper.gate.set()
-    captioner.join("first", keeper, {"first": captioner})
-    parse = answers.parse_received
+    captioner, parse = absent.captioner, answers.parse_received
 
     async def parse_while_others_arrive(*arguments: Any) -> Any:
         with pytest.raises(QueueFull):
@@ -219,6 +223,29 @@ def test_a_chat_that_waits_for_the_first_wake_keeps_its_place(
 
     monkeypatch.setattr(answers, "parse_received", parse_while_others_arrive)
     _, body = chat(image(5), model="first").split(b"\r\n\r\n", 1)
-    reply = new_client(services).post("/v1/chat/completions", json=json.loads(body))
+    reply = new_client(absent).post("/v1/chat/completions", json=json.loads(body))
     assert (reply.status_code, reply.json()["choices"][0]["message"]["content"]) == (200, "5 7")
     assert captioner.admit().places == captioner._admission.taken == 0
+
+
+@pytest.mark.parametrize(("limit", "status"), [(PATIENCE, 200), (0.1, 504)])
+def test_the_first_wake_is_part_of_the_times_and_the_time_limit_of_a_chat(
+    absent: Services,
+    new_client: Callable[[Services], TestClient],
+    image: Callable[..., bytes],
+    limit: float,
+    status: int,
+) -> None:
+    keeper: Any = absent.captioner.keeper
+    wake = keeper.wake
+
+    async def take_a_while() -> None:
+        await asyncio.sleep(0.2)
+        await wake()
+
+    keeper.wake = take_a_while
+    _, body = generate(image(5), model="first", options={"timeout": limit}).split(b"\r\n\r\n", 1)
+    reply = new_client(absent).post("/api/generate", content=body)
+    assert reply.status_code == status
+    if status == 200:
+        assert 0.2e9 <= reply.json()["load_duration"] <= reply.json()["total_duration"]
