@@ -217,20 +217,19 @@ class ProcessImageDecoder:
             self._idle.remove(worker)
         self._watch()
         job = self._taken_from(worker)
-        if job is None:
-            return
-        if self._has_ended_job(worker):
-            return
+        if job is not None and not self._has_ended_job(worker):
+            self._try_again(job)
+        self._feed()  # a large image may wait for the memory of this one
+
+    def _try_again(self, job: Job) -> None:
+        """Queues an image whose process has ended for another one, or refuses it."""
         job.attempts += 1
         if self.family.over:
             self._finish(job, NotReady("failed"))
-        elif job.attempts < _ATTEMPTS:
-            if job is self._check:  # the next new process gets it
-                return
-            (self._large if job.size else self._waiting).appendleft(job)
-            self._feed()
-        else:
+        elif job.attempts >= _ATTEMPTS:
             self._end(job, unreadable(_CRASHED, _CRASHED_SENTENCE))
+        elif job is not self._check:  # the next new process gets the server's own picture
+            (self._large if job.size else self._waiting).appendleft(job)
 
     def gone(self, why: str) -> None:
         """Ends all waiting images, and reports that no image can be decoded any more."""

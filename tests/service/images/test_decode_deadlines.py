@@ -117,6 +117,31 @@ def test_a_model_may_leave_before_a_process_that_was_killed_has_ended(killed: li
     play(scene())
 
 
+def test_a_large_image_gets_the_memory_of_a_killed_process_before_that_is_replaced(killed: list[int]) -> None:
+    """A replacement may take long to begin, if memory is short."""
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        late, waits = await world.ask(1, seconds=1.0), await world.ask(2)
+        for process in sorted(world.working(), key=lambda each: each.job() or b""):
+            process.answer(Needs(MEMORY // 2))
+            await turns()
+        (large,) = world.working()
+        assert (large.job() or b"?")[0] == 1, "another large image waits for its memory"
+        await until(lambda: bool(killed))
+        await turns()
+        assert late.done()
+        large.die()
+        await turns()
+        (other,) = world.working()
+        assert (other.job() or b"?")[0] == 2
+        waits.cancel()
+        world.close()
+
+    play(scene())
+
+
 def test_a_process_whose_client_left_may_come_to_its_end_but_not_for_long(
     killed: list[int], clock: ModuleClock
 ) -> None:
