@@ -379,6 +379,7 @@ class ProcessImageDecoder:
                 if reason is not None:
                     jobs.remove(job)
                     self._finish(job, reason)
+        self._feed()  # a large image may have waited behind one that is dropped
         self.family.look(_LOOK_S)
         busy = any(worker.job is not None for worker in self.family.workers)
         if busy or self._waiting or self._large or self.family.missing:

@@ -13,6 +13,7 @@ from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
 from snapcap.service.images import processes as decode_family
 from snapcap.service.images.messages import Decoded, Ended, Needs, pack_answer
+from snapcap.service.images.pool import ImageRoom
 from snapcap.service.ipc import shared_pixels
 from snapcap.service.ipc.framing import pack
 
@@ -137,6 +138,28 @@ def test_a_large_image_gets_the_memory_of_a_killed_process_before_that_is_replac
         (other,) = world.working()
         assert (other.job() or b"?")[0] == 2
         waits.cancel()
+        world.close()
+
+    play(scene())
+
+
+def test_a_large_image_whose_client_left_holds_up_no_smaller_one(killed: list[int]) -> None:
+    async def scene() -> None:
+        world = World()
+        world.decoder.room = ImageRoom(MEMORY, 3)
+        await world.begin(3)
+        half, whole = world.decoder.room.most // 2, world.decoder.room.most
+        asked = []
+        for value, size in ((1, half), (2, whole), (3, half)):
+            asked.append(await world.ask(value))
+            (process,) = [each for each in world.working() if (each.job() or b"?")[0] == value]
+            process.answer(Needs(size))
+            await turns()
+        assert [(each.job() or b"?")[0] for each in world.working()] == [1]
+        asked[1].cancel()
+        await until(lambda: len(world.working()) == 2)
+        for each in asked:
+            each.cancel()
         world.close()
 
     play(scene())
