@@ -192,6 +192,8 @@ class EngineClient:
                 self.services.metrics.worked,
                 lambda: self._channel.has_room,
             )
+            if self._closing:  # `leave` may have found no engine to fail
+                engine.fail()
         except (Exception, CancelledError) as error:
             if not self._closing:
                 self.result.failed(error)
