@@ -306,12 +306,16 @@ def answer_member(form: Any, where: str) -> Member | None:
     """Returns the member of the JSON object that a request asks for, or None if it asks for text. `form`: the value
     of `response_format` in a chat, or of `text.format` in the Responses API. `where`: its name for errors.
 
+    huggingface_hub sends a schema as `value` beside the type `json_object` or `json`, and clients of llama.cpp send
+    it as `schema`.
+
     Raises UnsupportedOption for any other form."""
     kind = form.get("type") if isinstance(form, dict) else None
     if form in (None, *EMPTY) or kind == "text":
         return None
-    if kind == "json_object":
-        return Member("caption")
+    if kind in ("json_object", "json"):
+        schemas = [form[name] for name in ("value", "schema") if form.get(name) not in (None, *EMPTY)]
+        return schema_member(schemas[0], where) if schemas else Member("caption")
     if kind == "json_schema":
         around = form.get("json_schema", form)  # the Responses API has no object around the schema
         return schema_member(around.get("schema") if isinstance(around, dict) else None, where)
