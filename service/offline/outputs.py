@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import csv
 import errno
+import hashlib
 import io
 import json
 import os
@@ -29,6 +30,7 @@ from snapcap.warmup.machine.files import sync, take_lock
 
 # An error with one of these codes repeats for every further image: the disk is full or read-only.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_LONGEST_NAME = 255 - len("..part")  # bytes: file systems allow 255, and a part's name has more than the file's
 _ROW_GROUP = 1 << 16  # rows of a Parquet file that are compressed together, and held in memory while it is written
 
 
@@ -494,8 +496,11 @@ def _replacing(path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:
     until it is on the disk, and replaces the target of a link. Raises OSError; the other file is then unchanged."""
     path = os.path.realpath(path) if durable else path
     folder, name = os.path.split(path)
+    # A digest takes the place of a name that has no room for the further bytes.
+    encoded = os.fsencode(name)
+    short = name if len(encoded) <= _LONGEST_NAME else hashlib.sha256(encoded).hexdigest()
     # Hidden; a fixed name, so that killed runs leave one file at most.
-    part = os.path.join(folder, f".{name}.part")
+    part = os.path.join(folder, f".{short}.part")
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)

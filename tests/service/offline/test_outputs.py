@@ -306,6 +306,14 @@ class TestSidecars:
         assert Path("photos/a.b.txt").read_text() == "caption of photos/a.b.png\n"
         assert [path.name for path in Path("photos").iterdir()] == ["a.b.txt"]
 
+    @pytest.mark.parametrize("stem", ["x" * 251, "写" * 83, "x" * 245], ids=["ascii", "three bytes", "just fits"])
+    def test_beside_an_image_with_the_longest_name(self, here: Path, stem: str) -> None:
+        Path("photos", f"{stem}.jpg").touch()
+        for _ in range(2):
+            write(outputs(f"photos/{stem}.jpg", sidecar=True, overwrite=True), f"photos/{stem}.jpg")
+            assert Path("photos", f"{stem}.txt").read_text() == f"caption of photos/{stem}.jpg\n"
+            assert len(list((here / "photos").iterdir())) == 2
+
     def test_resume_keeps_and_overwrite_replaces(self) -> None:
         Path("a.txt").write_text("by hand")
         Path("b.txt").touch()  # what a crash of the machine may leave
