@@ -56,6 +56,8 @@ def test_the_beginning_that_says_that_it_is_a_picture_goes(text: str, expected: 
         ("line one\nline two and three", 18, "line one\nline two"),
         ("一只狗坐在公园的长凳上。旁边有一棵很大的树和一只猫。", 20, "一只狗坐在公园的长凳上。"),
         ("一只狗坐在公园的长凳上旁边有一棵很大的树和一只猫", 16, "一只狗坐在公园的长凳上旁边有一棵"),
+        ("一只狗坐在公园里的旧木头长凳上，旁边有一棵很大的树", 16, "一只狗坐在公园里的旧木头长凳上"),
+        ("고양이 한 마리가 파란 소파 위에서 자고 있습니다", 18, "고양이 한 마리가 파란 소파"),
         ("pneumonoultramicroscopic dust", 16, ""),
     ],
 )
