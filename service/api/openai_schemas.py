@@ -149,13 +149,14 @@ def _chat_body(messages: dict[str, Any]) -> dict[str, Any]:
 
 
 def _response_body(messages: dict[str, Any]) -> dict[str, Any]:
+    labels = {"description": "Labels of the request. The response repeats up to 16 texts of 512 characters."}
     request = request_object(
         ["input"],
         input=messages,
         instructions={"type": ["string", "null"]},
         stream_options=UNREAD,
         text=nullable(request_object([], format=_answer_form({"schema": {"type": "object"}}))),
-        **_shared_fields(),
+        **{**_shared_fields(), "metadata": labels},
         **unserved(ELSEWHERE),
     )
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
