@@ -46,6 +46,7 @@ class Row(NamedTuple):
 
 
 _ALWAYS = ("file_name", "caption")  # members of every JSON line
+_BEGIN = b'{"file_name": "'  # the first bytes of every JSON line
 _PLAIN = Row._fields[:-1]  # columns of a table without regions
 
 
@@ -190,18 +191,24 @@ class JsonLines(Output):
         return _key(image) in self._captioned
 
     def lines(self) -> Iterator[tuple[Row, bytes]]:
-        """Yields each whole line of the file and its row."""
+        """Yields each whole line of the file and its row. A line without a line break is whole if an editor wrote
+        it, and partial if a crash left it."""
         with open(self.path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):  # a crash left it
+                if _is_partial(line):
                     return
-                yield self._row(number, line), line
+                yield self._row(number, line), line.removesuffix(b"\n") + b"\n"
 
     def begin(self, images: Collection[str]) -> None:
         """Truncates the file: to nothing, or, if it is resumed, by a partial line that a crash left at its end.
         Removes the errors of ``images``, which are captioned again. Raises OutputError."""
         if self._keep is None:
             return
+        if os.fstat(self._file).st_size < self._keep:  # the last line lacks its line break
+            try:
+                os.write(self._file, b"\n")
+            except OSError as error:
+                raise self._unwritable(error) from error
         os.ftruncate(self._file, self._keep)
         again = self._failed.intersection(map(_key, images))
         if not again:
@@ -480,6 +487,17 @@ def _line(row: Row) -> bytes:
         return f"{json.dumps(value, ensure_ascii=False)}\n".encode()
     except UnicodeEncodeError:  # a file name that is not UTF-8; JSON escapes keep its bytes
         return f"{json.dumps(value)}\n".encode()
+
+
+def _is_partial(line: bytes) -> bool:
+    """Tells whether a crash may have cut the line off: it has no line break, and is only the beginning of a row."""
+    if line.endswith(b"\n") or line[: len(_BEGIN)] != _BEGIN[: len(line)]:
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
 
 
 def _has_captions(path: str) -> SettingsError:
