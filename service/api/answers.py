@@ -47,7 +47,7 @@ T = TypeVar("T")
 Read = Callable[[Request, BodyLimits], Awaitable[tuple[bytes | str, CaptionOptions]]]
 MAX_STOPS = 16  # OpenAI takes 4, other servers any number
 MAX_STOP_CHARACTERS = 1000
-# Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
+# Fields that label a request for its sender. They change no caption, so a reply does not name them as ignored.
 LABELS = ("user", "metadata")
 MAX_MEMBER_CHARACTERS = 64
 _ONE_TEXT = (
@@ -82,7 +82,7 @@ class ChatFields(NamedTuple):
 class ChatRequest:
     """Holds a parsed request, of a chat or of a streamed caption. `image`: its bytes, or an http(s) URL. `options`:
     has the model, "" for the served model, and the names of the ignored parts of the messages and of the ignored
-    fields. `member`: the answer is a JSON object with this member."""
+    fields. `member`: the answer is a JSON object with this member. `metadata`: labels that the reply repeats."""
 
     image: bytes | str
     options: CaptionOptions
@@ -90,6 +90,7 @@ class ChatRequest:
     stream: bool
     member: Member | None = None
     include_usage: bool = False
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -308,12 +309,16 @@ def answer_member(form: Any, where: str) -> Member | None:
     """Returns the member of the JSON object that a request asks for, or None if it asks for text. `form`: the value
     of `response_format` in a chat, or of `text.format` in the Responses API. `where`: its name for errors.
 
+    huggingface_hub sends a schema as `value` beside the type `json_object` or `json`, and clients of llama.cpp send
+    it as `schema`.
+
     Raises UnsupportedOption for any other form."""
     kind = form.get("type") if isinstance(form, dict) else None
     if form in (None, *EMPTY) or kind == "text":
         return None
-    if kind == "json_object":
-        return Member("caption")
+    if kind in ("json_object", "json"):
+        schemas = [form[name] for name in ("value", "schema") if form.get(name) not in (None, *EMPTY)]
+        return schema_member(schemas[0], where) if schemas else Member("caption")
     if kind == "json_schema":
         around = form.get("json_schema", form)  # the Responses API has no object around the schema
         return schema_member(around.get("schema") if isinstance(around, dict) else None, where)

@@ -95,12 +95,17 @@ def _conversation(image: dict[str, Any]) -> dict[str, Any]:
 
 def _answer_form(schema: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of a field that asks for text or JSON. `schema`: the members of the form json_schema."""
-    plain = request_object(["type"], type={"enum": ["text", "json_object"]})
+    schema_or_none = {"type": ["object", "null"]}
+    text = request_object(["type"], type={"const": "text"})
+    any_object = request_object(
+        ["type"], type={"enum": ["json_object", "json"]}, value=schema_or_none, schema=schema_or_none
+    )
     by_schema = request_object(["type", *schema], type={"const": "json_schema"}, **schema)
     return {
-        "anyOf": [{"enum": [*EMPTY, None]}, plain, by_schema],
-        "description": "With `json_object` the answer is an object with the member `caption`. A schema must be "
-        "that of an object with one required member, of type string and with no other rule than `maxLength`.",
+        "anyOf": [{"enum": [*EMPTY, None]}, text, any_object, by_schema],
+        "description": "With `json_object` or `json` the answer is an object with the member `caption`, or that of "
+        "a schema in `value` or `schema`. A schema must be that of an object with one required member, of type "
+        "string and with no other rule than `maxLength`.",
     }
 
 
@@ -144,13 +149,14 @@ def _chat_body(messages: dict[str, Any]) -> dict[str, Any]:
 
 
 def _response_body(messages: dict[str, Any]) -> dict[str, Any]:
+    labels = {"description": "Labels of the request. The response repeats up to 16 texts of 512 characters."}
     request = request_object(
         ["input"],
         input=messages,
         instructions={"type": ["string", "null"]},
         stream_options=UNREAD,
         text=nullable(request_object([], format=_answer_form({"schema": {"type": "object"}}))),
-        **_shared_fields(),
+        **{**_shared_fields(), "metadata": labels},
         **unserved(ELSEWHERE),
     )
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}

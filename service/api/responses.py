@@ -4,6 +4,7 @@ No response is stored, so a request must hold its image itself.
 """
 
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
@@ -42,6 +43,8 @@ from snapcap.service.http.routing import Api, RouteGroup
 ELSEWHERE: Mapping[str, tuple[Any, ...]] = {"previous_response_id": (), "conversation": (), "background": (False,)}
 FIELDS = ("model", "input", "instructions", "stream", "stream_options", "stop", "text")
 _NEUTRAL = {**NEUTRAL, **ELSEWHERE}
+_MOST_LABELS = 16  # in `metadata`
+_LABEL = re.compile(r"[^\ud800-\udfff]{0,512}")  # UTF-8 has no lone surrogates, which JSON can spell
 _EXAMPLE = '{"model": "…", "input": [{"role": "user", "content": [{"type": "input_image", …}]}]}'
 
 
@@ -121,7 +124,7 @@ class _Answer:
             "max_output_tokens": sampling.max_new_tokens,
             "text": {"format": form},
             "instructions": None,
-            "metadata": {},
+            "metadata": dict(chat.metadata),
             "parallel_tool_calls": False,
             "tool_choice": "none",
             "tools": [],
@@ -140,7 +143,7 @@ class _Answer:
         prompt, completion = usage_of(stream)
         usage = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": completion,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + completion,
@@ -185,7 +188,17 @@ def read_response(fields: ChatFields, use: TextUse) -> ChatRequest:
         stop=stops(document.get("stop", [])),
         stream=switch(document, "stream"),
         member=member,
+        metadata=_metadata(document.get("metadata")),
     )
+
+
+def _metadata(given: Any) -> tuple[tuple[str, str], ...]:
+    """Returns the labels of a request that its response repeats. Labels that OpenAI would refuse are left out: they
+    change no caption."""
+    if not isinstance(given, dict) or len(given) > _MOST_LABELS:
+        return ()
+    labels = [(name, value) for name, value in given.items() if isinstance(value, str)]
+    return tuple(label for label in labels if all(map(_LABEL.fullmatch, label)))
 
 
 def _items(given: Any) -> Any:

@@ -99,8 +99,8 @@ def caption_reply(description: str, schema: str, others: Mapping[str, Schema] | 
 
 def streamed_reply(description: str, schema: str, stream: type[EventStream], events: str) -> Replies:
     """Returns the reply to a caption request, or the stream that a client may have in its place. `events`:
-    describes the stream."""
-    return caption_reply(description, schema, {stream.media_type: {"type": "string", "description": events}})
+    describes the stream, without a type: some tools check each event, and others the whole text."""
+    return caption_reply(description, schema, {stream.media_type: {"description": events}})
 
 
 def ref(schema: str) -> Schema:

@@ -53,7 +53,7 @@ INPUT = "image"
 OUTPUT = "caption"
 BINARY_OUTPUT = "binary_data_output"
 BYTES = "application/octet-stream"  # the media type of a body or reply with binary tensor data
-# In this API `timeout` is in microseconds, as in Triton.
+# In this API `timeout` is in microseconds, and 0 is none, as in Triton.
 MAX_TIMEOUT = 3_600_000_000
 PARAMETERS = (*NAMES, BINARY_OUTPUT)
 _MEMBERS = ("id", "parameters", "inputs", "outputs")
@@ -302,9 +302,9 @@ def _options(parameters: Mapping[str, Any]) -> CaptionOptions:
     values = {name: value for name, value in parameters.items() if name in NAMES}
     if "timeout" in values:
         timeout = integer(values["timeout"])
-        if timeout is None or not 0 < timeout <= MAX_TIMEOUT:
-            raise InvalidOption("timeout", f"be a whole number of microseconds from 1 to {MAX_TIMEOUT}")
-        values["timeout"] = timeout / 1e6
+        if timeout is None or not 0 <= timeout <= MAX_TIMEOUT:
+            raise InvalidOption("timeout", f"be a whole number of microseconds from 0 to {MAX_TIMEOUT}")
+        values["timeout"] = timeout / 1e6 or None
     return options_from_json(values, CaptionOptions())
 
 

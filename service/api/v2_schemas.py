@@ -80,9 +80,9 @@ def _body() -> dict[str, Any]:
     options = {name: nullable(option) for name, option in caption_options.schema().items()}
     options["timeout"] = {
         "type": ["integer", "null"],
-        "minimum": 1,
+        "minimum": 0,
         "maximum": MAX_TIMEOUT,
-        "description": "Time limit of this request in microseconds. The server's own limit applies too.",
+        "description": "Time limit of this request in microseconds; 0: none. The server's own limit applies too.",
     }
     parameters = request_object([], **options, **{BINARY_OUTPUT: {"type": "boolean"}})
     row = {"type": "array", "items": IMAGE_TEXT, "minItems": 1}

@@ -22,12 +22,17 @@ _LEAD = re.compile(
     r"[,:]?\s+(?=\S)",
     re.IGNORECASE,
 )
-# The end of a sentence: its marks and closing quotes before a space, but not the point of an initial or a title.
+# The end of a sentence: its marks and closing quotes before a space, but not the point of an initial, a title or
+# another short form that stands before a name or a number.
 _SENTENCE = re.compile(
-    r"(?:(?<!\b[A-Za-z])(?<!\b(?:[MD]r|Ms|St))(?<!\bMrs)(?<!\bvs)\.|[!?…]|[.!?…]{2,})[\"'”’)\]]*(?=\s)|[。！？]+"
+    r"(?:(?<!\b[A-Za-z])(?<!\b(?:[MDJS]r|Ms|[SMF]t|Lt|No|vs))(?<!\b(?:Mrs|Gen|Sgt|Rev|Ave))(?<!\b(?:Prof|Capt))\."
+    r"|[!?…]|[.!?…]{2,})[\"'”’)\]]*(?=\s)|[。！？]+"
 )
-# A character of a script that is written without spaces: the text may be cut on each side of it.
-_UNSPACED = re.compile(r"[\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
+# A character of a script that is written without spaces, such as Chinese: the text may be cut on each side of it.
+# Korean has spaces between its words.
+_UNSPACED = re.compile(r"[\u2e80-\u312f\u3190-\ua4cf\uf900-\ufaff\uff00-\uff9f\uffe0-\uffef\U00020000-\U0003ffff]")
+# Space and marks with which no shortened caption ends.
+_LOOSE = " \t\n\u3000,;:，、；：–—-"
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def _end(text: str, start: int, most: int) -> int:
     at = most
     while at > start and not (text[at].isspace() or _UNSPACED.match(text[at]) or _UNSPACED.match(text[at - 1])):
         at -= 1
-    return start + len(text[start:at].rstrip(" \t\n,;:–—-"))
+    return start + len(text[start:at].rstrip(_LOOSE))
 
 
 class CaptionText:

@@ -149,8 +149,9 @@ class CaptionStream:
         completion = self.future.result()
         piece = "".join(self._take_token(each) for each in completion.tokens[len(self.tokens) :])
         if self.finish_reason is None:
-            self.finish_reason = completion.finish_reason
             piece += self.text.push(self.words.end()) + self.text.end()
+            # Word streams hold back the last words, so a stop sequence may come with the end.
+            self.finish_reason = "stop" if self.text.stopped else completion.finish_reason
         return piece
 
     def _take_token(self, token: int) -> str:

@@ -32,10 +32,12 @@ _KEY = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 EVERY_ORIGIN = EVERY_HOST = "*"
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})  # a page of another origin cannot see the reply
 _PREFLIGHT = b"access-control-request-method"  # only a preflight has this header
-# IP addresses, and names that nobody can register: single labels, *.localhost, and Kubernetes Services.
+# IP addresses, and names that nobody can register: single labels, and names below the domains that are reserved for
+# one machine, one network or one cluster. Docker and Podman name their host `host.docker.internal` and
+# `host.containers.internal`, and home networks have `nas.local`.
 _OWN_NAME = re.compile(
     r"[0-9.]{1,15}|\[[0-9a-f:.]{2,45}\]|[a-z0-9_-]{1,63}"
-    r"|[a-z0-9._-]{1,253}\.localhost|[a-z0-9._-]{1,253}\.svc(\.cluster\.local)?"
+    r"|[a-z0-9._-]{1,253}\.(?:localhost|local|internal|home\.arpa|svc)"
 )
 _PORT = re.compile(r":[0-9]{0,5}$")
 

@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import csv
 import errno
+import hashlib
 import io
 import json
 import os
@@ -29,6 +30,7 @@ from snapcap.warmup.machine.files import sync, take_lock
 
 # An error with one of these codes repeats for every further image: the disk is full or read-only.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_LONGEST_NAME = 255 - len("..part")  # bytes: file systems allow 255, and a part's name has more than the file's
 _ROW_GROUP = 1 << 16  # rows of a Parquet file that are compressed together, and held in memory while it is written
 
 
@@ -44,6 +46,7 @@ class Row(NamedTuple):
 
 
 _ALWAYS = ("file_name", "caption")  # members of every JSON line
+_BEGIN = b'{"file_name": "'  # the first bytes of every JSON line
 _PLAIN = Row._fields[:-1]  # columns of a table without regions
 
 
@@ -188,18 +191,24 @@ class JsonLines(Output):
         return _key(image) in self._captioned
 
     def lines(self) -> Iterator[tuple[Row, bytes]]:
-        """Yields each whole line of the file and its row."""
+        """Yields each whole line of the file and its row. A line without a line break is whole if an editor wrote
+        it, and partial if a crash left it."""
         with open(self.path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):  # a crash left it
+                if _is_partial(line):
                     return
-                yield self._row(number, line), line
+                yield self._row(number, line), line.removesuffix(b"\n") + b"\n"
 
     def begin(self, images: Collection[str]) -> None:
         """Truncates the file: to nothing, or, if it is resumed, by a partial line that a crash left at its end.
         Removes the errors of ``images``, which are captioned again. Raises OutputError."""
         if self._keep is None:
             return
+        if os.fstat(self._file).st_size < self._keep:  # the last line lacks its line break
+            try:
+                os.write(self._file, b"\n")
+            except OSError as error:
+                raise self._unwritable(error) from error
         os.ftruncate(self._file, self._keep)
         again = self._failed.intersection(map(_key, images))
         if not again:
@@ -480,6 +489,17 @@ def _line(row: Row) -> bytes:
         return f"{json.dumps(value)}\n".encode()
 
 
+def _is_partial(line: bytes) -> bool:
+    """Tells whether a crash may have cut the line off: it has no line break, and is only the beginning of a row."""
+    if line.endswith(b"\n") or line[: len(_BEGIN)] != _BEGIN[: len(line)]:
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
 def _has_captions(path: str) -> SettingsError:
     return SettingsError(f"{path} has captions: --resume keeps them and adds the others, --overwrite replaces them")
 
@@ -494,8 +514,11 @@ def _replacing(path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:
     until it is on the disk, and replaces the target of a link. Raises OSError; the other file is then unchanged."""
     path = os.path.realpath(path) if durable else path
     folder, name = os.path.split(path)
+    # A digest takes the place of a name that has no room for the further bytes.
+    encoded = os.fsencode(name)
+    short = name if len(encoded) <= _LONGEST_NAME else hashlib.sha256(encoded).hexdigest()
     # Hidden; a fixed name, so that killed runs leave one file at most.
-    part = os.path.join(folder, f".{name}.part")
+    part = os.path.join(folder, f".{short}.part")
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)

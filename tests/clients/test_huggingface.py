@@ -68,6 +68,18 @@ def test_the_chat_client_that_knows_an_address_alone(url: str, model: str, sampl
     assert (reply.choices[0].message.content, reply.model) == (caption, model)
 
 
+def test_the_chat_client_asks_for_a_type_of_the_program(url: str, sample: tuple[Path, str]) -> None:
+    image, caption = sample
+    uri = f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode()}"
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}]
+    schema = {"type": "object", "properties": {"alt_text": {"type": "string"}}, "required": ["alt_text"]}
+    # The client sends the first form as a `json_object` with the schema in `value`; its documents show the second.
+    by_schema = {"type": "json_schema", "json_schema": {"name": "alt", "schema": schema}}
+    for form in (by_schema, {"type": "json", "value": schema}):
+        reply = InferenceClient(url).chat_completion(messages, response_format=form)  # type: ignore[arg-type]
+        assert json.loads(reply.choices[0].message.content or "") == {"alt_text": caption}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [

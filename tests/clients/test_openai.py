@@ -228,6 +228,22 @@ def test_a_response_whole_and_streamed(client: OpenAI, model: str, samples: dict
         assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
 
 
+def test_replies_have_all_members_that_the_client_declares(url: str, model: str, sample: tuple[Path, str]) -> None:
+    """A member that a reply lacks is an AttributeError in a program that reads it."""
+    content: Any = [{"type": "input_image", "image_url": data_uri(sample[0]), "detail": "auto"}]
+    asked: Any = {"model": model, "input": [{"role": "user", "content": content}]}
+    chat: Any = {"model": model, "messages": messages(sample[0])}
+    with OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, _strict_response_validation=True) as strict:
+        for limit in (3, 300):
+            assert strict.chat.completions.create(**chat, max_tokens=limit).usage
+            assert list(strict.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True}))
+            usage = strict.responses.create(**asked, max_output_tokens=limit).usage
+            assert usage is not None
+            assert usage.input_tokens_details.cache_write_tokens == 0
+            assert list(strict.responses.create(**asked, max_output_tokens=limit, stream=True))
+        assert strict.models.retrieve(model) == next(iter(strict.models.list()))
+
+
 def test_a_response_that_reaches_its_limit_is_incomplete(
     client: OpenAI, model: str, sample: tuple[Path, str]
 ) -> None:

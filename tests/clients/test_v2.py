@@ -92,6 +92,7 @@ def test_parameters(client: triton.InferenceServerClient, model: str, sample: tu
     assert captions(short) == [" ".join(caption.split()[:2])]
     images, more = [tensor([image.read_bytes()])], {"content_type": "np"}
     assert captions(client.infer(model, images, priority=3, sequence_id=5, parameters=more)) == [caption]
+    assert captions(client.infer(model, images, timeout=0)) == [caption]  # in Triton, 0 is no limit
     with pytest.raises(InferenceServerException, match="within the time limit") as late:
         client.infer(model, [tensor([image.read_bytes()])], timeout=1)  # a microsecond
     assert late.value.status() == "504"
@@ -144,6 +145,7 @@ INPUT: dict[str, Any] = {"name": "image", "datatype": "BYTES", "shape": [1], "da
         ({"inputs": [INPUT], "outputs": [{"name": "logits"}]}, 422, "'caption'"),
         ({"inputs": [INPUT], "parameters": {"beams": 3}}, 422, "'beams'"),
         ({"inputs": [INPUT], "parameters": {"timeout": 0.5}}, 422, "microseconds"),
+        ({"inputs": [INPUT], "parameters": {"timeout": -1}}, 422, "microseconds"),
         ({"inputs": [INPUT], "id": "\n"}, 422, "'id'"),
     ],
     ids=str,

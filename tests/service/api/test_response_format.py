@@ -126,6 +126,20 @@ def test_any_other_schema_is_refused_with_a_sentence(api: str, ask: Any, wanted:
     assert "a caption cannot be constrained to a schema; ask for text, for json_object" in reply.text
 
 
+@pytest.mark.parametrize("api", ["chat", "responses"])  # in Ollama's, the schema is the form itself
+@pytest.mark.parametrize("kind", ["json_object", "json"])
+@pytest.mark.parametrize("place", ["value", "schema"])
+def test_a_schema_beside_the_type_of_any_object(ask: Any, api: str, kind: str, place: str) -> None:
+    def asked(given: Any) -> Any:
+        form = {"type": kind, place: given}
+        return ask(OBJECT, **({"text": {"format": form}} if api == "responses" else {"response_format": form}))
+
+    assert json.loads(answer(api, asked(schema({"alt_text": TEXT}, ["alt_text"])))) == {"alt_text": "9 7"}
+    for nothing in (None, {}):
+        assert json.loads(answer(api, asked(nothing))) == {"caption": "9 7"}
+    assert asked(UNMET[0]).status_code == 422
+
+
 def test_forms_that_are_none_of_these(api: str, ask: Any, client: TestClient) -> None:
     for form in ({"type": "text"}, {}):
         if api != "ollama":

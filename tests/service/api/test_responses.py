@@ -135,6 +135,18 @@ def test_texts_and_fields_that_change_no_caption_are_ignored_and_named(ask, pict
     assert warning.endswith("This model takes no instructions or questions.")
 
 
+def test_a_response_repeats_the_labels_of_its_request(ask, client: TestClient, picture) -> None:
+    labels = {"album": "1", "photo": "é\n", "": ""}
+    reply = ask(metadata=labels)
+    assert (text(reply), reply.json()["metadata"]) == ("9 7", labels)
+    for _, data in events(ask(metadata=labels, stream=True)):
+        assert data.get("response", {}).get("metadata", labels) == labels
+    others: tuple[Any, ...] = ("x", ["x"], {"a": 5}, {"a": "\ud800"}, {"a": "x" * 513}, {"x" * 513: ""})
+    for wrong in (*others, dict.fromkeys("abcdefghijklmnopq", "")):
+        asked = {"input": [{"role": "user", "content": [picture(9)]}], "metadata": wrong}
+        assert client.post(PATH, content=json.dumps(asked)).json()["metadata"] == {}
+
+
 def test_what_a_tool_returned_may_hold_the_newest_image(ask, picture) -> None:
     asked = {"role": "user", "content": [picture(5)]}
     output = {"type": "function_call_output", "call_id": "1", "output": [picture(9)]}

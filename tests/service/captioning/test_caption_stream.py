@@ -104,6 +104,17 @@ def test_a_stop_sequence_in_a_result_cuts_it() -> None:
     run(scenario())
 
 
+def test_a_stop_sequence_in_what_was_held_back_is_the_reason_of_the_end() -> None:
+    async def scenario() -> None:
+        caption = stream("3")
+        caption.words = SimpleNamespace(push=lambda token: f" {token}" if token < 2 else "", end=lambda: " 2 3 4")
+        caption.future.set_result(completion(1, 2, 3, 4, reason="length"))
+        assert "".join([piece async for piece in caption]) == "1 2"
+        assert caption.finish_reason == "stop"
+
+    run(scenario())
+
+
 def test_a_failure_comes_after_what_was_generated() -> None:
     async def scenario() -> None:
         caption = stream()

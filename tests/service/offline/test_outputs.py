@@ -248,8 +248,25 @@ class TestJsonLines:
         write(later, "b.png")
         assert [line["file_name"] for line in lines("c.jsonl")] == ["a.png", "b.png"]
 
-    @pytest.mark.parametrize("text", ["not json\n", '{"caption": "x"}\n', "[]\n", '{"file_name": 3}\n', "\n"])
-    def test_what_is_not_a_file_of_captions_is_not_touched(self, text: str) -> None:
+    def test_a_last_line_without_a_line_break_stays(self) -> None:
+        mine = '{"file_name": "a.png", "caption": "x"}\n{"file_name": "b.png", "caption": "by hand"}'
+        Path("c.jsonl").write_text(mine)
+        later = outputs("a.png", "b.png", "c.png", output="c.jsonl", resume=True)
+        assert Path("c.jsonl").read_text() == mine  # the start may fail yet
+        assert later.todo == ["c.png"]
+        write(later, "c.png")
+        assert Path("c.jsonl").read_text().startswith(f"{mine}\n")
+        assert [line["caption"] for line in lines("c.jsonl")] == ["x", "by hand", "caption of c.png"]
+
+    def test_an_error_without_a_line_break_is_tried_again(self) -> None:
+        Path("c.jsonl").write_text('{"file_name": "a.png", "caption": null, "error": "x"}')
+        write(outputs("a.png", output="c.jsonl", resume=True), "a.png")
+        assert lines("c.jsonl") == [{"file_name": "a.png", "caption": "caption of a.png"}]
+
+    @pytest.mark.parametrize("end", ["\n", ""])
+    @pytest.mark.parametrize("line", ["not json", '{"caption": "x"}', "[]", '{"file_name": 3}', "\n", "a note"])
+    def test_what_is_not_a_file_of_captions_is_not_touched(self, line: str, end: str) -> None:
+        text = f"{line}{end}"
         Path("c.jsonl").write_text(text)
         with pytest.raises(SettingsError, match=r"c\.jsonl line 1 is not a caption"):
             outputs("a.png", output="c.jsonl", resume=True)
@@ -305,6 +322,14 @@ class TestSidecars:
         write(outputs("photos/a.b.png", sidecar=True), "photos/a.b.png")
         assert Path("photos/a.b.txt").read_text() == "caption of photos/a.b.png\n"
         assert [path.name for path in Path("photos").iterdir()] == ["a.b.txt"]
+
+    @pytest.mark.parametrize("stem", ["x" * 251, "写" * 83, "x" * 245], ids=["ascii", "three bytes", "just fits"])
+    def test_beside_an_image_with_the_longest_name(self, here: Path, stem: str) -> None:
+        Path("photos", f"{stem}.jpg").touch()
+        for _ in range(2):
+            write(outputs(f"photos/{stem}.jpg", sidecar=True, overwrite=True), f"photos/{stem}.jpg")
+            assert Path("photos", f"{stem}.txt").read_text() == f"caption of photos/{stem}.jpg\n"
+            assert len(list((here / "photos").iterdir())) == 2
 
     def test_resume_keeps_and_overwrite_replaces(self) -> None:
         Path("a.txt").write_text("by hand")
