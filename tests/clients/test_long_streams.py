@@ -19,7 +19,9 @@ TOKENS = "snapcap_generated_tokens_total"
 def serve(model: Path, *options: str) -> ServerProcess:
     """One slot, and a cache that holds the longest text."""
     given = ("--model", str(model), "--model-name", "talker", "--cache-length", str(LONGEST + 1), "--buckets", "1")
-    return ServerProcess(*given, "--backend", "eager", "--cache-dir", str(model / "cache"), *options)
+    # A thousand steps take longer than the usual time limit of a request on a machine that does other work too.
+    limits = ("--request-timeout", "240")
+    return ServerProcess(*given, *limits, "--backend", "eager", "--cache-dir", str(model / "cache"), *options)
 
 
 def client_of(process: ServerProcess) -> OpenAI:
