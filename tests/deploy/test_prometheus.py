@@ -111,3 +111,27 @@ def test_the_dashboard_is_laid_out_and_explained() -> None:
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
         assert beside or below
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_table_of_servers_has_a_row_for_each_model(several: bool, tmp_path: Path) -> None:
+    """Only a server of several models has the label `model` on the metric of its backend."""
+    (panel,) = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["title"] == "Servers"]
+    names = ("first", "second") if several else ("first",)
+    where = 'job="snapcap", instance="a"'
+    series, rows = [f'snapcap_build_info{{{where}, version="1", torch="2", python="3"}}'], []
+    for name in names:
+        model = f', model="{name}"'
+        series.append(f'snapcap_model_info{{{where}{model}, device="cpu", dtype="float32"}}')
+        series.append(f'snapcap_startup_tier{{{where}{model if several else ""}, backend="aot"}}')
+        described = f'backend="aot", device="cpu", dtype="float32", python="3", torch="2", version="1"{model}'
+        rows.append({"labels": f"{{{where}, {described}}}", "value": 1})
+    (target,) = panel["targets"]
+    expression = target["expr"].replace("$job", ".*").replace("$instance", ".*")
+    test = {
+        "input_series": [{"series": each, "values": "1"} for each in series],
+        "promql_expr_test": [{"expr": expression, "eval_time": "0m", "exp_samples": rows}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}))
+    tested = promtool("test", "rules", tmp_path / "test.yml")
+    assert tested.returncode == 0, tested.stdout
