@@ -369,7 +369,7 @@ class Captioner:
                     model,
                     resolved.warning,
                 )
-                stream.future.add_done_callback(partial(self._ended, times))
+                stream.future.add_done_callback(partial(self._ended, stream))
                 # A stop sequence ends the generation early, so it needs each token at once. A beam search has no
                 # token to give before its end.
                 on_token = stream.feed if live or (stop and not resolved.params.searches) else None
@@ -442,9 +442,13 @@ class Captioner:
             self._timeline.mark("first_caption")
             self._captioned = True
 
-    def _ended(self, times: CaptionTimes, future: "Future[Completion]") -> None:
+    def _ended(self, stream: CaptionStream, future: "Future[Completion]") -> None:
+        """Counts the caption of a stream whose request the engine has no longer. A stop sequence cancels the request,
+        and the caption is complete."""
         if not future.cancelled() and future.exception() is None:
-            times.completed(future.result())
+            stream.times.completed(future.result())
+            self._completed()
+        elif future.cancelled() and stream.finish_reason is not None:
             self._completed()
 
     async def _awake(self, times: CaptionTimes) -> _Model:

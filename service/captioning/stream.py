@@ -158,6 +158,7 @@ class CaptionStream:
         if self.finish_reason is not None:
             return ""
         self.tokens.append(token)
+        self.times.tokens = len(self.tokens)  # the engine reports no number if the stream ends before the caption
         piece = self.text.push(self.words.push(token))
         if self.text.stopped:
             self.finish_reason = "stop"

@@ -3,6 +3,7 @@
 import base64
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -53,6 +54,26 @@ def test_a_caption_has_its_tokens_and_how_long_it_waited(client: TestClient, ima
         assert (line["client"], line["tokens"]) == ("testclient", tokens)
         assert 0.9 < line["queue_ms"] < line["ms"] + 1.1  # the engine says that it was 1 ms, whatever it was
         assert "code" not in line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caption_that_a_stop_sequence_ended_has_its_tokens(
+    client: TestClient, services: Services, engine, image: Png, lines: Any, stream: bool
+) -> None:
+    """The engine reports no end of it, but it is a caption, such as the first of the server."""
+    engine.gate.clear()
+    url = f"data:image/png;base64,{base64.b64encode(image(5)).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    chat = {"messages": [{"role": "user", "content": parts}], "stop": "7", "stream": stream}
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(client.post, "/v1/chat/completions", json=chat)
+        assert engine.submitted.wait(PATIENCE)
+        for token in (5, 6, 7):
+            engine.requests[0].on_token(token)
+        assert asked.result(PATIENCE).status_code == 200
+    (line,) = lines()
+    assert line["tokens"] == 3
+    assert "first_caption" in services.timeline.marks()
 
 
 @pytest.mark.parametrize(
