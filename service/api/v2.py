@@ -93,6 +93,12 @@ class V2Route(Route):
         return match, child
 
 
+def _models() -> tuple[tuple[str, str], ...]:
+    """Returns how the names of a model's routes begin, each with the path of the model."""
+    path = "/v2/models/{model:path}"
+    return ("versioned_", f"{path}/versions/{{version}}"), ("", path)
+
+
 class V2Routes:
     """Serves the endpoints of the protocol for one captioner."""
 
@@ -102,21 +108,21 @@ class V2Routes:
         self._limits = limits
 
     def probes(self) -> RouteGroup:
-        """Returns the routes of the server's health."""
+        """Returns the routes of the health of the server and of its models, to add before those of `group`."""
         routes = [
             Route("/v2/health/live", self.live, name="server_live"),
             Route("/v2/health/ready", self.ready, name="server_ready"),
         ]
+        for name, path in _models():
+            routes.append(V2Route(f"{path}/ready", self.model_ready, name=f"{name}model_ready"))
         return RouteGroup(_TAG, routes, Api("v2_health", SENTENCE))
 
     def group(self) -> RouteGroup:
         """Returns the routes of metadata and inference."""
         routes = [V2Route("/v2", self.server, name="server_metadata")]
-        for name, version in (("versioned_", "/versions/{version}"), ("", "")):
-            path = f"/v2/models/{{model:path}}{version}"
+        for name, path in _models():
             routes += [
                 V2Route(f"{path}/infer", self.infer, name=f"{name}model_infer", methods=["POST"]),
-                V2Route(f"{path}/ready", self.model_ready, name=f"{name}model_ready"),
                 V2Route(path, self.model, name=f"{name}model_metadata"),
             ]
         return RouteGroup(_TAG, routes, Api("v2", SENTENCE, captions=True))

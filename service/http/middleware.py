@@ -225,7 +225,7 @@ class RequestLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._failing: dict[str, _Failing] = {}  # by API
+        self._failing: dict[str, _Failing] = {}  # by route, or by API for a path without a route
 
     def write(self, scope: Scope, api: str, status: int, began: float, ended: float, *, captions: bool) -> None:
         """Logs the line of a request. `began`, `ended`: moments of `time.monotonic`. `captions`: the API of the
@@ -261,18 +261,20 @@ class RequestLog:
     def _level(self, scope: Scope, api: str, status: int, captions: bool) -> tuple[int, int | None]:
         """Returns the level of the line, and the number of lines left out before it, or None."""
         if scope["method"] in ("GET", "HEAD"):
+            state = scope["state"]
+            probed = state.get(ROUTE, api)  # an API has probes that answer 200 while another one answers 503
             if status == 503:
-                return self._level_of_failing(api, scope["state"].get(_WHY, {}).get("state"))
-            if status < 400 and api in self._failing:
-                return logging.INFO, self._failing.pop(api).left_out
+                return self._level_of_failing(probed, state.get(_WHY, {}).get("state"))
+            if status < 400 and probed in self._failing:
+                return logging.INFO, self._failing.pop(probed).left_out
         return logging.INFO if captions or status >= 400 else logging.DEBUG, None
 
-    def _level_of_failing(self, api: str, state: object) -> tuple[int, int | None]:
-        now, before = self._clock(), self._failing.get(api)
+    def _level_of_failing(self, probed: str, state: object) -> tuple[int, int | None]:
+        now, before = self._clock(), self._failing.get(probed)
         if before is not None and before.state == state and now - before.at < SECONDS_BETWEEN_PROBES:
             before.left_out += 1
             return logging.DEBUG, None
-        self._failing[api] = _Failing(state, now)
+        self._failing[probed] = _Failing(state, now)
         return logging.INFO, None if before is None else before.left_out
 
 

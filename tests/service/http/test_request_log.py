@@ -173,6 +173,27 @@ def test_probes_that_are_told_to_wait_have_few_lines(make_services, serve_with, 
     assert [line["state"] for line in lines()] == ["draining"]
 
 
+def test_probes_of_v2_have_few_lines_and_are_no_traffic(
+    make_services, serve_with, new_client, lines: Any
+) -> None:
+    """KServe and Triton probe these paths, one of which answers 200 while the others answer 503."""
+    services: Services = make_services()
+    client = new_client(services)
+    paths = ("/v2/health/ready", "/v2/models/fake/ready", "/v2/models/fake/versions/1/ready")
+    for _ in range(3):
+        assert [client.get(path).status_code for path in paths] == [503] * 3
+        assert client.get("/v2/health/live").status_code == 200
+    assert sorted(line["path"] for line in lines()) == sorted(paths)
+    serve_with(services)
+    for _ in range(3):
+        assert [client.get(path).status_code for path in paths] == [200] * 3
+    assert sorted((line["path"], line["left_out"]) for line in lines()) == sorted((path, 2) for path in paths)
+    sample = services.registry.get_sample_value
+    assert sample("snapcap_requests_total", {"api": "v2_health", "code": "503"}) == 9
+    assert sample("snapcap_requests_total", {"api": "v2", "code": "503"}) is None
+    assert sample("snapcap_request_duration_seconds_count", {"api": "v2"}) is None
+
+
 def test_a_probe_that_goes_on_failing_has_a_line_a_minute(lines: Any) -> None:
     now = [100.0]
     log = RequestLog(lambda: now[0])
