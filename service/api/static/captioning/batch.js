@@ -14,7 +14,7 @@ const batch = {
     const wanted = options.read();
     if (wanted === null) return;
     const taken = gallery.add([...files].map((file) => new Picture(file, wanted)));
-    if (taken.length < files.length) panel.problem(new Problem("Too many pictures", `The first ${taken.length} were taken; give at most ${MOST_PICTURES} at once.`, { status: 400 }));
+    if (taken.length < files.length) panel.problem(new Problem("Too many pictures", `The first ${taken.length} were taken; at most ${MOST_PICTURES} can wait at once.`, { status: 400 }));
     byId("visit").scrollIntoView({ block: "nearest" });
     this.run();
   },
@@ -125,7 +125,7 @@ const batch = {
   stop() {
     this.running?.abort();
     this.running = null;
-    const open = gallery.pictures.filter(({ state }) => state === "waiting" || state === "sent");
+    const open = gallery.pictures.filter(isOpen);
     this.settle(open, new Problem("Stopped", "You stopped before it was captioned."));
   },
 

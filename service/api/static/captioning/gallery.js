@@ -3,6 +3,8 @@
 const MOST_PICTURES = 200;
 const THUMB = { side: 320, bytes: 64 << 10 };
 
+const isOpen = ({ state }) => state === "waiting" || state === "sent";
+
 /** The pictures of this visit: newest first, those that came together in their order. */
 const gallery = {
   pictures: [],
@@ -11,9 +13,11 @@ const gallery = {
 
   /** Those that were taken: as many as there is room for, once what is older and over is gone. */
   add(pictures) {
-    const taken = pictures.slice(0, MOST_PICTURES);
+    const over = this.pictures.filter((picture) => !isOpen(picture));
+    const room = MOST_PICTURES - (this.pictures.length - over.length);
+    const taken = pictures.slice(0, room);
+    for (const old of over.slice(room - taken.length)) this.drop(old);
     this.pictures = [...taken, ...this.pictures];
-    for (const old of this.pictures.slice(MOST_PICTURES)) this.drop(old);
     const cards = taken.map((picture) => this.card(picture));
     byId("gallery").prepend(...cards.map(({ root }) => root));
     for (const picture of taken) this.update(picture);
@@ -39,7 +43,7 @@ const gallery = {
 
   card(picture) {
     const image = element("img", "", { alt: "", loading: "lazy" });
-    const said = element("p", "said");
+    const said = element("p", "said", { dir: "auto" });
     const copies = copyButton(() => picture.reply?.caption ?? "", "Copy", `Copy the caption of ${picture.name}`);
     const name = element("span", "file", { text: picture.name, title: picture.name });
     const root = element("li", "card", {}, element("div", "thumb", {}, image), said, element("div", "foot", {}, name, copies));

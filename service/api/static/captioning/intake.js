@@ -4,7 +4,7 @@
 function take(files) {
   if (files.length === 1) panel.take(files[0]);
   else if (files.length) batch.take(files);
-  else panel.show({ problem: new Problem("Nothing to look at", "That was not a file. Save the picture first, or copy it and paste it here.", { status: 400 }) });
+  else panel.problem(new Problem("Nothing to look at", "That was not a file. Save the picture first, or copy it and paste it here.", { status: 400 }));
 }
 
 const drop = byId("drop");

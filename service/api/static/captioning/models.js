@@ -9,9 +9,10 @@ const models = {
     const states = Object.entries(report.models ?? {});
     const select = byId("model");
     byId("model-field").hidden = states.length < 2;
-    if (select.options.length !== states.length) select.replaceChildren(...states.map(([value]) => element("option", "", { value })));
+    const names = states.map(([name]) => name);
+    if (JSON.stringify([...select.options].map(({ value }) => value)) !== JSON.stringify(names)) select.replaceChildren(...names.map((value) => element("option", "", { value })));
     for (const [place, [name, state]] of states.entries()) say(select.options[place], `${name}: ${WORDS[state] ?? state}`);
-    select.value = start.model || states[0]?.[0];
+    select.value = start.model || report.model; // an object has names that are numbers before others
   },
 };
 

@@ -13,6 +13,7 @@ const panel = {
   picture: null,
   waiting: false,
   running: null,
+  caption: "",
 
   /** Shows a picture and asks for its caption; a picture before it is given up. */
   take(file) {
@@ -93,6 +94,7 @@ const panel = {
     say(byId("progress"), progress);
     byId("result").hidden = reply === null && !text;
     say(byId("caption"), reply ? reply.caption || "(an empty caption)" : text);
+    this.caption = reply?.caption ?? "";
     byId("caption").classList.toggle("writing", Boolean(progress && text));
     byId("measured").hidden = reply === null;
     if (reply) this.measured(reply, took);
@@ -142,7 +144,7 @@ const panel = {
   },
 };
 
-const copyCaption = copyButton(() => byId("caption").textContent, "Copy", "Copy the caption");
+const copyCaption = copyButton(() => panel.caption, "Copy", "Copy the caption");
 copyCaption.id = "copy";
 copyCaption.hidden = true;
 byId("actions").append(copyCaption);
@@ -154,10 +156,13 @@ byId("options-form").addEventListener("submit", (event) => {
 });
 byId("preview").addEventListener("load", () => (byId("preview").hidden = false));
 byId("preview").addEventListener("error", () => (byId("preview").hidden = true));
-keyForm.listen(() => {
+keyForm.listen(async () => {
   byId("choose").focus();
-  start.poll();
+  const asked = start.poll();
   panel.ask();
+  await asked;
+  // Without a picture, only the look at the start says whether the key is valid.
+  if (panel.picture === null) panel.problem(start.problem?.status === 401 ? start.problem : null);
 });
 start.listen((report) => panel.onReport(report));
 start.listen(() => keyForm.update());

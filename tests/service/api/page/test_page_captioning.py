@@ -221,3 +221,49 @@ def test_what_the_page_says_of_the_model_is_what_the_server_says(
     text = page.locator("body").inner_text() + json.dumps(page.evaluate("() => PHASES"))
     assert "GPT" not in text
     assert "demo" not in text
+
+
+# Shows a reply, and returns where its first and its last character are, and the height of the caption.
+SHOWN = """(caption) => {
+    panel.show({ reply: { caption, model: "fake", tokens: 3, finish_reason: "stop" }, took: 1 });
+    const place = (at) => {
+        const range = document.createRange();
+        range.setStart(byId("caption").firstChild, at);
+        range.setEnd(byId("caption").firstChild, at + 1);
+        return range.getBoundingClientRect().x;
+    };
+    return [place(0), place(caption.length - 1), byId("caption").clientHeight];
+}"""
+
+
+def test_a_caption_has_its_direction_and_its_lines(address: str, open_page: OpenPage, image) -> None:
+    page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")
+    first, stop, height = page.evaluate(SHOWN, "a cat.")
+    assert first < stop
+    assert page.evaluate(SHOWN, "a\n\ncat.")[2] > 2.5 * height
+    first, stop, _ = page.evaluate(SHOWN, "قطة تجلس.")
+    assert stop < first
+    page.evaluate("() => gallery.add([Object.assign(new Picture(new File(['x'], 'a'), {}), { state: 'waiting' })])")
+    said = page.locator(".said")
+    assert said.evaluate("(each) => [each.dir, getComputedStyle(each).whiteSpace]") == ["auto", "pre-wrap"]
+
+
+def test_an_empty_caption_is_copied_as_it_is(address: str, open_page: OpenPage) -> None:
+    page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")
+    page.evaluate("() => (copy = (text) => Promise.resolve((document.title = `copied ${text}`)))")
+    page.evaluate(
+        "() => panel.show({ reply: { caption: '', model: 'a', tokens: 0, finish_reason: 'stop' }, took: 1 })"
+    )
+    expect(page.locator("#caption")).to_have_text("(an empty caption)")
+    page.locator("#copy").click()
+    expect(page).to_have_title("copied ")
+
+
+def test_what_is_no_file_leaves_the_running_caption_and_its_stop(begun: tuple[Page, CaptionRequest]) -> None:
+    page, _ = begun
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.evaluate("() => take([])")
+    expect(page.get_by_role("alert")).to_contain_text("That was not a file.")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()

@@ -127,6 +127,26 @@ def test_the_history_is_bounded(address: str, open_page: OpenPage, image) -> Non
     assert page.evaluate("() => byId('gallery').scrollHeight <= byId('gallery').clientHeight")
     assert page.evaluate("() => byId('gallery').clientHeight > 3 * innerHeight")
     expect(page.get_by_role("alert")).to_contain_text("The first 200 were taken")
+    page.evaluate("() => batch.settle(gallery.pictures, null, { caption: 'over' })")
     give(page, image(8))
     expect(page.locator(".card").first.locator(".said")).to_have_text("8 7")
+    expect(page.locator(".card")).to_have_count(200)
+
+
+def test_pictures_that_wait_are_not_dropped_for_others(address: str, open_page: OpenPage) -> None:
+    page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")
+    page.evaluate(
+        """() => {
+            batch.run = () => null;
+            const files = (count, name) => Array.from({ length: count }, () => new File(["x"], name));
+            batch.take(files(30, "old"));
+            batch.settle([...gallery.pictures], null, { caption: "over" });
+            batch.take(files(150, "first"));
+            batch.take(files(100, "second"));
+        }"""
+    )
+    expect(page.get_by_role("alert")).to_contain_text("The first 50 were taken")
+    kept = page.evaluate("() => gallery.pictures.map(({ name }) => name)")
+    assert kept == ["second"] * 50 + ["first"] * 150
     expect(page.locator(".card")).to_have_count(200)

@@ -80,3 +80,20 @@ def test_nothing_moves_where_motion_is_reduced(
         else:
             page.wait_for_timeout(300)
             assert not page.evaluate(running)
+
+
+def test_long_names_fit_a_narrow_screen(address: str, open_page: OpenPage) -> None:
+    """WCAG 1.4.10: at 320 pixels nothing is scrolled to the side."""
+    page = open_page(address, viewport={"width": 320, "height": 640})
+    expect(page.locator("#state-word")).to_have_text("ready")
+    page.evaluate(
+        """() => {
+            clearTimeout(start.timer);
+            const model = "W".repeat(60);
+            drawStart({ ...start.report, model });
+            panel.show({ reply: { caption: "a cat", model, tokens: 3, finish_reason: "stop" }, took: 1 });
+            byId("prompt").value = model;
+            options.draw();
+        }"""
+    )
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 320

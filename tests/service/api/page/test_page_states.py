@@ -155,6 +155,18 @@ def test_one_model_is_not_chosen(address: str, open_page: OpenPage) -> None:
     expect(page.get_by_label("Model", exact=True)).to_be_hidden()
 
 
+def test_other_models_of_a_new_server_replace_the_old(address: str, open_page: OpenPage) -> None:
+    page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")
+    page.evaluate("() => clearTimeout(start.timer)")
+    for names in (("a", "b"), ("c", "2")):
+        states = dict.fromkeys(names, "ready")
+        page.evaluate("(report) => models.onReport(report, null)", {"model": names[0], "models": states})
+        select = page.get_by_label("Model", exact=True)
+        assert {each.get_attribute("value") for each in select.locator("option").all()} == set(names)
+        expect(select).to_have_value(names[0])
+
+
 def test_our_own_failure_names_the_request(engine, address: str, open_page: OpenPage, image) -> None:
     engine.fail = EngineFailed()
     page = open_page(address, expected="status of 500")
@@ -193,6 +205,17 @@ def test_a_key_is_asked_for_and_used(guarded: str, open_page: OpenPage, image) -
     enter_key(page, "right")
     expect(page.locator("#caption")).to_have_text("200 7")
     expect(page.get_by_label("API key")).to_be_hidden()
+    expect(page.locator("#state-word")).to_have_text("ready")
+
+
+def test_a_wrong_key_is_named_without_a_picture(guarded: str, open_page: OpenPage) -> None:
+    page = open_page(guarded, expected="status of 401")
+    expect(page.get_by_label("API key")).to_be_visible()
+    enter_key(page, "wrong")
+    expect(page.get_by_role("alert")).to_contain_text("The API key is not valid")
+    expect(page.get_by_label("API key")).to_be_focused()
+    enter_key(page, "right")
+    expect(page.get_by_role("alert")).to_be_hidden()
     expect(page.locator("#state-word")).to_have_text("ready")
 
 
