@@ -443,8 +443,8 @@ class Captioner:
             self._captioned = True
 
     def _ended(self, stream: CaptionStream, future: "Future[Completion]") -> None:
-        """Counts the caption of a stream whose request the engine has no longer. A stop sequence cancels the request,
-        and the caption is complete."""
+        """Counts the caption of a stream whose request has ended. A stop sequence cancels the request, and the
+        caption is complete."""
         if not future.cancelled() and future.exception() is None:
             stream.times.completed(future.result())
             self._completed()

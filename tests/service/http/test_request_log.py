@@ -173,9 +173,7 @@ def test_probes_that_are_told_to_wait_have_few_lines(make_services, serve_with, 
     assert [line["state"] for line in lines()] == ["draining"]
 
 
-def test_probes_of_v2_have_few_lines_and_are_no_traffic(
-    make_services, serve_with, new_client, lines: Any
-) -> None:
+def test_probes_of_v2_have_few_lines_and_are_no_traffic(make_services, serve_with, new_client, lines: Any) -> None:
     """KServe and Triton probe these paths, one of which answers 200 while the others answer 503."""
     services: Services = make_services()
     client = new_client(services)
