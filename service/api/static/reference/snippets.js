@@ -13,7 +13,7 @@ const snippets = {
     words.push("-H 'Content-Type: application/json'", "--data-binary @-");
     // Between the two ENDs the shell reads \, $ and `.
     const text = JSON.stringify(body.json, null, 2).replace(/[\\$`]/g, "\\$&");
-    return `${lines([shell(url), ...words])} <<END\n${text.replaceAll(IMAGE, `$(base64 < ${shell(files[0])} | tr -d '\\n')`)}\nEND`;
+    return `${lines([shell(url), ...words])} <<END\n${text.replaceAll(IMAGE, () => `$(base64 < ${shell(files[0])} | tr -d '\\n')`)}\nEND`;
   },
 
   python({ method, url, body, files, keyed, text }) {

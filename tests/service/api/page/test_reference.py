@@ -104,7 +104,7 @@ def test_a_stream_s_programs_print_it_as_it_comes(
     address: str, open_page: OpenPage, image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    photo = tmp_path / "it's a photo.jpg"  # a name that shells and languages must quote
+    photo = tmp_path / "it's $$ a photo.jpg"  # a name that shells and languages must quote
     photo.write_bytes(image(5))
     page = open_page(address + "docs")
     route = opened(page, "post", "/v1/chat/completions")
