@@ -251,7 +251,7 @@ def _joined(url: str, location: str) -> str:
 def _shown(url: str) -> str:
     """Returns the URL of a redirect for an error message, without query and password: both may be secrets of the
     host."""
-    return without_credentials(re.split(r"[?#]", url, maxsplit=1)[0])[:_LONGEST_SHOWN]
+    return without_credentials(url)[:_LONGEST_SHOWN]
 
 
 def _read_head(target: Target, response: "h11.Response") -> str | None:

@@ -63,8 +63,9 @@ def _is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """Returns a URL for logs and messages: without the user and password before its host."""
-    scheme, separator, rest = url.partition("://")
+    """Returns a URL for logs and messages: without the user and password before its host, and without its query,
+    which may have a key."""
+    scheme, separator, rest = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 

@@ -164,7 +164,7 @@ def headers_of(reply: tuple[int, Any, dict[str, str]]) -> dict[str, str]:
 def test_the_log_has_no_password_of_a_collector(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="OPENTELEMETRY'S SDK IS NOT INSTALLED: NOTHING IS TRACED")
     with caplog.at_level(logging.INFO, "snapcap.server"):
-        tracing = open_tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:s3cret@127.0.0.1:1/v1"})
+        tracing = open_tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:s3cret@127.0.0.1:1/v1?key=s3cret"})
     assert tracing is not None
     tracing.close()
     (record,) = caplog.records
