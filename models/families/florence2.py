@@ -19,7 +19,8 @@ from snapcap.models.names import Names
 from snapcap.models.processing.processor_config import ANSWERS
 from snapcap.models.text import INPUT, Task
 
-_TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")
+# Types of the parts: transformers', and those of the first checkpoints' code.
+_TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit", "florence2_vision")
 _IMAGE_SIZE = 768  # size that every checkpoint was trained with; configurations do not name it
 _MOST_STAGES = 16
 _TASK_TOKENS = 15  # the longest task has 14; together with the image's 577 tokens, 15 make a multiple of 16
@@ -85,7 +86,8 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     config.architecture("Florence2ForConditionalGeneration")
     text, vision = config.section("text_config"), config.section("vision_config")
     text.one_of("model_type", _TEXTS, _TEXTS[0])
-    vision.one_of("model_type", _VISIONS, _VISIONS[0])
+    if vision.values.get("model_type"):  # the first checkpoints' files have an empty type, which no code reads
+        vision.one_of("model_type", _VISIONS)
     encoder = _encoder(vision)
     decoder = _decoder(text, config)
     _meet(vision, encoder, text, decoder)

@@ -43,9 +43,8 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions, generation settings and image markup."""
     config.architecture(*_ARCHITECTURES)
     text = config.section("text_config")
-    given = Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix)
     tied = config.switch("tie_word_embeddings", False)
-    decoder = Idefics3Config(**llama.dimensions(given, tied_head=tied))
+    decoder = Idefics3Config(**llama.dimensions(text, tied_head=tied))
     # transformers writes its default padding token beside the text part's own, and says not to use it.
     settings = {field: value for field, value in config.values.items() if field != "pad_token_id"}
     sources = (generation, settings, text.values)

@@ -57,7 +57,7 @@ def _vision(config: Fields) -> VisionConfig:
         config = Fields({**config.values, "vision_config": _DEFAULT_TOWER}, config.prefix)
     fields = config.section("vision_config")
     kind = fields.one_of("model_type", (_CLIP, _SIGLIP), _CLIP)
-    seen = dimensions(fields, layer_norm_eps=1e-5, activation="quick_gelu") if kind == _CLIP else tower(fields, {})
+    seen = _clip(fields) if kind == _CLIP else tower(fields, {})
     strategy = config.one_of("vision_feature_select_strategy", ("default", "full"), "default")
     seen["num_layers"] = _layers(config, seen["num_layers"])
     tower_config = ClipConfig if kind == _CLIP else SiglipConfig
@@ -67,6 +67,12 @@ def _vision(config: Fields) -> VisionConfig:
     if vision.image_tokens < 1:
         raise fields.error("image_size", vision.image_size, "the decoder is left without a token of the image")
     return vision
+
+
+def _clip(fields: Fields) -> dict[str, Any]:
+    """Returns the fields of a ``ClipConfig``. Defaults are those of CLIP ViT-B/32."""
+    given = Fields({"patch_size": 32, **fields.values}, fields.prefix)
+    return dimensions(given, layer_norm_eps=1e-5, activation="quick_gelu")
 
 
 def _layers(config: Fields, layers: int) -> int:

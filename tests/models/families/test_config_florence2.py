@@ -117,6 +117,13 @@ def test_the_older_layout(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["", "florence2_vision", "florence_vision"])
+def test_the_encoder_has_each_of_the_names_that_files_give_it(tmp_path: Path, name: str) -> None:
+    """The first checkpoints' own code does not read the name, which is empty in files on the hub; it writes its
+    configuration's own name into the files of models that were trained further."""
+    assert read(tmp_path, {"model_type": name}).dimensions() == read(tmp_path).dimensions()
+
+
 def test_a_generation_file_is_all_that_counts_of_beams_and_what_is_forced(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"num_beams": 2, "max_length": 40}))
     generation = read(tmp_path).generation

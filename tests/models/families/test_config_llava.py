@@ -141,6 +141,17 @@ def test_what_a_file_leaves_out_is_as_in_transformers(folder: Path) -> None:
         read(folder, {**bare, "image_token_id": None})
 
 
+def test_what_a_tower_leaves_out_is_as_in_transformers(folder: Path) -> None:
+    """A tower of CLIP ViT-B/32, all of whose fields are transformers' defaults."""
+    bare = {"model_type": "llava", "text_config": {"vocab_size": 32064}, "image_token_id": 4}
+    vision = read(folder, bare, vision_config={"model_type": "clip_vision_model"}).vision
+    theirs = transformers.LlavaConfig.from_pretrained(folder).vision_config
+    assert (vision.image_size[0], vision.patch_size[0]) == (theirs.image_size, theirs.patch_size)
+    assert (vision.hidden_size, vision.num_heads) == (theirs.hidden_size, theirs.num_attention_heads)
+    assert (vision.intermediate_size, vision.activation) == (theirs.intermediate_size, theirs.hidden_act)
+    assert (vision.num_layers, vision.layer_norm_eps) == (theirs.num_hidden_layers - 1, theirs.layer_norm_eps)
+
+
 @pytest.mark.parametrize(("layer", "used"), [(-1, 24), (-2, 23), (-24, 1), (1, 1), (24, 24)])
 def test_no_layer_runs_that_the_decoder_does_not_see(folder: Path, layer: int, used: int) -> None:
     assert read(folder, LLAVA, vision_feature_layer=layer).vision.num_layers == used

@@ -99,12 +99,11 @@ def test_smolvlm_256m_as_on_the_hub(folder: Path) -> None:
 
 
 def test_what_a_file_leaves_out_is_as_in_transformers(folder: Path) -> None:
-    theirs = transformers.SmolVLMConfig()
     (folder / "generation_config.json").unlink()
     fields = {"model_type": "smolvlm", "architectures": None, "vision_config": {}, "text_config": {}}
     image = {"image_size": 64}  # with transformers' own size an image of 7 patches a side is no squares of 2
     (folder / "config.json").write_text(json.dumps({**fields, "vision_config": image}))
-    config = ModelConfig.from_folder(folder)
+    config, theirs = ModelConfig.from_folder(folder), transformers.SmolVLMConfig.from_pretrained(folder)
     for ours, other in ((config.vision, theirs.vision_config), (config.decoder, theirs.text_config)):
         assert (ours.hidden_size, ours.num_layers) == (other.hidden_size, other.num_hidden_layers)
         assert (ours.num_heads, ours.activation) == (other.num_attention_heads, other.hidden_act)
