@@ -370,18 +370,14 @@ def _cut(text: str, *words: str) -> list[str]:
 def _template(folder: Path) -> str:
     """Returns the template from the first file that has one, in transformers' order.
 
-    A template file goes before the processor's file, and this one before the tokenizer's.
+    The processor's file goes before the template files, of which the older one goes first, and these go before the
+    tokenizer's file.
     """
-    file = folder / _FILE
-    if is_there(file):
-        content = read_bytes(file, _MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise _refused(f"{_FILE} has more than {_MOST_BYTES} bytes")
-        try:
-            return io.StringIO(content.decode(), newline=None).read()  # reads line ends like a text file
-        except UnicodeDecodeError:
-            raise _refused(f"{_FILE} is not UTF-8") from None
-    for name in (_LEGACY, "processor_config.json", "tokenizer_config.json"):
+    for name in ("processor_config.json", _LEGACY, _FILE, "tokenizer_config.json"):
+        if name == _FILE and is_there(folder / name):
+            return _template_file(folder / name)
+        if name == _FILE:
+            continue
         value = json_or_empty(folder / name).get(_FIELD)
         if isinstance(value, list):  # a list of templates by name
             named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
@@ -392,6 +388,17 @@ def _template(folder: Path) -> str:
             raise ConfigError(_FIELD, name, f"a text of at most {_MOST_BYTES} characters is expected")
         return value
     raise _refused(f"the checkpoint has none; {_FILE} is expected")
+
+
+def _template_file(file: Path) -> str:
+    """Returns the content of a file that is a template."""
+    content = read_bytes(file, _MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise _refused(f"{_FILE} has more than {_MOST_BYTES} bytes")
+    try:
+        return io.StringIO(content.decode(), newline=None).read()  # reads line ends like a text file
+    except UnicodeDecodeError:
+        raise _refused(f"{_FILE} is not UTF-8") from None
 
 
 class _NotRenderedError(Exception):

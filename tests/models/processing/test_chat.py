@@ -244,7 +244,13 @@ def test_each_token_as_a_placeholder_is_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
-    """In transformers' order."""
+    """In transformers' order: a processor's template goes before the tokenizer's, and an older file, which stayed
+    when a model was saved anew, before the file of today."""
+    from transformers import LlavaProcessor
+
+    def theirs() -> str:
+        return str(LlavaProcessor.get_processor_dict(tmp_path)[0]["chat_template"])
+
     write_chat_files(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="the checkpoint has none"):
@@ -253,10 +259,12 @@ def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
     assert read_template(tmp_path).before.startswith("1")
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": f"2{TEMPLATE}"}))
-    assert read_template(tmp_path).before.startswith("2")
-    (tmp_path / "chat_template.jinja").write_text(f"3{TEMPLATE}")
-    assert read_template(tmp_path).before.startswith("3")
+    (tmp_path / "chat_template.jinja").write_text(f"2{TEMPLATE}")
+    assert (read_template(tmp_path).before[0], theirs()[0]) == ("2", "2")
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": f"3{TEMPLATE}"}))
+    assert (read_template(tmp_path).before[0], theirs()[0]) == ("3", "3")
+    (tmp_path / "processor_config.json").write_text(json.dumps({"chat_template": f"4{TEMPLATE}"}))
+    assert (read_template(tmp_path).before[0], theirs()[0]) == ("4", "4")
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, OTHERS["system"]], ids=["smolvlm", "system"])
