@@ -198,12 +198,12 @@ def bart_dimensions(fields: Fields, positions: int) -> dict[str, Any]:
 def read_trocr(fields: Fields) -> BertConfig:
     """Reads the decoder's dimensions."""
     fields.require("add_cross_attention", True, SEES_NO_IMAGE, default=True)
-    learned, rows = fields.switch("use_learned_position_embeddings", True), _rows_for_padding(fields)
+    learned = fields.switch("use_learned_position_embeddings", True)
     return BertConfig(
         **bart_dimensions(fields, 512),
         family="trocr",
         tied_head=fields.switch("tie_word_embeddings", True),
         embedding_norm=fields.switch("layernorm_embedding", True),
-        position_offset=_LEARNED_OFFSET if learned else rows,
+        position_offset=_LEARNED_OFFSET if learned else _rows_for_padding(fields),
         learned_positions=learned,
     )

@@ -161,6 +161,15 @@ def test_what_a_decoder_leaves_out_is_as_in_transformers(tmp_path: Path, family:
     assert decoder.embedding_scale == 1.0
 
 
+def test_learned_positions_of_trocr_need_no_padding_token(tmp_path: Path) -> None:
+    """transformers counts only the sinusoidal positions from the padding token's."""
+    decoder = {"model_type": "trocr", "d_model": 256, "decoder_attention_heads": 8, "pad_token_id": None}
+    padded = read(tmp_path, pair(VIT, decoder | {"pad_token_id": 1}))
+    assert read(tmp_path, pair(VIT, decoder)).decoder == padded.decoder
+    with pytest.raises(ConfigError, match=r"decoder\.pad_token_id = None"):
+        read(tmp_path, pair(VIT, decoder | {"use_learned_position_embeddings": False}))
+
+
 def test_trocr_small_on_the_hub_scales_its_embedding(tmp_path: Path) -> None:
     decoder = {"model_type": "trocr", "d_model": 256, "decoder_attention_heads": 8, "scale_embedding": True}
     encoder = {"model_type": "deit", "hidden_size": 384, "num_attention_heads": 6, "image_size": 384}
