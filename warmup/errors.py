@@ -1,6 +1,7 @@
 """Defines the errors of a start and a build, and describes any error in one line that says what to do."""
 
 import errno
+import re
 
 from snapcap.models.errors import UserError, headline
 
@@ -29,6 +30,11 @@ def os_error_text(error: OSError) -> str:
     text = error.strerror or str(error)
     advice = _ADVICE.get(error.errno or 0)
     return f"{text}; {advice}" if advice else text
+
+
+def without_passwords(text: str) -> str:
+    """Returns a text without the users and passwords of URLs in it: everybody may read the errors in /startup."""
+    return re.sub(r"//[^/@\s]*@", "//…@", text)
 
 
 def one_line(error: BaseException) -> str:

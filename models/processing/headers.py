@@ -106,6 +106,8 @@ def read_jpeg(data: bytes) -> Header:
                 dropped.append((found.start(), end))
         at = end
     scan = found.start() if found is not None else len(data)
+    if found is None and scan - at > _MOST_JUNK:
+        raise damaged("jpeg")
     lacks_end = data.rfind(b"\xff\xd9", scan) < 0
     return Header("jpeg", _without_segments(data, dropped), lacks_end=lacks_end)
 
@@ -223,6 +225,7 @@ _XMP = b"XML:com.adobe.xmp\0"
 # ImageMagick writes EXIF blocks as text, in which Pillow finds how the picture is turned.
 _EXIF_TEXTS = (b"Raw profile type exif\0", b"Raw profile type APP1\0")
 _MOST_PNG_TEXT = 1 << 20  # bytes; Pillow refuses the picture of a longer text
+_MOST_UNPACKED = 8  # texts; each may be a kilobyte that unpacks to a megabyte
 
 
 def read_png(data: bytes) -> Header:
@@ -262,6 +265,7 @@ class _PngReader:
         self._colour = -1
         self._pixels = 0
         self._seen: set[bytes] = set()
+        self._unpacked = 0  # compressed texts that were looked into
 
     def take(self, kind: bytes, at: int, end: int) -> None:
         if kind == b"IHDR" and self._colour < 0:
@@ -339,7 +343,10 @@ class _PngReader:
         keyword = next((each for each in _EXIF_TEXTS if start.startswith(each)), None)
         if keyword is None or end - at > _MOST_PNG_TEXT:
             return False
-        return kind == b"tEXt" or _unpacks(self._data[at + len(keyword) + 1 : end])
+        if kind == b"tEXt":
+            return True
+        self._unpacked += 1
+        return self._unpacked <= _MOST_UNPACKED and _unpacks(self._data[at + len(keyword) + 1 : end])
 
 
 def _unpacks(packed: bytes) -> bool:

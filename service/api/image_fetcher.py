@@ -6,6 +6,7 @@ on the operator's list, all addresses of its name must be public, and the connec
 
 import asyncio
 import functools
+import io
 import ipaddress
 import re
 import ssl
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 3
 _CHUNK = 64 << 10
+# A response may have so many parts (chunks, interim responses), and one more for each so many bytes of the image:
+# the event loop spends as much time on a part of one byte as on one of 64 KiB.
+_FEW_PARTS = 1000
+_BYTES_A_PART = 256
 # AVIF and HEIC have a lower quality value in Accept: they take long to decode, and not every installation reads
 # them.
 _LAST = ("image/avif", "image/heic")
@@ -213,7 +218,7 @@ class ImageFetcher:
         fields = {"Host": target.authority, "User-Agent": "snapcap", "Accept": _ACCEPT, "Connection": "close"}
         request = h11.Request(method="GET", target=target.path, headers=list(fields.items()))
         writer.write((connection.send(request) or b"") + (connection.send(h11.EndOfMessage()) or b""))
-        received, chunks = 0, []
+        received, parts, image = 0, 0, io.BytesIO()
         clock = BodyClock(self._limits)
         while True:
             try:
@@ -224,7 +229,14 @@ class ImageFetcher:
                 ) from None
             if event is h11.NEED_DATA:
                 connection.receive_data(await reader.read(_CHUNK))
-            elif isinstance(event, h11.Response):
+                continue
+            parts += 1
+            if parts > _FEW_PARTS + received // _BYTES_A_PART:
+                raise ImageNotFetched(
+                    f"The image host {target.authority} sent the image in parts that are too small."
+                )
+            await asyncio.sleep(0)  # `read` returns at once if bytes are there: a fast host would get every turn
+            if isinstance(event, h11.Response):
                 location = _read_head(target, event)
                 if location is not None:
                     return location
@@ -234,11 +246,11 @@ class ImageFetcher:
                     raise ImageNotFetched(f"The image at the URL is above {self._limits.max_bytes} bytes.")
                 if account is not None:
                     account.take(len(event.data))
-                chunks.append(bytes(event.data))
+                image.write(event.data)
                 clock.received(len(event.data))
                 deadline.reschedule(clock.end)
             elif isinstance(event, h11.EndOfMessage):
-                return b"".join(chunks)
+                return image.getvalue()
 
 
 def _joined(url: str, location: str) -> str:

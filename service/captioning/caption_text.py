@@ -23,10 +23,11 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 # The end of a sentence: its marks and closing quotes before a space, but not the point of an initial, a title or
-# another short form that stands before a name or a number.
+# another short form that stands before a name or a number. A run of marks is matched from its beginning and as a
+# whole only: otherwise the time would grow with its square.
 _SENTENCE = re.compile(
     r"(?:(?<!\b[A-Za-z])(?<!\b(?:[MDJS]r|Ms|[SMF]t|Lt|No|vs))(?<!\b(?:Mrs|Gen|Sgt|Rev|Ave))(?<!\b(?:Prof|Capt))\."
-    r"|[!?…]|[.!?…]{2,})[\"'”’)\]]*(?=\s)|[。！？]+"
+    r"|[!?…]|(?<![.!?…])[.!?…]{2,}+)[\"'”’)\]]*(?=\s)|[。！？]+"
 )
 # A character of a script that is written without spaces, such as Chinese: the text may be cut on each side of it.
 # Korean has spaces between its words.

@@ -13,6 +13,7 @@ from snapcap.service.readiness import ExitStatus
 from snapcap.service.telemetry import logs
 from snapcap.warmup.artifacts.fetch import Artifacts
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY
+from snapcap.warmup.artifacts.remote import trust_of
 from snapcap.warmup.artifacts.store import StoreError
 from snapcap.warmup.artifacts.worker import find_artifacts, publish_in_worker
 from snapcap.warmup.build.builder import Builder, Built, Event
@@ -151,6 +152,7 @@ def _compile(
             environment=environment,
             timeout=options.store.build_timeout,
             device_memory=free_for_another(plan),
+            only_own=not trust_of(options.store).owner_suffices,
         )
         progress.update(bar, total=len(builder.tasks))
         try:

@@ -300,6 +300,8 @@ def begin_span(tracing: "OtelTracing", scope: Scope) -> "OtelSpan":
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     if trace_id(scope) is None:  # no valid `traceparent`, or several
         headers.pop(TRACEPARENT.decode(), None)
+    # No span has baggage, and OpenTelemetry's parser takes a time that grows with the square of spaces in it.
+    headers.pop("baggage", None)
     span = tracing.begin(scope["method"], headers)
     scope["state"]["trace_id"] = span.trace_id
     return span

@@ -11,6 +11,7 @@ HTTP process has threads, so it cannot fork a new parent: it reports the failure
 import asyncio
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -68,6 +69,7 @@ _SENTENCES: dict[Why, str] = {
     "refusals": "killed: after many refused images, a new process is to decode the server's own picture",
     "bad_answer": "killed: its answer was not one that a decode process may give",
 }
+_KEPT = re.compile(r"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)  # lines of proc(5)'s status
 _FILES = 2  # `Began` carries two: the socket to the process, and the file of its pixels
 _logger = logging.getLogger("snapcap.decode")
 
@@ -149,11 +151,11 @@ class Worker:
         """Notes that the process has no image from now on."""
         self._cpu_at_rest = cpu_seconds(self.pid)
         if self._new_bytes is None:
-            self._new_bytes = own_bytes(self.pid)
+            self._new_bytes = kept_bytes(self.pid)
 
     def verdict_at_rest(self) -> Why | None:
         """Returns why a process without an image should be killed, or None. An image may have left code in it."""
-        cpu, held = cpu_seconds(self.pid), own_bytes(self.pid)
+        cpu, held = cpu_seconds(self.pid), kept_bytes(self.pid)
         busy = cpu is not None and self._cpu_at_rest is not None and cpu - self._cpu_at_rest > _IDLE_CPU_S
         large = held is not None and self._new_bytes is not None and held - self._new_bytes > _IDLE_BYTES
         if threads(self.pid) > _MOST_THREADS:
@@ -478,6 +480,17 @@ def own_bytes(pid: int) -> int | None:
     except (OSError, ValueError):
         return None
     return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+def kept_bytes(pid: int) -> int | None:
+    """Returns the bytes of memory of another process that no file on a disk has, shared memory included: code that
+    took a process over can keep bytes there, which `own_bytes` leaves out. None if the system does not report
+    them."""
+    try:
+        counts = _KEPT.findall(Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return None
+    return sum(map(int, counts)) << 10 if len(counts) == 2 else own_bytes(pid)
 
 
 def threads(pid: int) -> int:

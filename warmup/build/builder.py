@@ -16,6 +16,8 @@ of the same key compiles nothing, and an interrupted build resumes.
 import contextlib
 import json
 import logging
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,13 +182,28 @@ def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
 
 
 _RECORD_BYTES = 1024 * 1024
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
 class BuildFolder:
-    """Keeps the packages and records of one artifact key's build, so that an interrupted build resumes."""
+    """Keeps the packages and records of one artifact key's build, so that an interrupted build resumes.
+
+    ``only_own``: packages that a group could have written do not count, as a member could have put them there. Such
+    a group is that of a volume in Kubernetes (fsGroup), where a start that needs signatures trusts its owner
+    alone."""
 
     path: Path
+    only_own: bool = False
+
+    def close(self) -> None:
+        """Keeps others from writing to the folder from now on, if ``only_own`` is set. Raises BuildError if the
+        folder belongs to another user, and OSError if it cannot be made."""
+        for folder in (self.path, (self.path / IMAGE_LIBRARY).parent) if self.only_own else ():
+            make_folder(folder)
+            if folder.is_symlink() or folder.lstat().st_uid not in (os.geteuid(), 0):
+                raise BuildError(f"{folder} belongs to another user, who could change what is built: remove it")
+            _close(folder)
 
     def record(self, entry: str, specs: InputSpecs, checked: Blob, library: str = "") -> VerifiedFile:
         """Record that a package passed its check, with the digest and size that it had then. A package without a
@@ -194,14 +211,18 @@ class BuildFolder:
         for none. Raises OSError if the record cannot be written."""
         path = self.path / entry
         record = {"digest": checked.digest, "size": checked.size, "signature": specs, "library": library}
+        _close(path)  # torch writes it with the permissions of the umask
         write_file(path.with_suffix(".json"), json.dumps(record).encode(), durable=False)
         return VerifiedFile(path, checked)
 
     def recorded(self, entry: str) -> tuple[VerifiedFile, InputSpecs, str] | None:
         """Returns an earlier run's record of a package: the file, its input specs and the digest of the CPU
-        library. Returns None if there is no valid record, or if the file has changed since its check."""
+        library. Returns None if there is no valid record, if the file has changed since its check, or if another
+        user could have written one of the two and ``only_own`` is set."""
         path = self.path / entry
         try:
+            if self.only_own and not (_is_own(path) and _is_own(path.with_suffix(".json"))):
+                return None
             with open_regular(path.with_suffix(".json")) as file:
                 record: dict[str, Any] = json.loads(file.read(_RECORD_BYTES))
             package = VerifiedFile.of(path)
@@ -210,6 +231,20 @@ class BuildFolder:
             return package, record["signature"], str(record["library"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
+
+
+def _close(path: Path) -> None:
+    """Removes the right of others to write to a file or folder of this user. Raises OSError if it is missing."""
+    mode = stat.S_IMODE(path.lstat().st_mode)
+    if mode & _BY_OTHERS:
+        with contextlib.suppress(OSError):  # the file system has no modes, or the folder is root's
+            path.chmod(mode & ~_BY_OTHERS)
+
+
+def _is_own(path: Path) -> bool:
+    """Returns whether only this user, or root, can have written a file. Raises OSError if it is missing."""
+    status = path.lstat()
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & _BY_OTHERS
 
 
 _COMPILER = "snapcap.warmup.build.compile_worker"
@@ -244,7 +279,8 @@ class Builder:
     ``folder``: keeps packages and their records. ``workers``: most compilers at once; 0: one for each CPU.
     ``on_event`` is called from the workers' threads. ``environment``: further variables for the compilers.
     ``timeout``: seconds in which a worker must answer; a build without progress in twice this time is given up.
-    ``device_memory``: bytes of the GPU that the build may take; None: no limit."""
+    ``device_memory``: bytes of the GPU that the build may take; None: no limit. ``only_own``: as in
+    ``BuildFolder``."""
 
     checkpoint: Checkpoint
     plan: Plan
@@ -255,13 +291,14 @@ class Builder:
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout: float = BUILD_TIMEOUT
     device_memory: int | None = None
+    only_own: bool = False
 
     def __post_init__(self) -> None:
         checkpoint, plan = self.checkpoint, self.plan
         self.tasks = tasks_of(checkpoint, plan)
         self._worker = partial(Worker, job=PlannedJob(checkpoint.folder, plan, self.folder), nice=self.nice)
         self._running: list[Worker] = []
-        self._records = BuildFolder(self.folder)
+        self._records = BuildFolder(self.folder, self.only_own)
         self._weights = checkpoint_bytes(checkpoint.folder, plan.dtype)
         self._retries: list[Task] = []
         self._alone = False
@@ -320,6 +357,8 @@ class Builder:
 
     def _run(self) -> Built:
         missing, kept = list[Task](), list[_Compiled]()
+        with contextlib.suppress(OSError):  # a folder that nobody can write to may have all packages
+            self._records.close()
         for task in self.tasks:
             if (found := self._records.recorded(task.entry)) is not None:
                 self._done(task, *found)

@@ -11,7 +11,7 @@ from snapcap.models.fields import ConfigError
 from snapcap.models.weights.listing import FORMATS, wanted_names, weight_files
 from snapcap.warmup.cache_folder import is_usable, user_cache
 from snapcap.warmup.checkpoints.local import METADATA, OUTAGE_S, CheckpointError, metadata_among, report_unasked
-from snapcap.warmup.errors import first_line, os_error_text
+from snapcap.warmup.errors import first_line, os_error_text, without_passwords
 from snapcap.warmup.machine.worker import within
 
 _ADVICE = {
@@ -162,11 +162,12 @@ def _sentence(error: Exception, source: str) -> str:
         from huggingface_hub.constants import ENDPOINT  # noqa: PLC0415 - only sources on the hub need it
 
         cause = error.__cause__ or error  # the library's own sentence leaves the HTTP client's error out
-        said = f"{type(cause).__name__}: {first_line(cause)[:200]}"
-        return f"{source!r} is not in the local cache and {ENDPOINT} cannot be reached ({said}); {_UNREACHABLE}"
+        said = f"{type(cause).__name__}: {without_passwords(first_line(cause))[:200]}"
+        endpoint = without_passwords(ENDPOINT)
+        return f"{source!r} is not in the local cache and {endpoint} cannot be reached ({said}); {_UNREACHABLE}"
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - only sources on the hub need it
 
         where = error.filename or HF_HUB_CACHE
         return f"{source!r} cannot be downloaded to {where}: {os_error_text(error)} (HF_HOME)"
-    return f"{source!r} cannot be downloaded ({name}: {' '.join(str(error).split())[:200]})"
+    return f"{source!r} cannot be downloaded ({name}: {without_passwords(' '.join(str(error).split()))[:200]})"

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.errors import os_error_text, without_passwords
 from snapcap.warmup.options import S3Options
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def _refusal(code: str, response: Mapping[str, Any], operation: str) -> str:
 
 def _line(text: object) -> str:
     """Returns the beginning of an untrusted text, on one line."""
-    return "".join(each if each.isprintable() else " " for each in " ".join(str(text).split())[:300])
+    shown = without_passwords(" ".join(str(text).split()))  # botocore's errors name the endpoint's whole URL
+    return "".join(each if each.isprintable() else " " for each in shown[:300])
 
 
 ATTEMPTS = 3  # the most attempts at a request, and at a read that breaks off
@@ -340,7 +341,7 @@ def _read(raw: Any, url: str, until: float) -> bytes:
         while chunk := read(_CHUNK_BYTES):
             content += chunk
             if len(content) > MAX_REPLY_BYTES or time.monotonic() >= until:
-                raise S3Error(f"{url}: the reply does not end; check the endpoint")
+                raise S3Error(f"{without_passwords(url)}: the reply does not end; check the endpoint")
     except TimeoutInReadError as error:
         raise ReadTimeoutError(endpoint_url=url, error=error) from error
     except HTTPError as error:

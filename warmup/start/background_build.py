@@ -230,6 +230,7 @@ class BackgroundBuild:
             environment=remote_cache_environment(options.store.remote_cache, loaded.plan.device),
             timeout=options.store.build_timeout,
             device_memory=self._memory_beside(),
+            only_own=not trust_of(options.store).owner_suffices,
         )
         self._builder = builder
         if self._stopped.is_set():  # `stop` came before there was a builder

@@ -1,6 +1,7 @@
 """Files whose parts cost more than their pixels are refused before a codec sees them, and others are not."""
 
 import io
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +18,14 @@ from support.attacks.attack_pictures import (
 )
 from support.parity.pictures import encoded, scene
 
-from snapcap.models.processing.headers import MOST_PARTS, MOST_SCANS, check_scans, read_jpeg, webp_size
+from snapcap.models.processing.headers import (
+    MOST_PARTS,
+    MOST_SCANS,
+    _unpacks,
+    check_scans,
+    read_jpeg,
+    webp_size,
+)
 from snapcap.models.processing.image_formats import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
@@ -84,6 +92,31 @@ def test_bytes_between_segments_are_few() -> None:
     with pytest.raises(ImageError, match="damaged"):
         read_jpeg(JPEG[:2] + bytes(200_000) + JPEG[2:])
     read_jpeg(JPEG[:2] + bytes(20) + JPEG[2:])
+
+
+def test_bytes_behind_the_last_segment_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow skips them one at a time, 14 MB in ten seconds."""
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("a codec was given it"))
+    for head in (JPEG[:2], JPEG[:20]):
+        with pytest.raises(ImageError) as error:
+            TRANSFORM.decode(head + b"\xff\x00" * 40_000)
+        assert error.value.reason == "truncated"
+
+
+@pytest.mark.parametrize("cut", [0, 6])
+def test_few_compressed_texts_are_unpacked(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = 0
+
+    def unpacks(packed: bytes) -> bool:
+        nonlocal unpacked
+        unpacked += 1
+        return _unpacks(packed)
+
+    monkeypatch.setattr("snapcap.models.processing.headers._unpacks", unpacks)
+    packed = zlib.compress(b"\n" * 1_000_000)
+    text = chunk(b"zTXt", b"Raw profile type exif\0\0" + packed[: len(packed) - cut])
+    TRANSFORM.decode(with_chunks(PNG, *[text] * 600))
+    assert unpacked <= 8
 
 
 @pytest.mark.parametrize("size", [(1, 1), (257, 513), (16383, 3)])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -229,6 +230,8 @@ def test_without_a_list_nothing_is_fetched() -> None:
         ("/missing", "answered 404"),
         ("/large", "above 100000 bytes"),
         ("/endless", "above 100000 bytes"),
+        ("/tiny", "parts that are too small"),
+        ("/interim", "parts that are too small"),
         ("/zipped", "compressed"),
         ("/cut", "complete HTTP response"),
         ("/no-http", "complete HTTP response"),
@@ -237,6 +240,34 @@ def test_without_a_list_nothing_is_fetched() -> None:
 def test_what_comes_instead_of_an_image(host, connected, path: str, says: str) -> None:
     name = f"images.example:{host.server_port}"
     assert says in refused(fetcher(name), f"http://{name}{path}", ImageNotFetched)
+
+
+def test_a_host_that_sends_tiny_parts_fast_does_not_stop_the_event_loop(host, connected, monkeypatch) -> None:
+    name = f"images.example:{host.server_port}"
+    parts = most = 0
+    next_event = h11.Connection.next_event
+
+    def count(connection: h11.Connection) -> Any:
+        nonlocal parts
+        parts += 1
+        return next_event(connection)
+
+    monkeypatch.setattr(h11.Connection, "next_event", count)
+
+    async def others() -> None:
+        nonlocal parts, most
+        while True:
+            most, parts = max(most, parts), 0
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        beside = asyncio.ensure_future(others())
+        with pytest.raises(ImageNotFetched):
+            await fetcher(name).fetch(f"http://{name}/interim")
+        beside.cancel()
+
+    asyncio.run(main())
+    assert most <= 3, "parts between two turns of other tasks"
 
 
 def test_a_host_that_is_slow_or_away(host, connected) -> None:

@@ -1,6 +1,7 @@
 """Captions for alt text: which beginnings go, where a long caption ends, and that a stream gives the same text."""
 
 import random
+import time
 
 import pytest
 
@@ -126,3 +127,11 @@ def test_a_stream_waits_for_its_beginning_only() -> None:
 
 def test_fewer_characters_than_a_word_are_refused() -> None:
     assert OPTIONS["max_chars"].kind.low == FEWEST_CHARS  # type: ignore[union-attr]
+
+
+def test_the_time_grows_with_the_length_of_a_run_of_marks_and_not_with_its_square() -> None:
+    """A prompt of 10,000 points is a caption's beginning; the event loop cuts the caption."""
+    text = "." * 20_000 + "!" * 20_000 + "a dog"
+    began = time.thread_time()
+    assert Style(max_chars=40_000).applied(text) == text[:0]
+    assert time.thread_time() - began < 1.0

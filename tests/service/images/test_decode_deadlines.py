@@ -216,7 +216,7 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
     play(scene())
 
 
-@pytest.mark.parametrize("used", ["cpu_seconds", "own_bytes"])
+@pytest.mark.parametrize("used", ["cpu_seconds", "kept_bytes"])
 def test_a_process_that_works_without_an_image_is_replaced(
     used: str, killed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

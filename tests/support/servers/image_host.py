@@ -1,5 +1,6 @@
 """Runs a web host on this machine that answers by the path, well or badly."""
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -47,6 +48,21 @@ def endless(host: Host) -> None:
         host.wfile.write(b"1000\r\n" + b"x" * 4096 + b"\r\n")
 
 
+def tiny(host: Host) -> None:
+    host.send_response(200)
+    host.send_header("Transfer-Encoding", "chunked")
+    host.end_headers()
+    with contextlib.suppress(OSError):  # the client leaves
+        for _ in range(100):
+            host.wfile.write(b"1\r\nx\r\n" * 900)
+
+
+def interim(host: Host) -> None:
+    with contextlib.suppress(OSError):
+        for _ in range(100):
+            host.wfile.write(b"HTTP/1.1 103 \r\n\r\n" * 900)
+
+
 def cut(host: Host) -> None:
     host.send_response(200)
     host.send_header("Content-Length", "10")
@@ -79,6 +95,8 @@ ANSWERS: dict[str, Callable[[Host], None]] = {
     "/nowhere": lambda host: host.reply(302),
     "/drip": drip,
     "/endless": endless,
+    "/tiny": tiny,
+    "/interim": interim,
     "/cut": cut,
     "/no-http": no_http,
 }

@@ -16,6 +16,7 @@ from support.fakes.passing_time import ModuleClock
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, describe
 from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.environment import compiler_environment
+from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
@@ -99,6 +100,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         device_memory: int | None = None,
         dtype: Literal["float32", "int8"] = "float32",
         step_buckets: tuple[int, ...] = (),
+        only_own: bool = False,
         **behaviour: Any,
     ) -> tuple[Builder, list[Event], Path]:
         behaviour.setdefault("on_library", [])
@@ -121,6 +123,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             environment=more,
             timeout=timeout,
             device_memory=device_memory,
+            only_own=only_own,
         )
         return builder, events, folder
 
@@ -136,6 +139,40 @@ def test_all_packages_are_made_and_a_second_run_keeps_them(build: Any) -> None:
     again, events, _ = build(write=False)
     assert again.run().complete
     assert {event.kind for event in events} == {"kept"}
+
+
+@pytest.mark.parametrize("only_own", [False, True])
+def test_packages_that_a_group_could_have_written_are_built_again_where_signatures_are_needed(
+    build: Any, only_own: bool
+) -> None:
+    """Kubernetes gives a volume to a group (fsGroup) at each mount: a member could put code and its record there,
+    which this machine would sign."""
+    _, _, folder = build()
+    (folder / "aot").mkdir(parents=True)
+    assert build(only_own=only_own)[0].run().complete
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(path.stat().st_mode | (0o2770 if path.is_dir() else 0o660))
+    builder, events, _ = build(only_own=only_own)
+    assert builder.run().complete
+    assert {event.kind for event in events} == ({"compiled", "built"} if only_own else {"kept"})
+    if not only_own:
+        return
+    for path in (folder, folder / "aot", *folder.rglob("aot/*")):
+        assert not path.stat().st_mode & 0o022, path
+    again, events, _ = build(only_own=True)
+    assert again.run().complete
+    assert {event.kind for event in events} == {"kept"}
+
+
+@pytest.mark.parametrize("name", ["", "aot"])
+def test_a_folder_of_another_user_is_not_built_in_where_signatures_are_needed(build: Any, name: str) -> None:
+    if os.geteuid():
+        pytest.skip("ONLY ROOT CAN GIVE A FOLDER TO ANOTHER USER")
+    builder, _, folder = build(only_own=True)
+    (folder / "aot").mkdir(parents=True)
+    os.chown(folder / name, 4321, -1)
+    with pytest.raises(BuildError, match="belongs to another user"):
+        builder.run()
 
 
 def test_two_builds_of_one_folder_take_turns(build: Any) -> None:

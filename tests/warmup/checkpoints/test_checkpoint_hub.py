@@ -247,7 +247,8 @@ def test_a_full_disk_is_named_and_nothing_counts(hub: str, small_disk: Path) -> 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     with reserved_port() as nobody:
         port = nobody.getsockname()[1]
-        (line,) = resolve_from_hub(["me/safe"], tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{port}")
-    assert line.startswith(f"'me/safe' is not in the local cache and http://127.0.0.1:{port} cannot be reached (")
+        (line,) = resolve_from_hub(["me/safe"], tmp_path, HF_ENDPOINT=f"http://user:secret@127.0.0.1:{port}")
+    assert "secret" not in line
+    assert line.startswith(f"'me/safe' is not in the local cache and http://…@127.0.0.1:{port} cannot be reached (")
     assert "Connection refused" in line
     assert line.endswith("; check the network and HF_ENDPOINT, or give a folder")

@@ -301,9 +301,11 @@ def test_an_endpoint_that_is_no_url_is_named() -> None:
 
 def test_nobody_at_the_endpoint(tmp_path: Path) -> None:
     with reserved_port() as nobody:
-        options = S3Options(endpoint_url=f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        with pytest.raises(S3Error, match="cannot connect; check the endpoint and the network"):
+        options = S3Options(endpoint_url=f"http://user:secret@127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(S3Error, match="cannot connect; check the endpoint and the network") as caught:
             list_objects(client(options), "bucket", "a", soon())
+    assert "//…@127.0.0.1" in str(caught.value), "everybody may read it in /startup"
+    assert "secret" not in str(caught.value)
 
 
 def test_an_endpoint_that_never_answers_ends_a_listing(black_hole: str) -> None:
