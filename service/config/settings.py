@@ -193,9 +193,9 @@ class HttpSettings:
     hosts: tuple[str, ...] = option(
         (),
         "name by which clients may reach this server, such as captions.example.com or *.example.com; IP addresses, "
-        "localhost, the machine's own name, names without a dot, names of Kubernetes Services and names that end "
-        "with .local, .internal or .home.arpa are allowed too, any other name gets 421; repeat the option, or "
-        "separate names by commas; *: any name",
+        "localhost, the machine's own name (also with .local), names without a dot, names of Kubernetes Services "
+        "and names that end with .internal or .home.arpa are allowed too, any other name gets 421; repeat the "
+        "option, or separate names by commas; *: any name",
         name="allowed_host",
         parse=parse_host_names,
         metavar="HOST",

@@ -34,10 +34,11 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS"})  # a page of another origin canno
 _PREFLIGHT = b"access-control-request-method"  # only a preflight has this header
 # IP addresses, and names that nobody can register: single labels, and names below the domains that are reserved for
 # one machine, one network or one cluster. Docker and Podman name their host `host.docker.internal` and
-# `host.containers.internal`, and home networks have `nas.local`.
+# `host.containers.internal`. Any machine of a network can claim a name below `.local` (RFC 6762), so only this
+# machine's own name is accepted there.
 _OWN_NAME = re.compile(
     r"[0-9.]{1,15}|\[[0-9a-f:.]{2,45}\]|[a-z0-9_-]{1,63}"
-    r"|[a-z0-9._-]{1,253}\.(?:localhost|local|internal|home\.arpa|svc)"
+    r"|[a-z0-9._-]{1,253}\.(?:localhost|internal|home\.arpa|svc|svc\.cluster\.local)"
 )
 _PORT = re.compile(r":[0-9]{0,5}$")
 
@@ -106,7 +107,8 @@ class Guard:
         # The host check stops pages that use DNS rebinding. They have no API key, so a server with keys needs no
         # check.
         self._any_host = EVERY_HOST in http.hosts or (keys is not None and not http.hosts)
-        self._hosts = frozenset((*http.hosts, http.host.lower(), os.uname().nodename.lower()))
+        own = os.uname().nodename.lower()
+        self._hosts = frozenset((*http.hosts, http.host.lower(), own, f"{own.partition('.')[0]}.local"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes an allowed request on. Raises HostRefused, OriginRefused, Unauthorized, and the exceptions of the

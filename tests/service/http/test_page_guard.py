@@ -106,13 +106,14 @@ def test_a_link_from_elsewhere_leads_to_the_page(client: TestClient) -> None:
 OWN = [
     "localhost", "LOCALHOST:8000", "app.localhost", "127.0.0.1:8000", "[::1]:8000", "[fe80::1]", "10.1.2.3",
     "snapcap", "snapcap:80", "snapcap.default.svc", "snapcap.default.svc.cluster.local:8000", "snapcap.d.svc.",
-    "host.docker.internal:11434", "host.containers.internal", "nas.local", "photos.home.arpa",
-    os.uname().nodename, "",
+    "host.docker.internal:11434", "host.containers.internal", "photos.home.arpa",
+    os.uname().nodename, f"{os.uname().nodename.partition('.')[0]}.local:8000", "",
 ]  # fmt: skip
 OTHERS = [
     "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "evil.svc.example",
     "svc.cluster.local.evil.example", "1.2.3.4.5.6.7.8.9.10.evil", "a@localhost.b", "evil.example.",
     "evil.example#.localhost", "docker.internal.evil.example", "local.example", "evil.arpa", "x.notlocal",
+    "claimed-by-another-machine.local",
 ]  # fmt: skip
 
 
