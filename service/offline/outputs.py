@@ -260,8 +260,12 @@ class JsonLines(Output):
     def _open(self) -> int:
         if self.path == STDOUT:
             return os.dup(sys.stdout.fileno())
+        # A pipe that this process may read has a reader until this process ends. A write would then never fail, but
+        # block when the pipe is full; and lines without another reader would be lost.
+        regular = os.path.isfile(self.path) or not os.path.exists(self.path)
+        flags = os.O_RDWR | os.O_CREAT if regular else os.O_WRONLY
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            return os.open(self.path, flags | os.O_APPEND, 0o666)
         except OSError as error:
             raise SettingsError(f"--output {self.path} cannot be written: {error.strerror}") from None
 

@@ -316,6 +316,19 @@ class TestJsonLines:
     def test_a_device_takes_captions(self) -> None:
         write(outputs("a.png", output=os.devnull), "a.png")
 
+    @pytest.mark.timeout(60)  # against for ever
+    def test_a_pipe_has_no_reader_but_its_own(self, here: Path) -> None:
+        """A run that reads the pipe itself waits for ever for room in it, or ends with rows that nobody got."""
+        os.mkfifo(here / "pipe")
+        reader = os.open(here / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+        with closing(outputs("a.png", output="pipe")) as later:
+            later.begin()
+            later.write("a.png", Answer("x"))
+            assert json.loads(os.read(reader, 1 << 16))["file_name"] == "a.png"
+            os.close(reader)
+            with pytest.raises(OutputError, match="--output pipe cannot be written: Broken pipe"):
+                later.write("b.png", Answer("y"))
+
 
 class TestSidecars:
     def test_beside_each_image(self) -> None:
