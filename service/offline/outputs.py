@@ -304,7 +304,10 @@ class Table(JsonLines):
             raise _has_captions(path)
         self._adds = exists and resume  # to the rows that the table has
         self._writes = resume  # the rows of a journal that a killed run left
-        self._in_table = {key for key, row in self._table_rows() if row.error is None}
+        try:
+            self._in_table = {key for key, row in self._table_rows() if row.error is None}
+        except OSError as error:
+            raise SettingsError(f"--output {path} cannot be read: {reason_of(error)}") from None
         super().__init__(f"{path}.jsonl", resume=resume, overwrite=overwrite)
 
     def holds(self, image: str) -> bool:

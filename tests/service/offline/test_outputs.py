@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.arguments import Job
 from snapcap.service.offline.discovery import Failure, Found, OutputError
-from snapcap.service.offline.outputs import JsonLines, Outputs, Sidecars
+from snapcap.service.offline.outputs import TABLES, JsonLines, Outputs, Sidecars
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,10 @@ def regions_of(path: str) -> dict[str, Any]:
         name: json.loads(regions or "null") if isinstance(regions, str) else regions
         for name, regions in given.items()
     }
+
+
+def refuse(*_: object) -> Iterator[Any]:
+    raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def captioned(*images: str) -> list[tuple[str, str, None]]:
@@ -194,6 +199,12 @@ class TestTables:
             outputs("a.png", output=path, resume=True)
         assert Path(path).read_bytes() == data
         assert not Path(f"{path}.jsonl").exists()
+
+    def test_a_table_that_may_not_be_read_is_named(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(outputs("a.png", output=path), "a.png")
+        monkeypatch.setitem(TABLES, Path(path).suffix, TABLES[Path(path).suffix]._replace(read=refuse))
+        with pytest.raises(SettingsError, match=f"--output {path} cannot be read: Permission denied"):
+            outputs("a.png", output=path, resume=True)
 
     def test_a_full_disk_leaves_the_file_before_and_the_journal(
         self, path: str, monkeypatch: pytest.MonkeyPatch
@@ -382,9 +393,6 @@ class TestSidecars:
 
     def test_what_cannot_be_replaced_stays_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
         Path("a.txt").write_text("before")
-
-        def refuse(*_: object) -> None:
-            raise PermissionError(errno.EACCES, "Permission denied")
 
         monkeypatch.setattr(os, "replace", refuse)
         with pytest.raises(PermissionError):
