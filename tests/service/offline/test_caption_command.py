@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -218,6 +219,8 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
             str(folder),
             "-o",
             str(tmp_path / "c.jsonl"),
+            "--cache-dir",
+            str(tmp_path),
             *EAGER,
         ],
         env=clean_environment(TERM="xterm", COLUMNS="120"),
@@ -241,6 +244,8 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
     assert "12/12" in text
     assert "/s" in text
     assert "starting" in text
+    (logged,) = [each for each in re.split(r"[\r\n]+", text) if "prepared weights" in each]
+    assert "starting" not in logged, "a line of the log stands above the bar and not behind it"
 
 
 @pytest.mark.parametrize(
