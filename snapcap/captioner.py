@@ -309,6 +309,8 @@ class Captioner:
                 self._pool.submit(self._begin, asked, _copied(image), future)
             except ValueError as error:  # a closed BytesIO, a released memoryview
                 future.set_exception(error)
+            except RuntimeError as error:  # another thread has closed the pool since the check
+                future.set_exception(_closed() if self._closed else error)
         return future
 
     def _outcome(self, asked: Asked, future: _Pending) -> Caption | CaptionError:

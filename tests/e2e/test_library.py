@@ -419,6 +419,25 @@ def test_what_is_closed_says_so(sample: tuple[Path, str], tmp_path: Path) -> Non
     assert threading.active_count() == before
 
 
+def test_a_batch_goes_on_where_another_thread_closes_it(sample: tuple[Path, str], tmp_path: Path) -> None:
+    """A large array takes a while to copy, and the Captioner is closed meanwhile."""
+
+    class Large(np.ndarray[Any, Any]):
+        def copy(self, *_: object, **__: object) -> Any:
+            closing = threading.Thread(target=one.close)
+            closing.start()
+            closing.join()
+            return np.ndarray.copy(self)
+
+    path, text = sample
+    array = np.asarray(Image.open(path).convert("RGB")).view(Large)
+    with Captioner(backend="eager", buckets=(1,), cache_dir=tmp_path) as one:
+        assert [str(each) for each in one.batch([path, array, path])] == [
+            text,
+            *["this Captioner is closed; make another"] * 2,
+        ]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
