@@ -282,6 +282,7 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
             "https://example.org/a.jpg is a URL, and only files are read: download it first, or send it to the "
             "chat API of a server",
         ),
+        (("",), "IMAGE is empty: name a picture, a folder or a pattern, or - for a list"),
         (("-o", "c.PARQUET"), "--output c.PARQUET needs pyarrow: pip install 'snapcap[parquet]'"),
     ],
 )
