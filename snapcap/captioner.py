@@ -60,6 +60,10 @@ class Caption:
         return self.text
 
 
+# Errors whose message needs no traceback to be understood.
+_SAYS_ALL = (OSError, ImageError, ServiceError, CaptionError)
+
+
 class _Pending(Future[Completion]):
     """Waits for a completion. ``size``: (width, height) of the upright image, once it is decoded."""
 
@@ -87,9 +91,9 @@ class Captioner:
     ``length_penalty``, ``early_stopping``, ``no_repeat_ngram_size``, ``repetition_penalty``, ``max_chars``,
     ``trim_lead``, and ``timeout``, in seconds from the moment when the image is read.
 
-    All methods may be called from several threads; their images share batches. A Captioner sets torch's number of
-    threads and its precision of matrix products for the whole process: artifacts are compiled for one value of
-    each."""
+    All methods may be called from several threads; their images share batches. A process that is forked needs a
+    Captioner of its own. A Captioner sets torch's number of threads and its precision of matrix products for the
+    whole process: artifacts are compiled for one value of each."""
 
     def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
         """Loads a model and warms it up, as `snapcap serve` does before it is ready.
@@ -114,8 +118,9 @@ class Captioner:
         # Pillow reads the pixels of an opened image on first use, and that is not thread-safe.
         self._pillow = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         # A device thread that still runs native code at interpreter shutdown would crash the process.
-        self._end = weakref.finalize(self, _end, self._offline, self._pool)
+        self._end = weakref.finalize(self, _end, self._offline, self._pool, self._process)
 
     @property
     def device(self) -> str:
@@ -191,8 +196,9 @@ class Captioner:
         if not self._closed:
             self._closed = True
             self._end.detach()
-            self._pool.shutdown()
-            self._offline.close()
+            if os.getpid() == self._process:
+                self._pool.shutdown()
+                self._offline.close()
 
     def __enter__(self) -> "Captioner":
         return self
@@ -203,6 +209,7 @@ class Captioner:
     def _asked(self, options: OptionValues, *, live: bool = False) -> Asked:
         if self._closed:
             raise _closed()
+        self._check_process()
         try:
             checked = options_from_json(options, CaptionOptions())
             if live and checked.sampling.searches:
@@ -211,6 +218,14 @@ class Captioner:
         except ServiceError as error:
             raise CaptionError(error.detail) from None
         return Asked(resolved, checked.timeout)
+
+    def _check_process(self) -> None:
+        """Raises CaptionError in a process that was forked with the Captioner in it: it has none of its threads, so
+        that a caption would never come."""
+        if os.getpid() != self._process:
+            raise CaptionError(
+                "this Captioner belongs to the process that made it; make another in each process that is forked"
+            )
 
     def _begin(
         self, asked: Asked, image: Image, future: _Pending, tokens: "queue.SimpleQueue[int | None] | None" = None
@@ -245,6 +260,7 @@ class Captioner:
         )
 
     def _caption(self, asked: Asked, future: _Pending) -> Caption:
+        self._check_process()
         try:
             done = future.result()
         except Exception as error:
@@ -265,7 +281,7 @@ class Captioner:
             return CaptionError("the device failed; the log of snapcap.engine has the cause")
         if isinstance(error, OSError) and error.filename is not None:
             return CaptionError(f"{os.fsdecode(error.filename)}: {reason_of(error)}")
-        known = isinstance(error, OSError | ImageError | ServiceError)
+        known = isinstance(error, _SAYS_ALL)
         return CaptionError(reason_of(error) if known else f"{type(error).__name__}: {reason_of(error)}")
 
     def _in_order(self, images: Iterable[Image], asked: Asked) -> Generator[Caption | CaptionError, None, None]:
@@ -293,13 +309,19 @@ class Captioner:
                 self._pool.submit(self._begin, asked, _copied(image), future)
             except ValueError as error:  # a closed BytesIO, a released memoryview
                 future.set_exception(error)
+            except RuntimeError as error:  # another thread has closed the pool since the check
+                future.set_exception(_closed() if self._closed else error)
         return future
 
     def _outcome(self, asked: Asked, future: _Pending) -> Caption | CaptionError:
         try:
             return self._caption(asked, future)
         except CaptionError as error:
-            return error
+            # The frames of a traceback keep the image in memory: as long as the caller keeps the error, and until a
+            # garbage collection, because the traceback and the future refer to each other.
+            if isinstance(error.__cause__, _SAYS_ALL):
+                error.__cause__.__context__ = error.__cause__.__traceback__ = None
+            return error.with_traceback(None)
 
     def _pieces(self, asked: Asked, image: Image) -> Generator[str, None, None]:
         future = _Pending()
@@ -361,7 +383,10 @@ def _closed() -> CaptionError:
     return CaptionError("this Captioner is closed; make another")
 
 
-def _end(offline: OfflineModel, pool: ThreadPoolExecutor) -> None:
-    """Ends a Captioner that was never closed. Waits for the device thread for a limited time, as it may hang."""
+def _end(offline: OfflineModel, pool: ThreadPoolExecutor, process: int) -> None:
+    """Ends a Captioner that was never closed. Waits for the device thread for a limited time, as it may hang. Does
+    nothing in a process that was forked: a lock may have been taken when it was, and is then never free again."""
+    if os.getpid() != process:
+        return
     pool.shutdown(wait=False, cancel_futures=True)
     offline.close(_PATIENCE_S)

@@ -109,6 +109,8 @@ def _check_places(job: Job) -> None:
     """Raises SettingsError for an operand or an output that cannot be read or written, whatever is in it."""
     for image in filter(is_url, job.images):
         raise SettingsError(f"{image} {NOT_READ}")
+    if not all(job.images):  # a shell's variable that is not set
+        raise SettingsError("IMAGE is empty: name a picture, a folder or a pattern, or - for a list")
     if job.output is None:
         return
     if is_url(job.output):

@@ -6,6 +6,7 @@ or 143: Ctrl-C or SIGTERM ended the run. Captions written so far are kept.
 """
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -63,8 +64,9 @@ def caption(settings: Settings, job: Job) -> int:
         except OutputError as error:
             tally.error = tally.error or str(error)
         tally.failures[:0] = found.failures
-        own = {job.output, f"{job.output}.jsonl", *map(sidecar, found.images)}
-        others = [each for each in found.others if each not in own]
+        files = {os.path.abspath(path) for path in (job.output, f"{job.output}.jsonl")} if job.output else ()
+        own = set(map(sidecar, found.images))
+        others = [each for each in found.others if each not in own and os.path.abspath(each) not in files]
         _report(tally, len(outputs.todo), outputs.held, others, as_json=settings.log.format == "json")
     if tally.signal is not None:
         return 128 + tally.signal

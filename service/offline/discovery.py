@@ -4,7 +4,7 @@ import glob
 import mimetypes
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 
 from snapcap.models.dataclass import dataclass
@@ -82,12 +82,15 @@ class _Finder:
         if not path:  # an empty line of the list on standard input
             return
         if not os.path.isdir(path):
-            if os.path.exists(path):
-                self._add(path)
-            elif is_url(path):
-                self._fail(path, NOT_READ, is_image=False)
+            try:
+                os.stat(path)
+            except (OSError, ValueError) as error:  # ValueError: the name has a null byte
+                if is_url(path):
+                    self._fail(path, NOT_READ, is_image=False)
+                elif self._is_new(path):
+                    self._fail(path, reason_of(error))
             else:
-                self._fail(path, "No such file or directory")
+                self._add(path)
             return
         before = self._taken, len(self.found.failures)
         self._scan(path)
@@ -97,7 +100,7 @@ class _Finder:
 
     def take_pattern(self, pattern: str) -> None:
         before = self._taken
-        for path in sorted(glob.iglob(pattern, recursive=True)):
+        for path in sorted(_matches(pattern)):
             if os.path.isdir(path):
                 self._scan(path)
             else:
@@ -152,6 +155,38 @@ class _Finder:
 
     def _fail(self, path: str, reason: str, *, is_image: bool = True) -> None:
         self.found.failures.append(Failure(path, reason, is_image))
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """Yields the paths that a pattern matches, as `glob` does, but `**` ends at a link to a folder above the link:
+    `glob` would yield a picture again for each of 40 turns, and not end in a folder with two such links."""
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        yield from glob.iglob(pattern)
+        return
+    at = parts.index("**")
+    rest = parts[at + 1 :] or ["*"]
+    start = os.sep.join(parts[:at]) or os.sep
+    for top in glob.iglob(start) if at else ("",):
+        for folder in _folders(top):
+            yield from _matches(os.path.join(glob.escape(folder), *rest))
+
+
+def _folders(top: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Yields a folder and the folders below it. Hidden folders are left out, and links to a folder in ``above``,
+    which has the device and number of each folder on the way."""
+    try:
+        state = os.stat(top or os.curdir)
+        names = sorted(name for name in os.listdir(top or os.curdir) if not name.startswith("."))
+    except OSError:
+        return
+    key = (state.st_dev, state.st_ino)
+    if key in above:
+        return
+    yield top
+    for path in (os.path.join(top, name) for name in names):
+        if os.path.isdir(path):
+            yield from _folders(path, above | {key})
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

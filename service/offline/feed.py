@@ -65,15 +65,23 @@ class OfflineModel:
         self._task = settings.model.task
         self._model: Model | None = None
         self._changed = threading.Event()
+        self._abandoned = False
         self._status = StartupStatus()
         self._device = DeviceThread(
             settings, Timeline.since_exec(), self._status, lambda work: None, self._ready, self._failed
         )
 
     def start(self) -> Model:
-        """Loads the model and returns it when it is warm. Raises the exception of a failed start."""
-        self._device.start()
-        self._changed.wait()
+        """Loads the model and returns it when it is warm. Raises the exception of a failed start. An interruption
+        by Ctrl-C ends the engine, as nobody will close it."""
+        try:
+            self._device.start()
+            self._changed.wait()
+        except BaseException:
+            self._abandoned = True  # set before the model is read; `_ready` does both in the opposite order
+            if self._model is not None:
+                self._model.engine.stop()
+            raise
         if self._model is None:
             raise self.error or RuntimeError("the start failed")
         return self._model
@@ -98,6 +106,8 @@ class OfflineModel:
         checkpoint = replace(checkpoint, transform=with_library(checkpoint.transform, library))
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
         self._model = Model(checkpoint, engine, loaded.plan, self._status.state.tier or "", defaults)
+        if self._abandoned:
+            engine.stop()
         self._changed.set()
 
     def _failed(self, error: Exception) -> None:

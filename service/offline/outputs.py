@@ -260,8 +260,12 @@ class JsonLines(Output):
     def _open(self) -> int:
         if self.path == STDOUT:
             return os.dup(sys.stdout.fileno())
+        # A pipe that this process may read has a reader until this process ends. A write would then never fail, but
+        # block when the pipe is full; and lines without another reader would be lost.
+        regular = os.path.isfile(self.path) or not os.path.exists(self.path)
+        flags = os.O_RDWR | os.O_CREAT if regular else os.O_WRONLY
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            return os.open(self.path, flags | os.O_APPEND, 0o666)
         except OSError as error:
             raise SettingsError(f"--output {self.path} cannot be written: {error.strerror}") from None
 
@@ -300,7 +304,10 @@ class Table(JsonLines):
             raise _has_captions(path)
         self._adds = exists and resume  # to the rows that the table has
         self._writes = resume  # the rows of a journal that a killed run left
-        self._in_table = {key for key, row in self._table_rows() if row.error is None}
+        try:
+            self._in_table = {key for key, row in self._table_rows() if row.error is None}
+        except OSError as error:
+            raise SettingsError(f"--output {path} cannot be read: {reason_of(error)}") from None
         super().__init__(f"{path}.jsonl", resume=resume, overwrite=overwrite)
 
     def holds(self, image: str) -> bool:

@@ -112,8 +112,9 @@ class LineHandler(logging.StreamHandler[TextIO]):
                 if left_out := self._left_out:
                     self._left_out -= left_out
                     records.append(_lines_left_out(left_out))
-                self.stream.write("".join(f"{self.format(record)}\n" for record in records))
-                super().flush()
+                # Looked up for each line: a progress bar replaces it, to draw lines above the bar.
+                sys.stderr.write("".join(f"{self.format(record)}\n" for record in records))
+                sys.stderr.flush()
         except Exception:
             self.handleError(records[-1])
         finally:

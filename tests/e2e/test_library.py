@@ -1,8 +1,10 @@
 """`from snapcap import Captioner`: the server's engine in somebody's own process."""
 
+import gc
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -331,6 +333,79 @@ def test_none_is_an_option_that_is_not_given(tmp_path: Path) -> None:
     assert chosen == Settings()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of a process with threads
+def test_a_forked_process_is_told_to_make_its_own(captioner: Captioner, sample: tuple[Path, str]) -> None:
+    """No thread of a Captioner comes along, so a caption never comes and a lock may never be free."""
+    path, text = sample
+    batch = captioner.batch([path] * 40)
+    next(batch)
+
+    def answers() -> Iterator[str]:
+        for ask in (lambda: captioner(path), lambda: next(batch)):
+            try:
+                yield str(ask())
+            except CaptionError as error:
+                yield str(error)
+
+    ours, theirs = os.pipe()
+    if (child := os.fork()) == 0:
+        signal.alarm(30)  # against for ever
+        try:
+            os.write(theirs, "|".join(answers()).encode())
+            captioner.close()
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as said:
+        first, second = said.read().decode().split("|")
+    assert os.waitpid(child, 0)[1] == 0
+    assert (
+        first
+        == second
+        == ("this Captioner belongs to the process that made it; make another in each process that is forked")
+    )
+    assert captioner(path).text == text
+
+
+def test_an_interrupted_start_leaves_no_engine(tmp_path: Path) -> None:
+    """In a notebook the interpreter goes on after Ctrl-C, and the model would stay in memory."""
+    code = (
+        "import os, signal, sys, threading, time\n"
+        "from snapcap import Captioner\n"
+        "from snapcap.service.offline import feed\n"
+        "load = feed.DeviceThread._run\n"
+        "def run(self):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(0.2)\n"
+        "    load(self)\n"
+        "feed.DeviceThread._run = run\n"
+        "try:\n"
+        "    Captioner(backend='eager', buckets=(1,), cache_dir=sys.argv[1])\n"
+        "except KeyboardInterrupt:\n"
+        "    until = time.monotonic() + 60\n"
+        "    while threading.active_count() > 1 and time.monotonic() < until: time.sleep(0.05)\n"
+        "    print([each.name for each in threading.enumerate()])"
+    )
+    run = python("-c", code, str(tmp_path))
+    assert (run.returncode, run.stdout.strip()) == (0, "['MainThread']"), run.stderr
+
+
+def test_an_error_does_not_keep_its_image(captioner: Captioner) -> None:
+    """A folder with a thousand broken photos would otherwise hold all of them in memory."""
+    data = bytes(range(256)) * 8
+    before = sys.getrefcount(data)
+    gc.disable()
+    try:
+        errors = list(captioner.batch([data] * 5))
+        until = time.monotonic() + 20
+        while sys.getrefcount(data) > before and time.monotonic() < until:  # a decode thread goes on to its next
+            time.sleep(0.01)
+        assert sys.getrefcount(data) == before
+    finally:
+        gc.enable()
+    assert all(isinstance(error, CaptionError) for error in errors)
+
+
 def test_what_is_closed_says_so(sample: tuple[Path, str], tmp_path: Path) -> None:
     before = threading.active_count()
     with Captioner(backend="eager", buckets=(1,), cache_dir=tmp_path) as one:
@@ -342,6 +417,25 @@ def test_what_is_closed_says_so(sample: tuple[Path, str], tmp_path: Path) -> Non
         one(sample[0])
     assert [str(each) for each in batch] == [sample[1]] * 2
     assert threading.active_count() == before
+
+
+def test_a_batch_goes_on_where_another_thread_closes_it(sample: tuple[Path, str], tmp_path: Path) -> None:
+    """A large array takes a while to copy, and the Captioner is closed meanwhile."""
+
+    class Large(np.ndarray[Any, Any]):
+        def copy(self, *_: object, **__: object) -> Any:
+            closing = threading.Thread(target=one.close)
+            closing.start()
+            closing.join()
+            return np.ndarray.copy(self)
+
+    path, text = sample
+    array = np.asarray(Image.open(path).convert("RGB")).view(Large)
+    with Captioner(backend="eager", buckets=(1,), cache_dir=tmp_path) as one:
+        assert [str(each) for each in one.batch([path, array, path])] == [
+            text,
+            *["this Captioner is closed; make another"] * 2,
+        ]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -150,6 +151,18 @@ def test_sidecars(photos: tuple[Path, dict[str, str]], compiled_options: tuple[s
     assert (summary["not_pictures"], Path(summary["left_out"]).name) == (1, "notes.md"), "sidecars are its own"
 
 
+@pytest.mark.parametrize(("folder", "output"), [(".", "c.csv"), ("../{}", "c.csv"), (".", "../{}/c.csv")])
+def test_a_file_of_captions_is_its_own_however_it_is_named(folder: str, output: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "c.csv").write_text("file_name,caption,error\r\na.png,x,\r\n")
+    (tmp_path / "notes.md").touch()
+    operands = [each.format(tmp_path.name) for each in (folder, "-o", output)]
+    program = f"import os, sys; os.chdir({str(tmp_path)!r}); from snapcap.service.cli.main import main\n"
+    run = python("-c", f"{program}main(['caption', '--resume', *sys.argv[1:]])", *operands)
+    assert run.returncode == 0, run.stderr
+    assert "there_already=1 not_pictures=1 left_out=" in run.stderr
+
+
 def test_a_list_on_standard_input_and_lines_on_standard_output(
     samples: dict[Path, str], compiled_options: tuple[str, ...]
 ) -> None:
@@ -218,6 +231,8 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
             str(folder),
             "-o",
             str(tmp_path / "c.jsonl"),
+            "--cache-dir",
+            str(tmp_path),
             *EAGER,
         ],
         env=clean_environment(TERM="xterm", COLUMNS="120"),
@@ -241,6 +256,8 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
     assert "12/12" in text
     assert "/s" in text
     assert "starting" in text
+    (logged,) = [each for each in re.split(r"[\r\n]+", text) if "prepared weights" in each]
+    assert "starting" not in logged, "a line of the log stands above the bar and not behind it"
 
 
 @pytest.mark.parametrize(
@@ -265,6 +282,7 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
             "https://example.org/a.jpg is a URL, and only files are read: download it first, or send it to the "
             "chat API of a server",
         ),
+        (("",), "IMAGE is empty: name a picture, a folder or a pattern, or - for a list"),
         (("-o", "c.PARQUET"), "--output c.PARQUET needs pyarrow: pip install 'snapcap[parquet]'"),
     ],
 )

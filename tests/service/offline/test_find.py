@@ -1,6 +1,7 @@
 """Which files the operands of `snapcap caption` mean."""
 
 import errno
+import glob
 import os
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ class TestFinds:
         assert find("photos/*").images == ["photos/a b.png", "photos/b.JPG", "photos/sub/c.jpeg", "photos/ü.webp"]
         assert find("photos/**/*.png") == Found(["photos/a b.png", "photos/sub/deep/d.png"])
 
+    @pytest.mark.timeout(60)  # against for ever
+    def test_a_pattern_ends_where_a_link_leads_back(self, folder: Path) -> None:
+        (folder / "far/away").mkdir(parents=True)
+        (folder / "far/away/f.png").touch()
+        for name, target in (("one", "."), ("two", "../photos"), ("away", "../far/away")):
+            (folder / "photos" / name).symlink_to(target, target_is_directory=True)
+        assert find("photos/**/*.png").images == ["photos/a b.png", "photos/away/f.png", "photos/sub/deep/d.png"]
+
+    @pytest.mark.parametrize(
+        "pattern", ["**/*.png", "photos/**", "*/**/deep/**/*", "photos/**/sub/*.jpeg", "photos/.git/**/*", "**"]
+    )
+    def test_a_pattern_of_folders_means_what_it_means_elsewhere(self, pattern: str) -> None:
+        files = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+        found = find(pattern)
+        assert {*files} == {*found.images, *found.others}
+
     def test_a_file_whose_name_looks_like_a_pattern(self) -> None:
         Path("photos/x[1].png").touch()
         assert find("photos/x[1].png") == Found(["photos/x[1].png"])
@@ -90,13 +107,18 @@ class TestFinds:
 
     def test_what_is_missing_is_named(self) -> None:
         Path("empty/inside").mkdir(parents=True)
-        found = find("photos/b.JPG", "gone.png", "empty", "*.png", "-", lines=(b"lost.jpg\n",))
+        Path("loop").symlink_to("loop")
+        lines = (b"lost.jpg\n", b"loop\n", b"a.png\0b.png\n", b"lost.jpg\n", b"x" * 300)
+        found = find("photos/b.JPG", "gone.png", "empty", "*.png", "-", lines=lines)
         assert found.images == ["photos/b.JPG"]
         assert [(each.path, each.reason.partition(";")[0]) for each in found.failures] == [
             ("gone.png", "No such file or directory"),
             ("empty", "no picture in this folder"),
             ("*.png", "no picture matches"),
             ("lost.jpg", "No such file or directory"),
+            ("loop", "Too many levels of symbolic links"),
+            ("a.png\0b.png", "embedded null byte"),
+            ("x" * 300, "File name too long"),
         ]
 
     def test_pictures_are_known_by_their_first_bytes(self) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.arguments import Job
 from snapcap.service.offline.discovery import Failure, Found, OutputError
-from snapcap.service.offline.outputs import JsonLines, Outputs, Sidecars
+from snapcap.service.offline.outputs import TABLES, JsonLines, Outputs, Sidecars
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,10 @@ def regions_of(path: str) -> dict[str, Any]:
         name: json.loads(regions or "null") if isinstance(regions, str) else regions
         for name, regions in given.items()
     }
+
+
+def refuse(*_: object) -> Iterator[Any]:
+    raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def captioned(*images: str) -> list[tuple[str, str, None]]:
@@ -194,6 +199,12 @@ class TestTables:
             outputs("a.png", output=path, resume=True)
         assert Path(path).read_bytes() == data
         assert not Path(f"{path}.jsonl").exists()
+
+    def test_a_table_that_may_not_be_read_is_named(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(outputs("a.png", output=path), "a.png")
+        monkeypatch.setitem(TABLES, Path(path).suffix, TABLES[Path(path).suffix]._replace(read=refuse))
+        with pytest.raises(SettingsError, match=f"--output {path} cannot be read: Permission denied"):
+            outputs("a.png", output=path, resume=True)
 
     def test_a_full_disk_leaves_the_file_before_and_the_journal(
         self, path: str, monkeypatch: pytest.MonkeyPatch
@@ -316,6 +327,19 @@ class TestJsonLines:
     def test_a_device_takes_captions(self) -> None:
         write(outputs("a.png", output=os.devnull), "a.png")
 
+    @pytest.mark.timeout(60)  # against for ever
+    def test_a_pipe_has_no_reader_but_its_own(self, here: Path) -> None:
+        """A run that reads the pipe itself waits for ever for room in it, or ends with rows that nobody got."""
+        os.mkfifo(here / "pipe")
+        reader = os.open(here / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+        with closing(outputs("a.png", output="pipe")) as later:
+            later.begin()
+            later.write("a.png", Answer("x"))
+            assert json.loads(os.read(reader, 1 << 16))["file_name"] == "a.png"
+            os.close(reader)
+            with pytest.raises(OutputError, match="--output pipe cannot be written: Broken pipe"):
+                later.write("b.png", Answer("y"))
+
 
 class TestSidecars:
     def test_beside_each_image(self) -> None:
@@ -369,9 +393,6 @@ class TestSidecars:
 
     def test_what_cannot_be_replaced_stays_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
         Path("a.txt").write_text("before")
-
-        def refuse(*_: object) -> None:
-            raise PermissionError(errno.EACCES, "Permission denied")
 
         monkeypatch.setattr(os, "replace", refuse)
         with pytest.raises(PermissionError):
