@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -30,6 +31,18 @@ std::unique_ptr<Tensor> row_by_row(const Tensor& tensor) {
   std::unique_ptr<Tensor> made(make_tensor(tensor.dims, tensor.sizes.data(), tensor.dtype));
   copy(*made, tensor);
   return made;
+}
+
+// Whether no dimension lies inside a later one in memory. torch gives the sorted numbers of any tensor the order that
+// its dimensions have.
+bool row_order(const Tensor& tensor) {
+  int64_t outer = std::numeric_limits<int64_t>::max();
+  for (int64_t dim = 0; dim < tensor.dims; ++dim) {
+    if (tensor.sizes[dim] == 1 || tensor.strides[dim] == 0) continue;
+    if (tensor.strides[dim] > outer) return false;
+    outer = tensor.strides[dim];
+  }
+  return true;
 }
 
 // Rows of numbers along the last dimension of a tensor that lies row by row.
@@ -89,7 +102,10 @@ AOTITorchError order_rows(const char* name, const Tensor& given, int64_t dim, in
     const std::unique_ptr<Tensor> contiguous = row_by_row(given);
     const Tensor& self = *contiguous;
     const Rows rows(self, dim);
-    if (most < 0) most = rows.length;
+    if (most < 0) {  // a sort
+      require(row_order(given), "numbers in another order than row by row are not served");
+      most = rows.length;
+    }
     require(most <= rows.length, "more numbers are asked for than there are");
     auto sizes = self.sizes;
     sizes[self.dims - 1] = most;
