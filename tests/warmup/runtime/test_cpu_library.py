@@ -200,6 +200,17 @@ def test_sums_are_torchs(library: Any, dim: int) -> None:
         assert torch.equal(sums, each.cumsum(dim)), each.dtype
 
 
+@pytest.mark.parametrize("numbers", [torch.rand(7, 5).T, torch.rand(7, 10).T[::2]], ids=["close", "with gaps"])
+def test_an_order_that_torch_would_keep_of_sorted_numbers_is_refused(
+    numbers: Tensor, library: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Results lie row by row, and a package was compiled for torch's strides."""
+    assert torch.sort(numbers, dim=-1).values.stride() == (1, 5)
+    with pytest.raises(AotiError):
+        library("sort_stable", numbers, None, ctypes.c_int64(-1), ctypes.c_int32(0), results=2)
+    assert "in another order" in capfd.readouterr().err
+
+
 def test_an_order_that_torch_would_keep_is_refused(library: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Results lie row by row, and a package was compiled for torch's strides."""
     with pytest.raises(AotiError):
@@ -352,6 +363,29 @@ def test_memory_of_large_results_is_used_again(handle: int) -> None:
         multiply()
     pages = 640 * (1 << 14) * 4 // resource.getpagesize()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages
+
+
+def address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def test_a_product_by_int8_that_lacks_memory_keeps_none(handle: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its result of 1 MiB is made before the rows of int8, for which the memory does not suffice."""
+    libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
+    rows = torch.ones(1, 1 << 16).expand(1 << 12, 1 << 16)
+    tensors = rows, torch.ones(64, 1 << 16, dtype=torch.int8), torch.ones(64)
+    given = [over_tensor(libtorch, each) for each in tensors]
+    taken, (soft, hard) = [], resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + (128 << 20), hard))
+    try:
+        for _ in range(30):
+            handles = [Handle(each.handle) for each in given]
+            assert functions.aoti_torch_cpu__weight_int8pack_mm(*handles, ctypes.byref(Handle())) == 1
+            taken.append(address_space())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert "bad_alloc" in capfd.readouterr().err
+    assert taken[-1] - taken[0] < 8 << 20
 
 
 def test_bytes_are_read_as_numbers(library: Any) -> None:
