@@ -388,6 +388,22 @@ def test_a_product_by_int8_that_lacks_memory_keeps_none(handle: int, capfd: pyte
     assert taken[-1] - taken[0] < 8 << 20
 
 
+def test_memory_that_is_kept_for_results_is_given_up_where_memory_lacks(
+    handle: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    libtorch, (soft, hard) = Libtorch(handle), resource.getrlimit(resource.RLIMIT_AS)
+    for each in [libtorch.empty("uint8", (100 << 20,), (1,)) for _ in range(4)]:
+        libtorch.delete(Handle(each))  # kept
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + (50 << 20), hard))
+    try:
+        libtorch.delete(Handle(libtorch.empty("uint8", (300 << 20,), (1,))))
+        with pytest.raises(AotiError):
+            libtorch.empty("uint8", (1 << 40,), (1,))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert capfd.readouterr().err.count("bad_alloc") == 1
+
+
 def test_bytes_are_read_as_numbers(library: Any) -> None:
     numbers = torch.tensor([1.5, -2.0, 3.25])
     (read,) = library("view_dtype", numbers.view(torch.int8), FLOAT32, results=1)
