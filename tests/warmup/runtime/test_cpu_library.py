@@ -3,6 +3,8 @@
 import ctypes
 import math
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,38 @@ def test_what_a_product_does_not_serve_is_refused(library: Any, capfd: pytest.Ca
         with pytest.raises(AotiError):
             library("mm_out", out, left, right)
         assert reason in capfd.readouterr().err
+
+
+EMPTY = """
+import ctypes, sys, torch
+from pathlib import Path
+from snapcap.warmup.artifacts.manifest import VerifiedFile
+from snapcap.warmup.runtime.aoti.native import Libtorch
+from snapcap.warmup.runtime.aoti.packages import open_cpu_library
+from snapcap.warmup.runtime.aoti.torch_packages import over_tensor
+
+handle, Handle = open_cpu_library(VerifiedFile.of(Path(sys.argv[1]))), ctypes.c_void_p
+libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
+
+def given(*tensors):
+    kept.extend(made := [over_tensor(libtorch, each) for each in tensors])
+    return [Handle(each.handle) for each in made]
+
+kept, out = [], [ctypes.byref(Handle()) for _ in range(2)]
+print(functions.aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
+    *given(torch.ones(1, 1, 3, 4), torch.ones(1, 1, 0, 4), torch.ones(1, 1, 0, 4)),
+    *(ctypes.c_double(0), 0, None, None, *out),
+))
+print(functions.aoti_torch_cpu__weight_int8pack_mm(
+    *given(torch.ones(20, 0), torch.ones(3, 0, dtype=torch.int8), torch.ones(3)), out[0]))
+"""
+
+
+def test_attention_without_keys_and_products_without_depth_are_refused(handle: int, tmp_path: Path) -> None:
+    """In a process of its own, which a division by 0 would end."""
+    command = [sys.executable, "-c", EMPTY, str(compiled_library(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("1\n1\n", 0), done.stderr
 
 
 def attention(

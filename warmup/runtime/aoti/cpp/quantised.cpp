@@ -325,7 +325,7 @@ SNAPCAP_C AOTITorchError aoti_torch_cpu__weight_int8pack_mm(AtenTensorHandle sel
                 scales->row_major() && self->strides[1] == 1,
             "products by int8 are served of float32, row by row");
     const int64_t rows = self->sizes[0], depth = self->sizes[1], columns = weight->sizes[0];
-    require(weight->sizes[1] == depth && scales->sizes[0] == columns && depth <= kDeepest,
+    require(weight->sizes[1] == depth && scales->sizes[0] == columns && depth > 0 && depth <= kDeepest,
             "the shapes of a product by int8 do not fit");
     const int64_t shape[2] = {rows, columns};
     std::unique_ptr<Tensor> made(make_tensor(2, shape, kFloat32));
