@@ -102,10 +102,7 @@ AOTITorchError order_rows(const char* name, const Tensor& given, int64_t dim, in
     const std::unique_ptr<Tensor> contiguous = row_by_row(given);
     const Tensor& self = *contiguous;
     const Rows rows(self, dim);
-    if (most < 0) {  // a sort
-      require(row_order(given), "numbers in another order than row by row are not served");
-      most = rows.length;
-    }
+    if (most < 0) most = rows.length;
     require(most <= rows.length, "more numbers are asked for than there are");
     auto sizes = self.sizes;
     sizes[self.dims - 1] = most;
@@ -142,6 +139,8 @@ void sum_up(const Tensor& self, const Tensor& result, int64_t dim) {
 
 SNAPCAP_C AOTITorchError aoti_torch_cpu_sort_stable(AtenTensorHandle self, int32_t*, int64_t dim, int32_t descending,
                                                     AtenTensorHandle* values, AtenTensorHandle* indices) {
+  const auto check = [&] { require(row_order(*self), "numbers in another order than row by row are not served"); };
+  if (const AOTITorchError refused = guarded(__func__, check)) return refused;
   return order_rows(__func__, *self, dim, -1, descending != 0, values, indices);
 }
 
