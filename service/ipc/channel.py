@@ -1,6 +1,7 @@
 """Exchanges messages with another process on the event loop of the HTTP process."""
 
 import asyncio
+import errno
 import socket
 import threading
 from collections.abc import Callable
@@ -101,6 +102,8 @@ class LoopChannel(Generic[M]):
             sent = self._end.send(self._waiting)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # the other process has ended: the end of file follows
-            sent = len(self._waiting)
+        except OSError as error:
+            if error.errno in (errno.ENOBUFS, errno.ENOMEM):  # the event loop tries again
+                return
+            sent = len(self._waiting)  # the other process has ended: the end of file follows
         del self._waiting[:sent]

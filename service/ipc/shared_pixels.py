@@ -94,11 +94,15 @@ def write_image(file: int, pixels: bytes | bytearray) -> None:
 
     Raises:
         ValueError: the file has another size than the pixels.
+        OSError: memory or the disk has no room for all pixels.
     """
     size = os.lseek(file, 0, os.SEEK_END)  # lseek is allowed in a confined process, unlike opening a file
     if len(pixels) != size:
         raise ValueError(f"{len(pixels)} bytes of pixels for a file of {size}")
-    os.pwrite(file, pixels, 0)
+    rest, at = memoryview(pixels), 0
+    while rest:  # a call writes a part where memory or the disk fills up, and the next call fails
+        written = os.pwrite(file, rest, at)
+        rest, at = rest[written:], at + written
 
 
 class Slots:

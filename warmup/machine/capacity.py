@@ -21,10 +21,10 @@ def control_groups(controller: str) -> Iterator[Path]:
 
     A container may see its own group as the root of the tree, so a yielded folder may not exist."""
     try:
-        lines = MEMBERSHIP.read_text().splitlines()
+        lines = os.fsdecode(MEMBERSHIP.read_bytes()).split("\n")
     except OSError:  # not on Linux
         return
-    for line in lines:
+    for line in filter(None, lines):
         number, controllers, name = line.split(":", 2)
         if number == "0" and not controllers:
             roots = (MOUNTS, MOUNTS / "unified")

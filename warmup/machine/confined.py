@@ -107,8 +107,8 @@ def forget_environment() -> None:
         _overwrite(value)
     os.environ.clear()
     try:
-        # Fields 50 and 51 of proc(5), counted behind the name, which may have spaces.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        # Fields 50 and 51 of proc(5), counted behind the name, which may have spaces and half a letter.
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         first, end = int(fields[47]), int(fields[48])
     except (OSError, ValueError, IndexError):  # not Linux
         return

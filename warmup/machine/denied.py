@@ -73,8 +73,12 @@ def library_file(content: bytes) -> Iterator[str]:
             yield file.name
         return
     descriptor = memory_file("snapcap-library", runs=True)
-    with os.fdopen(descriptor, "wb", closefd=False) as memory:
-        memory.write(content)
+    try:
+        with os.fdopen(descriptor, "wb", closefd=False) as memory:
+            memory.write(content)
+    except OSError:
+        os.close(descriptor)
+        raise
     # The descriptor stays open. The linker knows a library by its name: another library with the same descriptor
     # number would be taken for this one.
     yield f"/proc/self/fd/{descriptor}"

@@ -1,6 +1,7 @@
 """The socket between the two processes: nobody waits on the event loop, and nothing is lost or out of order."""
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -58,6 +59,29 @@ def test_who_sends_does_not_wait_for_an_end_that_does_not_read(ends: tuple[socke
         return received(theirs, MANY)
 
     assert on_a_loop(ours, use) == [Cancel(number) for number in range(MANY)]
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_messages_that_the_system_has_no_memory_for_are_sent_later(
+    ends: tuple[socket.socket, socket.socket], number: int
+) -> None:
+    class Short(socket.socket):
+        left = 3
+
+        def send(self, data: Any, flags: int = 0) -> int:
+            if self.left:
+                self.left -= 1
+                raise OSError(number, os.strerror(number))
+            return super().send(data, flags)
+
+    def use(channel: Channel) -> list[Message]:
+        channel.send(Cancel(1))
+        channel.send(Cancel(2))
+        return received(ends[1], 2)
+
+    with Short(fileno=ends[0].detach()) as ours:
+        ends[1].settimeout(PATIENCE / 2)
+        assert on_a_loop(ours, use) == [Cancel(1), Cancel(2)]
 
 
 def test_a_channel_says_when_too_much_waits_and_when_it_does_no_more(

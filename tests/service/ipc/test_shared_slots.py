@@ -1,9 +1,12 @@
 """The slots of the shared pixels, whatever happens in whatever order to clients, decode processes and engine."""
 
 import asyncio
+import os
+import resource
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
@@ -11,6 +14,7 @@ from support.fakes.decode_world import COMPLETION, QUEUE, SLOTS, World, play, tu
 from snapcap.service.engine.remote.messages import Cancel, Submit, Turn
 from snapcap.service.errors import NotReady, UnprocessableImage
 from snapcap.service.images.messages import Refused
+from snapcap.service.ipc.shared_pixels import image_file, write_image
 from snapcap.service.limits import QueueFull
 
 
@@ -118,3 +122,17 @@ def test_no_slot_is_lost_and_no_two_requests_share_one(steps: list[tuple[str, in
         await history.end()
 
     play(scene())
+
+
+def test_pixels_of_which_only_a_part_has_room_are_an_error() -> None:
+    """Otherwise the rest of the picture would be black, and its caption wrong."""
+    file, (soft, hard) = image_file((20, 50)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # writes end there, as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_image(file, b"\x7f" * 3000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    write_image(file, b"\x7f" * 3000)
+    assert os.pread(file, 3000, 0) == b"\x7f" * 3000
+    os.close(file)

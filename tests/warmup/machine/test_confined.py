@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.servers.server_process import clean_environment as environment_of_tests
+from support.servers.server_process import python
 
 from snapcap.warmup.machine import confined
 from snapcap.warmup.machine.confined import clean_environment
@@ -155,6 +156,17 @@ def test_a_process_that_forgot_its_environment_has_no_secret_left(found: dict[st
     assert copies >= 2, "in the kernel's block, and as Python has it"
     assert (in_proc, known) == (1, True)
     assert (found["secret"], found["getenv"]) == ([0, 0, False], None)
+
+
+def test_a_process_of_any_name_forgets_its_environment() -> None:
+    """The kernel cuts a name after 15 bytes, also in the middle of a letter."""
+    program = (
+        "import ctypes; from snapcap.warmup.machine.confined import forget_environment\n"
+        "ctypes.CDLL(None).prctl(15, 'servidor-de-imágenes'.encode()); forget_environment()\n"
+        "print(open('/proc/self/environ', 'rb').read().count(b'a-secret'))"
+    )
+    done = python("-c", program, AWS_SECRET_ACCESS_KEY=SECRET)
+    assert done.stdout == "0\n", done.stderr
 
 
 def test_a_child_gets_no_secret_of_its_parents_environment() -> None:

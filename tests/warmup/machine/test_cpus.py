@@ -56,6 +56,16 @@ def test_the_limit_is_that_of_the_control_groups(
     assert cpu_limit() == limit
 
 
+def test_a_control_group_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes any bytes but a line break."""
+    name = b"caf\xe9\x0b"
+    (tmp_path / "membership").write_bytes(b"0::/" + name + b"\n")
+    write(tmp_path / os.fsdecode(name) / "cpu.max", "300000 100000")
+    monkeypatch.setattr(capacity, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(capacity, "MOUNTS", tmp_path)
+    assert cpu_limit() == 3.0
+
+
 def test_a_system_without_control_groups_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "MEMBERSHIP", tmp_path / "membership")
     assert cpu_limit() is None

@@ -12,7 +12,7 @@ from support.servers.server_process import python
 from snapcap.warmup import cache_folder
 from snapcap.warmup.cache_folder import is_usable, user_cache
 from snapcap.warmup.checkpoints.source import resolve_checkpoint
-from snapcap.warmup.machine.denied import memory_file, process_limit, report_denied
+from snapcap.warmup.machine.denied import library_file, memory_file, process_limit, report_denied
 from snapcap.warmup.options import S3Options
 
 
@@ -143,6 +143,19 @@ def test_a_file_in_memory_is_one_of_a_folder_where_the_kernel_denies_it(
     monkeypatch.setattr("snapcap.warmup.machine.denied._OTHER_FOLDERS", ("/nonexistent",))
     with pytest.raises(OSError, match="no temporary folder can be used instead; set TMPDIR"):
         memory_file("name")
+
+
+def test_a_library_for_which_there_is_no_room_leaves_no_file_open() -> None:
+    """A start tries each package, and then goes on without the library: its memory would be kept for good."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # writes end there, as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large"), library_file(bytes(200_000)):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_limits_that_the_system_does_not_tell_are_the_usual_ones(

@@ -3,6 +3,8 @@
 import ctypes
 import math
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,38 @@ def test_what_a_product_does_not_serve_is_refused(library: Any, capfd: pytest.Ca
         assert reason in capfd.readouterr().err
 
 
+EMPTY = """
+import ctypes, sys, torch
+from pathlib import Path
+from snapcap.warmup.artifacts.manifest import VerifiedFile
+from snapcap.warmup.runtime.aoti.native import Libtorch
+from snapcap.warmup.runtime.aoti.packages import open_cpu_library
+from snapcap.warmup.runtime.aoti.torch_packages import over_tensor
+
+handle, Handle = open_cpu_library(VerifiedFile.of(Path(sys.argv[1]))), ctypes.c_void_p
+libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
+
+def given(*tensors):
+    kept.extend(made := [over_tensor(libtorch, each) for each in tensors])
+    return [Handle(each.handle) for each in made]
+
+kept, out = [], [ctypes.byref(Handle()) for _ in range(2)]
+print(functions.aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
+    *given(torch.ones(1, 1, 3, 4), torch.ones(1, 1, 0, 4), torch.ones(1, 1, 0, 4)),
+    *(ctypes.c_double(0), 0, None, None, *out),
+))
+print(functions.aoti_torch_cpu__weight_int8pack_mm(
+    *given(torch.ones(20, 0), torch.ones(3, 0, dtype=torch.int8), torch.ones(3)), out[0]))
+"""
+
+
+def test_attention_without_keys_and_products_without_depth_are_refused(handle: int, tmp_path: Path) -> None:
+    """In a process of its own, which a division by 0 would end."""
+    command = [sys.executable, "-c", EMPTY, str(compiled_library(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("1\n1\n", 0), done.stderr
+
+
 def attention(
     library: Any,
     *inputs: Tensor,
@@ -198,6 +232,17 @@ def test_sums_are_torchs(library: Any, dim: int) -> None:
     for each in (numbers, numbers[:, ::3], numbers > 0.5, (numbers * 100).long()):
         (sums,) = library("cumsum", each, ctypes.c_int64(dim), None, results=1)
         assert torch.equal(sums, each.cumsum(dim)), each.dtype
+
+
+@pytest.mark.parametrize("numbers", [torch.rand(7, 5).T, torch.rand(7, 10).T[::2]], ids=["close", "with gaps"])
+def test_an_order_that_torch_would_keep_of_sorted_numbers_is_refused(
+    numbers: Tensor, library: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Results lie row by row, and a package was compiled for torch's strides."""
+    assert torch.sort(numbers, dim=-1).values.stride() == (1, 5)
+    with pytest.raises(AotiError):
+        library("sort_stable", numbers, None, ctypes.c_int64(-1), ctypes.c_int32(0), results=2)
+    assert "in another order" in capfd.readouterr().err
 
 
 def test_an_order_that_torch_would_keep_is_refused(library: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -352,6 +397,45 @@ def test_memory_of_large_results_is_used_again(handle: int) -> None:
         multiply()
     pages = 640 * (1 << 14) * 4 // resource.getpagesize()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages
+
+
+def address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def test_a_product_by_int8_that_lacks_memory_keeps_none(handle: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its result of 1 MiB is made before the rows of int8, for which the memory does not suffice."""
+    libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
+    rows = torch.ones(1, 1 << 16).expand(1 << 12, 1 << 16)
+    tensors = rows, torch.ones(64, 1 << 16, dtype=torch.int8), torch.ones(64)
+    given = [over_tensor(libtorch, each) for each in tensors]
+    taken, (soft, hard) = [], resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + (128 << 20), hard))
+    try:
+        for _ in range(30):
+            handles = [Handle(each.handle) for each in given]
+            assert functions.aoti_torch_cpu__weight_int8pack_mm(*handles, ctypes.byref(Handle())) == 1
+            taken.append(address_space())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert "bad_alloc" in capfd.readouterr().err
+    assert taken[-1] - taken[0] < 8 << 20
+
+
+def test_memory_that_is_kept_for_results_is_given_up_where_memory_lacks(
+    handle: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    libtorch, (soft, hard) = Libtorch(handle), resource.getrlimit(resource.RLIMIT_AS)
+    for each in [libtorch.empty("uint8", (100 << 20,), (1,)) for _ in range(4)]:
+        libtorch.delete(Handle(each))  # kept
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + (50 << 20), hard))
+    try:
+        libtorch.delete(Handle(libtorch.empty("uint8", (300 << 20,), (1,))))
+        with pytest.raises(AotiError):
+            libtorch.empty("uint8", (1 << 40,), (1,))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert capfd.readouterr().err.count("bad_alloc") == 1
 
 
 def test_bytes_are_read_as_numbers(library: Any) -> None:

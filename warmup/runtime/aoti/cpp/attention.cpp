@@ -127,6 +127,7 @@ SNAPCAP_C AOTITorchError aoti_torch_cpu__scaled_dot_product_flash_attention_for_
     require(key->sizes == value->sizes && key->sizes[0] == query->sizes[0] && key->sizes[1] == query->sizes[1] &&
                 key->sizes[3] == query->sizes[3],
             "the shapes of attention do not fit");
+    require(key->sizes[2] > 0, "attention without keys is not served");
     require(dropout == 0, "attention with dropout is not served");
     if (mask != nullptr) {
       require(mask->dtype == kFloat32 && mask->dims >= 1 && mask->dims <= 4, "the mask of attention is not served");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -30,6 +31,18 @@ std::unique_ptr<Tensor> row_by_row(const Tensor& tensor) {
   std::unique_ptr<Tensor> made(make_tensor(tensor.dims, tensor.sizes.data(), tensor.dtype));
   copy(*made, tensor);
   return made;
+}
+
+// Whether no dimension lies inside a later one in memory. torch gives the sorted numbers of any tensor the order that
+// its dimensions have.
+bool row_order(const Tensor& tensor) {
+  int64_t outer = std::numeric_limits<int64_t>::max();
+  for (int64_t dim = 0; dim < tensor.dims; ++dim) {
+    if (tensor.sizes[dim] == 1 || tensor.strides[dim] == 0) continue;
+    if (tensor.strides[dim] > outer) return false;
+    outer = tensor.strides[dim];
+  }
+  return true;
 }
 
 // Rows of numbers along the last dimension of a tensor that lies row by row.
@@ -126,6 +139,8 @@ void sum_up(const Tensor& self, const Tensor& result, int64_t dim) {
 
 SNAPCAP_C AOTITorchError aoti_torch_cpu_sort_stable(AtenTensorHandle self, int32_t*, int64_t dim, int32_t descending,
                                                     AtenTensorHandle* values, AtenTensorHandle* indices) {
+  const auto check = [&] { require(row_order(*self), "numbers in another order than row by row are not served"); };
+  if (const AOTITorchError refused = guarded(__func__, check)) return refused;
   return order_rows(__func__, *self, dim, -1, descending != 0, values, indices);
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 
 #include "matrix.h"
 #include "team.h"
@@ -324,10 +325,10 @@ SNAPCAP_C AOTITorchError aoti_torch_cpu__weight_int8pack_mm(AtenTensorHandle sel
                 scales->row_major() && self->strides[1] == 1,
             "products by int8 are served of float32, row by row");
     const int64_t rows = self->sizes[0], depth = self->sizes[1], columns = weight->sizes[0];
-    require(weight->sizes[1] == depth && scales->sizes[0] == columns && depth <= kDeepest,
+    require(weight->sizes[1] == depth && scales->sizes[0] == columns && depth > 0 && depth <= kDeepest,
             "the shapes of a product by int8 do not fit");
     const int64_t shape[2] = {rows, columns};
-    auto* made = make_tensor(2, shape, kFloat32);
+    std::unique_ptr<Tensor> made(make_tensor(2, shape, kFloat32));
     const int64_t width = ceiling(depth, 4 * kWidth) * 4 * kWidth, rests = most_rests(depth);
     auto* row = reinterpret_cast<Row*>(scratch(kLeft, ceiling(rows * (sizeof(Row) + rests * sizeof(Rest) + width), 4)));
     auto* rest = reinterpret_cast<Rest*>(row + rows);
@@ -343,6 +344,6 @@ SNAPCAP_C AOTITorchError aoti_torch_cpu__weight_int8pack_mm(AtenTensorHandle sel
     } else {
       multiply_panels(of, threads);
     }
-    *result = made;
+    *result = made.release();
   });
 }

@@ -32,8 +32,9 @@ class Kept {
     auto best = blocks_.end();
     for (auto each = blocks_.begin(); each != blocks_.end(); ++each)
       if (each->size >= size && each->size <= 2 * size && (best == blocks_.end() || each->size < best->size)) best = each;
-    const Block block = best != blocks_.end() ? *best : made(size);
-    if (best != blocks_.end()) forget(best);
+    const bool found = best != blocks_.end();
+    const Block block = found ? *best : made_large(size);
+    if (found) forget(best);
     used_ += block.size;
     most_used_ = std::max(most_used_, used_);
     free_oldest();
@@ -58,6 +59,18 @@ class Kept {
     auto* data = static_cast<char*>(std::aligned_alloc(kAlignment, size));
     if (data == nullptr) throw std::bad_alloc();
     return {data, size};
+  }
+
+  // Blocks that are kept are freed before memory counts as lacking.
+  Block made_large(size_t size) {
+    for (;;) {
+      try {
+        return made(size);
+      } catch (const std::bad_alloc&) {
+        if (blocks_.empty()) throw;
+        free_one();
+      }
+    }
   }
 
   void free_oldest() {
