@@ -155,7 +155,7 @@ class CaptionRoutes:
         if isinstance(outcome, CaptionResult):
             return outcome.to_dict()
         self._answers.handler.metrics.count_rejection(outcome)
-        return problem(outcome, request.url.path, request_id(request.scope))
+        return problem(outcome, request.scope["path"], request_id(request.scope))
 
 
 async def read_image(request: Request, limits: BodyLimits) -> tuple[bytes | str, CaptionOptions]:
