@@ -119,9 +119,11 @@ def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
 def plan_that_fits(config: ModelConfig, plan: Plan, weights: int, free: int) -> Plan:
     """Returns the plan with the buckets that fit into ``free`` bytes, and always the smallest one. Step buckets go
     first, all at once: the packages of every bucket depend on the number of slots, so each number of step buckets
-    would need artifacts of its own. Then the largest buckets go, one by one."""
+    would need artifacts of its own. Then the largest buckets go, one by one. Step buckets stay while a bucket is
+    larger: they need no further slots."""
     while len(plan.step_table.sizes) > 1 and MemoryPlan(config, plan).serving(weights) > free:
-        plan = replace(plan, step_buckets=()) if plan.step_buckets else replace(plan, buckets=plan.buckets[:-1])
+        steps_are_largest = plan.slots > plan.buckets[-1]
+        plan = replace(plan, step_buckets=()) if steps_are_largest else replace(plan, buckets=plan.buckets[:-1])
     return plan
 
 
