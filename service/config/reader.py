@@ -13,9 +13,10 @@ from snapcap.service.config.settings import GROUPS, Settings
 from snapcap.warmup.option import Option, options_of
 
 # Groups of options that `build` and `explain` take: all that decide about artifacts and their place.
-BUILD_GROUPS = ("model", "compute", "store", "s3", "log")
-# Options of these groups that `build` and `explain` do not take: a build compiles all buckets or fails.
-BUILD_WITHOUT = ("strict", "build")
+BUILD_GROUPS = ("model", "compute", "images", "store", "s3", "log")
+# Options of these groups that `build` and `explain` do not take: a build compiles all buckets or fails, and decodes
+# no image.
+BUILD_WITHOUT = ("strict", "build", "max_pixels", "decode_threads", "decode_memory", "decode_timeout")
 _PREFIX = "SNAPCAP_"
 # Variables that Kubernetes sets in every container of a namespace with a Service whose name begins with "snapcap".
 _SERVICE_LINK = re.compile(

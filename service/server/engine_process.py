@@ -31,7 +31,7 @@ from snapcap.service.engine.remote.messages import (
     Usage,
 )
 from snapcap.service.engine.remote.server import BlockingChannel, EngineServer
-from snapcap.service.ipc.fork import settle
+from snapcap.service.ipc.fork import settle, trim_heap
 from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.service.readiness import BackgroundWork
 from snapcap.service.watch import LoopWatch, print_stacks_on_signal
@@ -142,6 +142,8 @@ class _EngineProcess:
     def _ready(self, loaded: "StartedModel", engine: "Engine") -> None:
         self._server.attach(engine)
         settle()
+        if not loaded.model.prepared and loaded.plan.dtype == "int8":
+            trim_heap()  # most of it are the float32 weights that were converted
         self._status.started()
         usage = _usage(loaded)
         self.channel.send(usage)  # the counts of the start must arrive before `Ready`

@@ -27,12 +27,14 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
+from snapcap.models.fields import json_or_empty
 from snapcap.service.captioning.captioner import Captioner, Start, WeightFiles
 from snapcap.service.config.models import preloaded
 from snapcap.service.config.settings import Settings
@@ -51,6 +53,8 @@ from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import ModelsCollector, StartupCollector
 from snapcap.warmup.checkpoints.source import folder_at_hand
 from snapcap.warmup.errors import StartError, one_line, unexpected
+from snapcap.warmup.machine.capacity import multiplies_bfloat16
+from snapcap.warmup.machine.installation import torch_version
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
@@ -113,12 +117,27 @@ def known(settings: Settings) -> Known:
 
         with suppress(UserError, OSError, ValueError):  # the wake reports the error
             device = device_need(settings, folder)
-    host = _TORCH_BYTES + files.size + _DECODE_BYTES * (decode_processes(settings.image_processes.count) + 1)
+    decoding = _DECODE_BYTES * (decode_processes(settings.image_processes.count) + 1)
+    host = _TORCH_BYTES + files.size * (2 if _doubles(settings, folder) else 1) + decoding
     found = Known(files, Memory(device[0], _COMPILED_BYTES), Memory(device[1], host))
     if excess := excess_of(settings, [found.least]):
         less = "; --step-buckets none takes less device memory" if "--device-memory" in excess else ""
         raise StartError(f"the model {settings.http.model_name!r} needs more memory than there is: {excess}{less}")
     return found
+
+
+def _doubles(settings: Settings, folder: Path) -> bool:
+    """Returns whether a start with torch's module on a CPU converts weights of 16 bits to float32. Does not ask the
+    driver of a GPU."""
+    device, dtype = settings.compute.device, settings.compute.dtype
+    with suppress(UserError, OSError, ValueError):  # the wake reports the error
+        config = json_or_empty(folder / "config.json")
+        stored = config.get("dtype") or config.get("torch_dtype")
+        on_cpu = device == "cpu" or (device == "auto" and torch_version().cuda is None)
+        if on_cpu and stored in ("bfloat16", "float16"):
+            keeps = stored == "bfloat16" and multiplies_bfloat16() if dtype == "auto" else dtype.endswith("float16")
+            return not keeps
+    return False
 
 
 def excess_of(settings: Settings, models: Sequence[Memory]) -> str:

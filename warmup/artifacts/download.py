@@ -16,6 +16,7 @@ import contextlib
 import errno
 import hashlib
 import itertools
+import math
 import os
 import re
 import threading
@@ -53,7 +54,10 @@ _MANIFEST = re.compile(rf"{MODELS}/[0-9a-f]{{64}}\.json")
 _FILES_FOLDER = re.compile(r"[0-9a-f]{64}")
 _UNUSED_S = 86_400.0
 _KEPT_WEIGHTS = 8  # prepared files of a folder, of which several servers, versions and machines may use some
-_KEPT_MODELS = 16  # descriptions, of which several servers that share the folder may use some
+# Seconds since its last use for which a checkpoint's last used file stays beside these: a server may have more
+# models.
+_KEPT_S = 30 * 86_400.0
+_KEPT_MODELS = 64  # descriptions: as many as one server may have models
 _LISTED = 10_000
 
 
@@ -102,12 +106,23 @@ def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
 
 
 def prune_weights(store: FolderStore, used: str) -> None:
-    """Remove prepared files except those written or used last. ``used``: the name of a file that stays even if all
-    others have later times, as they have after the clock was set back. Raises StoreError if something cannot be
-    removed."""
-    for name in _prepared(store)[_KEPT_WEIGHTS:]:
-        if name != used:
+    """Remove prepared files except those written or used last: of the folder, and for ``_KEPT_S`` seconds of each
+    checkpoint, device and dtype. ``used``: the name of a file that stays even if all others have later times, as
+    they have after the clock was set back. Raises StoreError if something cannot be removed."""
+    seen: set[tuple[str, ...]] = set()
+    for number, name in enumerate(_prepared(store)):
+        kind = tuple(Path(name).name.split(".")[:3])  # checkpoint, device and dtype; of fetched weights the content
+        is_last = kind not in seen
+        seen.add(kind)
+        if number >= _KEPT_WEIGHTS and name != used and not (is_last and _unused_s(store, name) < _KEPT_S):
             store.delete(name)
+
+
+def _unused_s(store: FolderStore, name: str) -> float:
+    """Returns the seconds since a file was last used; infinity if another process has removed the file."""
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - store.path(name).lstat().st_mtime
+    return math.inf
 
 
 def make_room(store: FolderStore, size: int) -> bool:

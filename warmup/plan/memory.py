@@ -16,8 +16,11 @@ from pathlib import Path
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
-from snapcap.models.memory.memory import spec_bytes
+from snapcap.models.errors import UserError
+from snapcap.models.fields import json_or_empty
+from snapcap.models.memory.memory import ITEM_BYTES, spec_bytes
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
+from snapcap.models.weights.listing import weight_files
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, free_device_memory
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.options import StartOptions
@@ -116,26 +119,30 @@ def device_need(options: StartOptions, folder: Path) -> tuple[int, int]:
 def plan_that_fits(config: ModelConfig, plan: Plan, weights: int, free: int) -> Plan:
     """Returns the plan with the buckets that fit into ``free`` bytes, and always the smallest one. Step buckets go
     first, all at once: the packages of every bucket depend on the number of slots, so each number of step buckets
-    would need artifacts of its own. Then the largest buckets go, one by one."""
+    would need artifacts of its own. Then the largest buckets go, one by one. Step buckets stay while a bucket is
+    larger: they need no further slots."""
     while len(plan.step_table.sizes) > 1 and MemoryPlan(config, plan).serving(weights) > free:
-        plan = replace(plan, step_buckets=()) if plan.step_buckets else replace(plan, buckets=plan.buckets[:-1])
+        steps_are_largest = plan.slots > plan.buckets[-1]
+        plan = replace(plan, step_buckets=()) if steps_are_largest else replace(plan, buckets=plan.buckets[:-1])
     return plan
 
 
 def checkpoint_bytes(folder: Path, dtype: str) -> int:
-    """Returns the bytes of a checkpoint's weights in ``dtype``; 0 if the folder has no readable weights."""
-    item = spec_bytes((dtype, (1,), (1,)))
-    files = [*folder.glob("*.safetensors")]
+    """Returns the bytes of a checkpoint's weights in ``dtype``; 0 if the folder has no readable weights. Counts
+    only the files that a start reads. Numbers of ``.bin`` files are taken for those of the dtype that the
+    configuration names, or float32."""
     try:
-        if files:
-            return item * sum(map(_numbers, files))
-        return item * sum(file.stat().st_size // 4 for file in folder.glob("*.bin"))
-    except (OSError, ValueError, KeyError, TypeError):
+        config = json_or_empty(folder / "config.json")
+        stored = ITEM_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
+        return spec_bytes((dtype, (1,), (1,))) * sum(_numbers(file, stored) for file in weight_files(folder))
+    except (OSError, UserError, ValueError, KeyError, TypeError):
         return 0  # loading the weights will report an unreadable file
 
 
-def _numbers(file: Path) -> int:
-    """Returns how many numbers a safetensors file has, by its header."""
+def _numbers(file: Path, item: int) -> int:
+    """Returns how many numbers a file has: a safetensors file by its header, any other by the bytes of an item."""
+    if file.suffix != ".safetensors":
+        return file.stat().st_size // item
     with file.open("rb") as opened:
         header = json.loads(opened.read(min(int.from_bytes(opened.read(8), "little"), 100 << 20)))
     header.pop("__metadata__", None)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from snapcap.models.config import ModelConfig
+from snapcap.models.config import IMAGE_TOKENS, ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.json_object import from_json, to_json
 from snapcap.models.weights.listing import weight_names
@@ -48,7 +48,11 @@ def model_factors(options: StartOptions) -> Factors:
     """Returns the factors of the manifest of a model's published weights. All factors are known without the model's
     files. Raises the errors of ``layout_digest`` and ``device_and_dtype``."""
     device, dtype = device_and_dtype(options.compute)
+    # Lengths beside the model's own are dimensions, which decide the name of the weights.
+    text, image = options.model.text_tokens, options.images.max_image_tokens
+    lengths = {"model.text_tokens": text or None, "model.image_tokens": None if image == IMAGE_TOKENS else image}
     return {
+        **{name: length for name, length in lengths.items() if length is not None},
         "kind": "model",
         "format": FORMAT,
         "model.source": published_name(options.model.source),

@@ -76,11 +76,11 @@ def test_help_of_serve_shows_what_most_need_and_takes_the_rest(capsys: pytest.Ca
     ("command", "unused", "used"),
     [
         ("serve", ("--weights",), ("--port",)),
-        ("build", ("--strict", "--port"), ("--weights", "--sign-key", "--max-new-tokens")),
+        ("build", ("--strict", "--port", "--max-pixels"), ("--weights", "--max-image-tokens", "--max-new-tokens")),
         (
             "explain",
             ("--strict", "--weights", "--remote-cache"),
-            ("--buckets", "--trusted-key", "--sign-key"),
+            ("--buckets", "--trusted-key", "--sign-key", "--max-image-tokens"),
         ),
         ("caption", ("--build-workers", "--decode-timeout", "--port"), ("--num-beams", "--store", "--max-pixels")),
         ("import", ("--store", "--port"), ("--s3-region",)),

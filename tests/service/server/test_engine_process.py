@@ -7,13 +7,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.servers.server_process import ServerProcess, python, wait_until
 
 from snapcap.benchmarks.harness.processes import is_gone
-from snapcap.service.config.settings import Settings
+from snapcap.service.config.settings import Settings, WatchdogSettings
+from snapcap.service.server import engine_process
 from snapcap.service.server.processes import fork_processes
 from snapcap.warmup.progress.timeline import Timeline
 
@@ -60,6 +63,25 @@ def test_only_the_engine_process_has_torch(eager: ServerProcess, sample: Path) -
     assert any("tokenizers." in name for name in http)
     assert not any("tokenizers." in name for name in engine)
     assert not any("_imaging." in name for name in http | engine)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "prepared", "trims"), [("int8", False, True), ("int8", True, False), ("float32", False, False)]
+)
+def test_the_float32_weights_that_became_int8_go_back_to_the_system(
+    dtype: str, prepared: bool, trims: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolVLM 256M kept 490 MiB of them in its heap for as long as it ran."""
+    trimmed: list[None] = []
+    monkeypatch.setattr(engine_process, "trim_heap", lambda: trimmed.append(None))
+    for name in ("settle", "_usage", "start_build", "start_preparing"):
+        monkeypatch.setattr(engine_process, name, Mock())
+    settings = replace(Settings(), watchdog=WatchdogSettings(timeout=0.0))
+    process = engine_process._EngineProcess(settings, Mock(), Mock(), Timeline(0.0), 0.0, None)
+    process._ended.set()
+    loaded = Mock(model=Mock(prepared=prepared), plan=Mock(dtype=dtype))
+    process._ready(loaded, Mock())
+    assert len(trimmed) == trims
 
 
 def test_the_first_caption_starts_no_thread(server: ServerProcess, sample: Path) -> None:

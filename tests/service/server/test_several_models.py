@@ -22,6 +22,7 @@ from snapcap.service.captioning.captioner import WeightFiles
 from snapcap.service.config.settings import HttpSettings, ResidencySettings, Settings
 from snapcap.service.server.residency import known
 from snapcap.warmup.errors import StartError
+from snapcap.warmup.machine import capacity
 from snapcap.warmup.options import ComputeOptions
 
 PATIENCE = 60.0
@@ -433,6 +434,29 @@ def test_device_memory_is_known_before_the_first_wake() -> None:
     assert known(_on_a_gpu(None, (1,))).most.device == 0  # without a limit nothing is computed
     with pytest.raises(StartError, match=r"the model 'demo' needs more .* of 1 MiB \(--device-memory\)"):
         known(_on_a_gpu(1 << 20, (1,)))
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "converted"),
+    [
+        ("bfloat16", "float32", True),
+        ("bfloat16", "int8", True),
+        ("bfloat16", "bfloat16", False),
+        ("bfloat16", "auto", False),
+        ("float16", "auto", True),
+        ("float32", "float32", False),
+    ],
+)
+def test_weights_of_16_bits_may_take_twice_their_size_on_the_host(
+    stored: str, dtype: str, converted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "instruction_set", lambda: ["avx512_bf16"])
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    model, demo = replace(Settings().model, source=str(tmp_path)), known(Settings())
+    found = known(replace(Settings(), model=model, compute=ComputeOptions("cpu", dtype)))
+    assert found.files.size == 1 << 20
+    assert found.most.host - (demo.most.host - demo.files.size) == (2 << 20 if converted else 1 << 20)
 
 
 def _on_a_gpu(device_memory: int | None, buckets: tuple[int, ...]) -> Settings:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from snapcap.service.config.models import MOST_MODELS
 from snapcap.warmup.artifacts.download import mark_used, prune_models
 from snapcap.warmup.artifacts.folder import FolderStore
 from snapcap.warmup.artifacts.store import MODEL_FILES, MODELS
@@ -12,8 +13,8 @@ from snapcap.warmup.artifacts.store import MODEL_FILES, MODELS
 
 @pytest.fixture
 def cache(local: FolderStore) -> FolderStore:
-    """With twenty manifests and folders of small files, each newer than the one before."""
-    for number in range(20):
+    """With seventy manifests and folders of small files, each newer than the one before."""
+    for number in range(70):
         data = f"manifest {number}".encode()
         local.write(f"{MODELS}/{number:064x}.json", data)
         folder = files(local, number)
@@ -34,17 +35,16 @@ def there(cache: FolderStore) -> tuple[list[int], list[int]]:
     return sorted(manifests), sorted(int(path.name, 16) for path in (cache.root / MODEL_FILES).glob("0*"))
 
 
-def test_the_last_sixteen_models_are_kept(cache: FolderStore) -> None:
-    prune_models(cache)
-    assert there(cache) == (list(range(4, 20)), list(range(4, 20)))
-    prune_models(cache)
-    assert there(cache) == (list(range(4, 20)), list(range(4, 20)))
+def test_as_many_models_are_kept_as_a_server_may_have(cache: FolderStore) -> None:
+    for _ in range(2):
+        prune_models(cache)
+        assert there(cache) == (list(range(70 - MOST_MODELS, 70)), list(range(70 - MOST_MODELS, 70)))
 
 
 def test_what_is_used_counts_as_new(cache: FolderStore) -> None:
     mark_used(files(cache, 0), cache.path(f"{MODELS}/{0:064x}.json"), cache.root / "none")
     prune_models(cache)
-    assert there(cache) == ([0, *range(5, 20)],) * 2
+    assert there(cache) == ([0, *range(7, 70)],) * 2
 
 
 def test_what_was_built_here_and_what_is_not_ours_stays(cache: FolderStore, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a model's source is called, which revision is meant, and whether this machine has it."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from snapcap.warmup.checkpoints.source import (
     resolve_checkpoint,
 )
 from snapcap.warmup.machine import capacity
-from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ImageOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.start.published import may_be_published
 from snapcap.warmup.weights.find import model_factors
 
@@ -59,6 +60,22 @@ def test_a_source_has_one_spelling() -> None:
     assert first not in others
     assert first["torch.version"]
     assert first["source.weights"]
+
+
+def test_weights_of_other_lengths_are_published_beside_each_other() -> None:
+    """A start with such lengths needs weights of another name, and could not use those that it fetched."""
+    model, images = ModelOptions("owner/name"), ImageOptions()
+    compute = ComputeOptions("cpu", "float32")
+    plain, *others = (
+        model_factors(StartOptions(each, compute, sizes))
+        for each, sizes in (
+            (model, images),
+            (replace(model, text_tokens=200), images),
+            (model, replace(images, max_image_tokens=512)),
+        )
+    )
+    assert plain not in others
+    assert others[0] != others[1]
 
 
 def test_a_model_is_published_for_processors_that_run_it_in_the_same_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

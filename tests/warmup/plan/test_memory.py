@@ -1,12 +1,16 @@
 """What a model is said to need of a device, beside what its buffers and functions take."""
 
+import json
 import logging
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from support.checkpoints.described import write_described
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -75,6 +79,37 @@ def test_no_region_takes_more_than_is_planned_for_it(name: str, tmp_path: Path) 
         held = sum(map(spec_bytes, specs))
         planned = memory.package(region, 16, weights)
         assert 2 * held + live.peak <= planned, (region.name, held, live.peak, planned)
+
+
+def _in_folder(tensors: dict[str, Tensor], folder: Path) -> None:
+    (folder / "parts").mkdir()
+    save_file(tensors, folder / "parts" / "a.safetensors")
+    places = dict.fromkeys(tensors, "parts/a.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def _beside_others(tensors: dict[str, Tensor], folder: Path) -> None:
+    for name in ("model", "consolidated"):
+        save_file(tensors, folder / f"{name}.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin")
+
+
+def _beside_training(tensors: dict[str, Tensor], folder: Path) -> None:
+    for name in ("pytorch_model", "optimizer"):
+        torch.save(tensors, folder / f"{name}.bin")
+
+
+def _in_16_bits(tensors: dict[str, Tensor], folder: Path) -> None:
+    (folder / "config.json").write_text('{"torch_dtype": "float16"}')
+    torch.save({name: tensor.half() for name, tensor in tensors.items()}, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("write", [_in_folder, _beside_others, _beside_training, _in_16_bits])
+def test_the_weights_that_a_start_reads_are_counted(
+    write: Callable[[dict[str, Tensor], Path], None], tmp_path: Path
+) -> None:
+    write({"a": torch.zeros(1000, 1000)}, tmp_path)
+    assert checkpoint_bytes(tmp_path, "bfloat16") == pytest.approx(2_000_000, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "halved"), [("vit-b16-gpt2", True), ("git-base", True), ("smolvlm-256m", False)])

@@ -176,6 +176,19 @@ def test_where_memory_is_short_step_buckets_go_first(tmp_path: Path, caplog: pyt
     assert f"{','.join(map(str, some.step_table.sizes))} are used" in line
 
 
+def test_step_buckets_below_the_largest_bucket_stay_where_it_goes(tmp_path: Path) -> None:
+    """They need no slots of their own, so leaving them out would save no memory."""
+    folder = write_described("florence2-base", tmp_path / "florence2")
+    config, weights = ModelConfig.from_folder(folder), checkpoint_bytes(folder, "bfloat16")
+    whole = replace(ON_GPU, buckets=(1, 64), step_buckets=(8, 16))
+    smaller = replace(whole, buckets=(1,))
+    needs = {plan: MemoryPlan(config, plan).serving(weights) for plan in (whole, smaller)}
+    assert plan_that_fits(config, whole, weights, needs[whole]) == whole
+    assert plan_that_fits(config, whole, weights, needs[whole] - 1) == smaller
+    assert plan_that_fits(config, whole, weights, needs[smaller]) == smaller
+    assert plan_that_fits(config, whole, weights, needs[smaller] - 1) == replace(smaller, step_buckets=())
+
+
 def test_a_servers_budget_counts_them(tmp_path: Path) -> None:
     folder = write_described("blip-base", tmp_path / "blip")
     compute = ComputeOptions("cuda:0", threads=1)

@@ -242,6 +242,21 @@ def test_only_the_newest_files_are_kept(case: Case) -> None:
     assert old.stat().st_mtime > 10**9, "what a start uses is new again"
 
 
+def test_a_server_of_many_models_keeps_the_file_of_each(case: Case) -> None:
+    """A ninth model would otherwise remove the file of the first, which then needs torch for each wake."""
+    case.weights.mkdir(parents=True, mode=0o700)
+    recent = time.time() - 86_400
+    names = [f"{number:064}.cpu.float32.{'1' * 64}.safetensors" for number in range(12)]
+    older_layouts = [f"{number:064}.cpu.float32.{'2' * 64}.safetensors" for number in range(12)]
+    for age, name in enumerate((*names, *older_layouts)):
+        (case.weights / name).write_bytes(b"of another model")
+        os.utime(case.weights / name, (recent - age, recent - age))
+    case.prepare()
+    own = case.find().mapped
+    assert own is not None
+    assert {each.name for each in prepared_files(case)} == {*names, own.header.key}
+
+
 def test_a_new_file_stays_where_the_clock_was_set_back(case: Case) -> None:
     case.weights.mkdir(parents=True, mode=0o700)
     tomorrow = time.time() + 86_400

@@ -180,6 +180,18 @@ def test_short_disks_and_memory_are_left_to_others(case: Case, monkeypatch: pyte
     assert case.prepare().result == "written"
 
 
+@pytest.mark.parametrize(("dtype", "sizes"), [("float32", 2), ("int8", 2.5)])
+def test_memory_is_left_for_the_weights_before_and_after_their_conversion(
+    dtype: str, sizes: float, case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of 16 bits become float32, and int8 beside that."""
+    needed = int(sizes * (folder / "model.safetensors").stat().st_size) + prepare._PROCESS_BYTES
+    monkeypatch.setattr(prepare, "free_memory", lambda: needed - 1)
+    assert case.prepare(dtype=dtype).result == "skipped"
+    monkeypatch.setattr(prepare, "free_memory", lambda: needed)
+    assert case.prepare(dtype=dtype).result == "written"
+
+
 @pytest.mark.parametrize(("days", "result"), [(0.5, "skipped"), (2.0, "written")])
 def test_a_full_disk_loses_what_nobody_has_used_for_a_day(
     days: float, result: str, case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch
