@@ -107,8 +107,11 @@ def test_uvicorns_connections_have_the_fields_that_are_used() -> None:
         "more_body",
         "response_complete",
         "response_started",
+        "transport",
     }
     assert used - set(RequestResponseCycle.__init__.__code__.co_names) == set()
+    called = re.findall(r"self\.transport\.(\w+)", inspect.getsource(RequestResponseCycle))
+    assert {*called} == {"write", "is_closing", "close"}
 
 
 def test_botocores_client_sends_by_the_session_that_is_used() -> None:

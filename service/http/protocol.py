@@ -7,7 +7,7 @@ than its requests are answered.
 
 import asyncio
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 import httptools
@@ -79,6 +79,15 @@ class Flow(FlowControl):
             self.resume_reading()
 
 
+class _Replies:
+    """Stands for the transport in the requests of a connection, each of which may close the connection after its
+    reply."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write, self.is_closing = transport.write, transport.is_closing
+        self.close = close
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Speaks HTTP/1.1 on one connection. `watch` holds all connections of the server."""
 
@@ -100,12 +109,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._codings: list[bytes] = []
         self.headers: list[tuple[bytes, bytes]] = []  # fields of the last head that have arrived
         self._refused = False  # the connection gets its last reply: bytes that arrive are dropped
+        self._closes = False  # the connection is closed at the end of the body that arrives, which has its reply
         self._running: RequestResponseCycle | None = None  # the last request that the application was given
         self.unsent_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow: Flow = Flow(transport, self.pipeline, self.loop)
+        self._replies = _Replies(transport, self._close_after_reply)
         try:
             if not self._watch.admit(self, self.loop.time()):
                 self.app = ProbesOnly(self.app, self._watch)
@@ -114,6 +125,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.forget(self)
+        self._replies.close = self.transport.close  # no cycle of references, which only the collector would free
         self.pipeline.clear()
         if self._running is not None:  # uvicorn forgets this request if others wait behind it
             self._running.disconnected = True
@@ -235,6 +247,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if (absolute := _ABSOLUTE.match(self.url)) is not None:  # RFC 9112: its authority replaces the Host header
             self.headers[:] = [(name, absolute[1] if name == b"host" else value) for name, value in self.headers]
         super().on_headers_complete()
+        self.cycle.transport = self._replies  # type: ignore[assignment]
         self._part = _BODY
         if self.scope["http_version"] not in _VERSIONS:
             raise _Refused(MalformedRequest("its version is not HTTP/1.1"), "malformed")
@@ -260,6 +273,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._wire = self._body = 0
         if self.cycle.response_complete:
             self._watch.rests.pop(self, None)
+            if self._closes:
+                self.transport.close()
             return
         self.cycle.more_body = False
         self.cycle.message_event.set()
@@ -305,7 +320,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    def _close_after_reply(self) -> None:
+        """Closes the connection after the last reply. If the body of the request is still arriving, the connection
+        is closed at the end of the body: closed at once, it would be reset by the next bytes of the body, and the
+        client might not receive the reply."""
+        if self._part == _BODY and self.cycle.response_complete and not self._refused:
+            self._closes = True
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if self._closes:  # the client said that the request before this one is the last
+            return
         self._running = cycle
         super()._start_asgi_task(cycle, _until_closed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -193,6 +194,31 @@ def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(services, monke
         client.sendall(POST + b"Transfer-Encoding: chunked\r\nContent-Encoding: br\r\n\r\n")
         assert reply(client)[0] == 415
         client.sendall(b"5\r\nhello\r\n")
+        until(lambda: server.closed("body_left_over") == 1)
+        until(lambda: not server.connections.all)
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_a_refusal_reaches_a_client_that_closes_and_still_sends_its_body(services, version: bytes) -> None:
+    """Python's urllib and many proxies send `Connection: close` or HTTP/1.0, and read after they have sent all."""
+    head = POST.replace(b"1.1", version) + b"Connection: close\r\nContent-Length: 16777216\r\n\r\n"
+    with BoundedServer(services) as server, server.connect() as client:
+        client.sendall(head)
+        client.recv(1, socket.MSG_PEEK)  # waits for the reply: the length exceeds the limit of bodies
+        for _ in range(15):
+            client.sendall(b"x" * (1 << 20))
+            time.sleep(0.01)  # time for a reset to arrive
+        client.sendall(b"x" * (1 << 20) + LIVEZ)  # which is not answered: the request said that it is the last
+        refused(rest(client), 413, "payload_too_large")
+        until(lambda: not server.connections.all)
+        assert server.closed("body_left_over") == 0
+
+
+def test_a_client_that_closes_and_does_not_end_its_body_does_not_stay(services, monkeypatch) -> None:
+    monkeypatch.setattr("snapcap.service.http.connections._LINGER", 0.5)
+    with BoundedServer(services) as server, server.connect() as client:
+        client.sendall(POST + b"Connection: close\r\nContent-Length: 16777216\r\n\r\n")
+        refused(rest(client), 413, "payload_too_large")  # though the connection is still there
         until(lambda: server.closed("body_left_over") == 1)
         until(lambda: not server.connections.all)
 
