@@ -357,10 +357,13 @@ class Captioner:
             async with until(encoded.deadline):
                 model = await self._awake(times)
                 resolved = await self._resolve(model, options, encoded, live=live)
+                # Before the image is decoded, because the library of the tokenizer may fail on a prompt's tokens.
+                words = model.defaults.tokenizer(resolved.task).stream(resolved.prompt_ids)
+                text = model.defaults.pieces(resolved, stop)
                 decoded = await self._decode(model, encoded, times)
                 stream = CaptionStream(
-                    model.defaults.tokenizer(resolved.task).stream(resolved.prompt_ids),
-                    model.defaults.pieces(resolved, stop),
+                    words,
+                    text,
                     resolved.prompt_ids,
                     encoded.deadline,
                     self._handoff(),

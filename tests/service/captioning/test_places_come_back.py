@@ -23,6 +23,8 @@ from support.servers.queue_places import (
 from support.servers.raw_http import post
 
 from snapcap.service.errors import EngineFailed
+from snapcap.service.images.decode import DecodedImage
+from tests.service.conftest import FakeTokenizer
 
 Png = Callable[..., bytes]
 ENDS: dict[str, tuple[Callable[[bytes], bytes], int]] = {
@@ -113,3 +115,27 @@ def test_the_place_comes_back_when_the_client_leaves(
     again = clients()
     again.sendall(post("/v1/caption", image(7)))
     assert captions([again]) == ["7 7"]
+
+
+def test_a_stream_whose_prompt_cannot_be_written_keeps_no_pixels(tight, image: Png, monkeypatch) -> None:
+    """The library of a tokenizer may fail to make text of a prompt's tokens, which a stream needs at its begin."""
+    held = 0
+
+    async def decode(_: object) -> DecodedImage:
+        nonlocal held
+        held += 1
+        return DecodedImage(0, "PNG", 1.0, 0.0, (8, 8), give_back)
+
+    def give_back() -> None:
+        nonlocal held
+        held -= 1
+
+    def fail(_: object) -> None:
+        raise RuntimeError("the tokenizer failed to make text of a caption's tokens")
+
+    monkeypatch.setattr(tight.captioner._model.image_decoder, "decode", decode)
+    monkeypatch.setattr(FakeTokenizer, "stream", lambda _self, ids: fail(ids))
+    with BoundedServer(tight) as server, server.connect() as client:
+        client.sendall(chat(image(5), prompt="a", stream=True))
+        assert reply(client)[0] == 500
+    assert held == 0
