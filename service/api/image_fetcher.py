@@ -9,8 +9,10 @@ import functools
 import io
 import ipaddress
 import re
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -91,9 +93,15 @@ def _ascii_host(name: str) -> str:
     return name if name.isascii() else name.encode("idna").decode()
 
 
+# The event loop's own lookups would keep a server that ends: the loop waits for its threads, and a lookup may take
+# a minute although its request has ended.
+_lookups = ThreadPoolExecutor(8, thread_name_prefix="lookups")
+
+
 async def resolve(host: str, port: int) -> list[str]:
     """Returns the IP addresses of a host name. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+    look = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_lookups, look)
     return list(dict.fromkeys(str(address[4][0]) for address in found))
 
 

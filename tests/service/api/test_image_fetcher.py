@@ -5,7 +5,9 @@ led back to this machine below the checks."""
 
 import asyncio
 import datetime
+import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from support.servers.image_host import ANSWERS, MAX, serve
 from support.servers.live_app import create_app
 
 from snapcap.service.api.app import Services
-from snapcap.service.api.image_fetcher import MAX_REDIRECTS, ImageFetcher, is_public
+from snapcap.service.api.image_fetcher import MAX_REDIRECTS, ImageFetcher, is_public, resolve
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, ServiceError
 from snapcap.service.http.bodies import BodyLimits
@@ -403,3 +405,21 @@ def test_an_api_that_takes_no_url_names_those_that_do(client: TestClient) -> Non
     assert "POST /v1/caption and POST /v1/chat/completions take URLs" in refused.json()["error"]
     refused = client.post("/v1/caption", files={"image": (None, b"https://images.example/image")})
     assert "a URL in JSON" in refused.json()["detail"]
+
+
+def test_a_lookup_that_hangs_does_not_keep_a_server_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60.0))
+
+    async def begin_and_leave() -> None:
+        looking = asyncio.ensure_future(resolve("images.example", 80))
+        await asyncio.sleep(0.05)
+        looking.cancel()
+
+    server = threading.Thread(target=asyncio.run, args=(begin_and_leave(),))
+    server.start()
+    server.join(10.0)
+    kept = server.is_alive()
+    over.set()
+    server.join()
+    assert not kept
