@@ -307,10 +307,14 @@ class BackgroundBuild:
         artifacts, options = self._artifacts, self._options
         (local,) = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched)
         report(local, self._status)
+        last = local
         if publishing and local.done and not self._stopped.is_set():
-            remote = publish_in_worker(artifacts.key, options, artifacts.fetched.unusable)
-            report(remote, self._status)
-        self._status.building(state="published")
+            last = publish_in_worker(artifacts.key, options, artifacts.fetched.unusable)
+            report(last, self._status)
+        if last.done:
+            self._status.building(state="published")
+        else:
+            self._status.building(state="failed", error=f"the artifacts were not published: {last.reason}")
 
 
 CHECKED_STEPS = 3

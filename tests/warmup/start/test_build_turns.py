@@ -11,6 +11,7 @@ import pytest
 from support.servers.server_process import wait_until
 
 from snapcap.warmup.artifacts.lease import Held, Lease
+from snapcap.warmup.artifacts.publish import Published
 from snapcap.warmup.artifacts.store import StoreDeniedError, StoreError
 from snapcap.warmup.options import ModelOptions, StartOptions, StoreOptions
 from snapcap.warmup.progress.status import StartupStatus
@@ -86,6 +87,31 @@ def test_a_build_that_fails_ends_its_turn(
         first = new_build("a")
         wait_until(lambda: first.said == "failed")
     assert new_build("b").began.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "state"),
+    [
+        ("published", "published", "published"),
+        ("exists", "exists", "published"),
+        ("published", "error", "failed"),
+        ("published", "denied", "failed"),
+        ("error", None, "failed"),
+    ],
+)
+def test_a_build_is_published_once_the_store_has_its_artifacts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any, remote: Any, state: str
+) -> None:
+    monkeypatch.setattr(background_build, "publish_built", lambda *_, **__: [Published(local, "why")])
+    monkeypatch.setattr(background_build, "publish_in_worker", lambda *_: Published(remote, "why"))
+    build = Build(tmp_path, "a")
+    build._artifacts.fetched.unusable = False  # type: ignore[misc]
+    build._artifacts.factors = {}  # type: ignore[misc]
+    build._publish(None, publishing=True)  # type: ignore[arg-type]
+    told = build.status.to_dict()["build"]
+    assert told["state"] == state
+    assert ("why" in told.get("error", "")) == (state == "failed")
+    assert build.status.counts("builds") == {(state,): 1}
 
 
 class Remote:
