@@ -256,12 +256,17 @@ class UrlTooLong(BadRequest):
         super().__init__(f"The URL has more than {limit} bytes; send options in a form or in JSON.")
 
 
-def last_reply(error: ServiceError, headers: Iterable[tuple[bytes, bytes]], origins: frozenset[str]) -> bytes:
+def last_reply(
+    error: ServiceError,
+    headers: Iterable[tuple[bytes, bytes]],
+    origins: frozenset[str],
+    identity: str | None = None,
+) -> bytes:
     """Returns the bytes of the last reply on a connection.
 
     ``headers`` are the request's headers that have arrived so far, ``origins`` the origins whose pages may read the
-    reply."""
-    identity = f"{random.getrandbits(128):032x}"
+    reply. ``identity``: the request's id, which its log line has; None makes a new one."""
+    identity = identity or f"{random.getrandbits(128):032x}"
     body = json.dumps(problem(error, "", identity)).encode()
     fields = {
         "content-type": "application/problem+json",

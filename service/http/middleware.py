@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snapcap.service.captioning.captioner import CaptionJob
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import Permit
-from snapcap.service.errors import EngineFailed, ServiceError
+from snapcap.service.errors import ClientDisconnected, EngineFailed, ServiceError
 from snapcap.service.http.problems import as_service_error, forget_frames
 from snapcap.service.http.routing import ROUTE, Dispatch
 from snapcap.service.limits import REJECTED
@@ -39,8 +39,9 @@ _REQUEST_ID, _TRACE_ID, _PREFIX = (
 _VISIBLE_ASCII = re.compile(rb"[\x21-\x7e]{1,128}")
 # Seconds between two log lines of a probe that keeps getting 503.
 SECONDS_BETWEEN_PROBES = 60.0
-# Keys in the state of a request. "prefix": the path prefix set by the operator or the host application.
-_CAPTIONS, _WHY, _SET_PREFIX = "captions", "why", "prefix"
+# Keys in the state of a request. "prefix": the path prefix set by the operator or the host application. "cut": the
+# error that the connection has sent in place of the application's reply.
+_CAPTIONS, _WHY, _SET_PREFIX, _CUT = "captions", "why", "prefix", "cut"
 _logger = logging.getLogger(ACCESS)
 
 
@@ -91,6 +92,8 @@ class ProblemHandler:
     def note(self, request: Request, error: Exception) -> ServiceError:
         """Counts the error, logs it if it is internal, and returns the error that the client may see."""
         failure = as_service_error(error)
+        if isinstance(failure, ClientDisconnected):
+            failure = request.scope["state"].get(_CUT, failure)
         self.metrics.count_rejection(failure)
         note_refusal(request.scope, failure)
         if isinstance(failure, EngineFailed):
@@ -200,6 +203,12 @@ def note_refusal(scope: Scope, error: ServiceError) -> None:
     """Notes why the request is refused, for its log line: the code of the error, and its option, reason or
     phase."""
     scope["state"][_WHY] = {"code": error.code, **error.extras}
+
+
+def note_cut(state: dict[str, Any], error: ServiceError) -> None:
+    """Notes in the state of a request that the server has cut the request off with an error. The application sees
+    that its client is gone, and the log line and the metrics of the request then have this error."""
+    state[_CUT] = error
 
 
 def note_state(scope: Scope, state: str, phase: str) -> None:

@@ -27,6 +27,7 @@ from snapcap.service.http.connections import (
     UrlTooLong,
     last_reply,
 )
+from snapcap.service.http.middleware import note_cut
 from snapcap.service.limits import HeadTooLarge, TooManyConnections
 
 # Number of requests that may wait behind the one that is answered. Hardly any client sends a request ahead.
@@ -361,14 +362,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Sends an error in place of the application's reply, unless that reply has begun. Bytes that still arrive
         are dropped for a while: if the connection were closed at once, the client might not receive the reply."""
         cycle, answering = self._running, self._answering()
+        identity = None
         if cycle is not None and answering:
+            state = cycle.scope["state"]
+            identity = state.get("request_id")  # None if the application has not begun
+            note_cut(state, error)
             cycle.disconnected = True
             cycle.message_event.set()
             self.flow.resume_writing()
         if self.transport.is_closing() or (cycle is not None and answering and cycle.response_started):
             self.transport.close()
             return
-        self.transport.write(last_reply(error, self.headers, self._watch.origins))
+        self.transport.write(last_reply(error, self.headers, self._watch.origins, identity))
         self.transport.write_eof()
         self.flow.resume_reading()
         self._watch.heads.pop(self, None)

@@ -1,10 +1,12 @@
 """How many connections there are, who has to leave for another, and clients that do not read."""
 
+import json
 import logging
 import resource
 import socket
 import time
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 from support.servers.bounded_server import BoundedServer, reply, rest, until
@@ -241,13 +243,19 @@ def test_what_runs_at_the_end_of_the_grace_period_is_told_to_come_again(
     with BoundedServer(services, grace_period=0.5) as server, server.connect() as client:
         client.sendall(b"POST /v1/caption HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
         assert engine.submitted.wait(30)
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.INFO):
             server.stop()
         answer = rest(client)
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after" in answer.lower()
     assert engine.requests[0].future.cancelled()
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    (line,) = [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
+    assert (line["status"], line["code"], line["phase"]) == (503, "not_ready", "draining")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["request_id"] == line["request_id"]
+    rejected = partial(services.registry.get_sample_value, "snapcap_requests_rejected_total")
+    assert rejected({"reason": "not_ready"}) == 1
+    assert rejected({"reason": "client_disconnected"}) == 0
 
 
 def test_a_page_that_may_ask_reads_why_it_is_refused_before_the_application(

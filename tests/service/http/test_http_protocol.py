@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -196,6 +197,17 @@ def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(services, monke
         client.sendall(b"5\r\nhello\r\n")
         until(lambda: server.closed("body_left_over") == 1)
         until(lambda: not server.connections.all)
+
+
+def test_a_request_that_is_refused_within_its_body_has_one_code(server: BoundedServer, caplog) -> None:
+    caplog.set_level(logging.INFO, "snapcap.access")
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    refused(server.ask(head + b"5\r\nhelloworld\r\n"), 400, "malformed_request")
+    until(lambda: len(caplog.records) == 2)
+    assert {(each.fields["status"], each.fields["code"]) for each in caplog.records} == {(400, "malformed_request")}  # type: ignore[attr-defined]
+    counted = server.services.registry.get_sample_value
+    assert counted("snapcap_requests_total", {"api": "caption", "code": "400"}) == 1
+    assert counted("snapcap_requests_rejected_total", {"reason": "client_disconnected"}) == 0
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])

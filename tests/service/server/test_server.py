@@ -118,7 +118,7 @@ def test_a_stalled_upload_does_not_outlive_the_grace_period(run) -> None:
     server.thread.join(PATIENCE)
     assert not server.thread.is_alive()
     assert server.services.readiness.state is State.DRAINING
-    assert server.services.registry.get_sample_value("snapcap_requests_total", {"api": "caption", "code": "499"})
+    assert server.services.registry.get_sample_value("snapcap_requests_total", {"api": "caption", "code": "503"})
     client.close()
 
 
