@@ -41,24 +41,23 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def read_reply(client: socket.socket) -> tuple[int, bytes]:
-    """Status and body of one reply that has a Content-Length.
+    """Status and body of one reply that has a Content-Length. Reads no byte of the next reply, which may be there.
 
     Raises:
         ConnectionResetError: the server closed the connection before its end.
     """
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += _some(client)
-    head, _, body = received.partition(b"\r\n\r\n")
+    head, body = b"", b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += _some(client, 1)
     fields = (line.partition(b":") for line in head.lower().split(b"\r\n")[1:])
     length = next(int(value) for name, _, value in fields if name == b"content-length")
     while len(body) < length:
-        body += _some(client)
+        body += _some(client, length - len(body))
     return int(head.split()[1]), body
 
 
-def _some(client: socket.socket) -> bytes:
-    chunk = client.recv(65536)
+def _some(client: socket.socket, most: int) -> bytes:
+    chunk = client.recv(most)
     if not chunk:
         raise ConnectionResetError("closed before the end of a reply")
     return chunk
