@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 3
 _CHUNK = 64 << 10
+_LOOKUPS = 8  # lookups of host names at once
 # A response may have so many parts (chunks, interim responses), and one more for each so many bytes of the image:
 # the event loop spends as much time on a part of one byte as on one of 64 KiB.
 _FEW_PARTS = 1000
@@ -93,16 +94,20 @@ def _ascii_host(name: str) -> str:
     return name if name.isascii() else name.encode("idna").decode()
 
 
-# The event loop's own lookups would keep a server that ends: the loop waits for its threads, and a lookup may take
-# a minute although its request has ended.
-_lookups = ThreadPoolExecutor(8, thread_name_prefix="lookups")
+class Resolver:
+    """Looks up the addresses of host names, on threads of its own.
 
+    The event loop's threads would keep a server that ends: the loop waits for them, and a lookup may take a minute
+    although its request has ended."""
 
-async def resolve(host: str, port: int) -> list[str]:
-    """Returns the IP addresses of a host name. Raises OSError."""
-    look = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    found = await asyncio.get_running_loop().run_in_executor(_lookups, look)
-    return list(dict.fromkeys(str(address[4][0]) for address in found))
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="lookups")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Returns the IP addresses of a host name. Raises OSError."""
+        look = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look)
+        return list(dict.fromkeys(str(address[4][0]) for address in found))
 
 
 class ImageFetcher:
@@ -112,14 +117,14 @@ class ImageFetcher:
         self,
         hosts: Iterable[str],
         limits: BodyLimits,
-        resolve: Resolve = resolve,
+        resolve: Resolve | None = None,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ) -> None:
         """`hosts` are those that the operator allows: each is "host", for the default ports of http and https, or
         "host:port"."""
         self._hosts = frozenset(hosts)
         self._limits = limits
-        self._resolve = resolve
+        self._resolve = resolve or Resolver()
         self._tls = functools.cache(tls)  # cached: reading the certificates takes 20 ms
         self._running = 0
 

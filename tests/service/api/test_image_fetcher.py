@@ -22,7 +22,7 @@ from support.servers.image_host import ANSWERS, MAX, serve
 from support.servers.live_app import create_app
 
 from snapcap.service.api.app import Services
-from snapcap.service.api.image_fetcher import MAX_REDIRECTS, ImageFetcher, is_public, resolve
+from snapcap.service.api.image_fetcher import MAX_REDIRECTS, ImageFetcher, Resolver, is_public
 from snapcap.service.config.settings import HttpSettings
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, ServiceError
 from snapcap.service.http.bodies import BodyLimits
@@ -412,7 +412,7 @@ def test_a_lookup_that_hangs_does_not_keep_a_server_that_ends(monkeypatch: pytes
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60.0))
 
     async def begin_and_leave() -> None:
-        looking = asyncio.ensure_future(resolve("images.example", 80))
+        looking = asyncio.ensure_future(Resolver()("images.example", 80))
         await asyncio.sleep(0.05)
         looking.cancel()
 
