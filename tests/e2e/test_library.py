@@ -373,6 +373,7 @@ def test_an_interrupted_start_leaves_no_engine(tmp_path: Path) -> None:
         "import os, signal, sys, threading, time\n"
         "from snapcap import Captioner\n"
         "from snapcap.service.offline import feed\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "load = feed.DeviceThread._run\n"
         "def run(self):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
