@@ -101,8 +101,8 @@ def test_an_image_that_takes_too_long_is_refused_for_that(killed: list[int]) -> 
 
 
 def test_a_model_may_leave_before_a_process_that_was_killed_has_ended(killed: list[int]) -> None:
-    """As with a `keep_alive` of 0: the refused image was the last request. An error would keep all processes of the
-    model."""
+    """With a `keep_alive` of 0 a model leaves after a refused image, if the image was its last request. An error
+    would keep all processes of the model."""
 
     async def scene() -> None:
         world = World()

@@ -1,4 +1,4 @@
-"""What the HTTP process does while the processes of a model start, with processes that are played."""
+"""Tests of the HTTP process while the processes of a model start, with processes that are played."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace

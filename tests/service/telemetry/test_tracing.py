@@ -59,7 +59,7 @@ def test_a_variable_that_cannot_be_read_says_so(
 
 
 def test_the_parser_of_baggage_gets_none() -> None:
-    """It takes 0.2 s for 8,000 spaces, on the event loop, and logs 8 KiB of a client's text."""
+    """The parser takes 0.2 s for 8,000 spaces, on the event loop, and logs 8 KiB of a client's text."""
     given: list[dict[str, str]] = []
 
     class Tracing:

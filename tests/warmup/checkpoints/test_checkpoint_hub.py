@@ -186,7 +186,7 @@ def test_without_the_hub_a_whole_checkpoint_of_its_cache_is_used(kind: str, hub:
 
 @pytest.mark.parametrize("source", ["me/described", "me/described@v1", f"me/described@{COMMIT}"])
 def test_a_part_of_a_checkpoint_in_the_cache_is_completed(source: str, hub: str, tmp_path: Path) -> None:
-    """As another program leaves it that reads the model alone, and a download that was cut."""
+    """Another program that reads the model alone leaves such a part, and so does a download that was cut."""
     part = (
         "from huggingface_hub import hf_hub_download\n"
         "for name in ('config.json', 'model.safetensors'):\n"

@@ -170,7 +170,7 @@ def test_limits_that_the_system_does_not_tell_are_the_usual_ones(
 
 
 def test_code_is_put_where_it_may_run(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where `/tmp` is mounted with `noexec`, and the kernel allows no code in files in memory."""
+    """The machine mounts `/tmp` with `noexec`, and its kernel allows no code in files in memory."""
 
     def denied(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
