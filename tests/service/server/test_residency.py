@@ -91,6 +91,15 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def wake(model: Resident, clients: list[Client]) -> None:
+    """Wakes a model, whose processes are ready as soon as they have been started."""
+    before = len(clients)
+    waking = asyncio.create_task(model.wake())
+    await until(lambda: len(clients) > before)
+    clients[before].ready()
+    await waking
+
+
 async def begun(
     residents: Callable[[], dict[str, Resident]], clients: list[Client]
 ) -> tuple[Resident, "asyncio.Task[None]"]:
@@ -273,11 +282,8 @@ def test_no_more_models_leave_than_the_one_that_wakes_needs(
 
     async def run() -> None:
         models = residents("abc", fitting=2)
-        for turn, name in enumerate("ab"):
-            waking = asyncio.create_task(models[name].wake())
-            await until(lambda turn=turn: len(clients) > turn)
-            clients[turn].ready()
-            await waking
+        for name in "ab":
+            await wake(models[name], clients)
         clients[0].gone.clear()
         waking = asyncio.create_task(models["c"].wake())
         await until(lambda: models["a"].state is ModelState.LEAVING)
@@ -299,11 +305,8 @@ def test_an_idle_model_leaves_for_one_that_waits_for_a_long_request(
 
     async def run() -> None:
         models = residents("abc", fitting=2)
-        for turn, name in enumerate("ab"):
-            waking = asyncio.create_task(models[name].wake())
-            await until(lambda turn=turn: len(clients) > turn)
-            clients[turn].ready()
-            await waking
+        for name in "ab":
+            await wake(models[name], clients)
         with models["a"].captioner.uses:
             models["a"].leave("memory")
             waking = asyncio.create_task(models["c"].wake())
