@@ -358,10 +358,14 @@ class Resident:
         return self.captioner.uses.count > 0 or self.start.status.is_building
 
     @property
+    def had_its_turn(self) -> bool:
+        """True if the model became ready long enough ago to leave for another one."""
+        return time.monotonic() > self.ready_at + _TURN_S
+
+    @property
     def can_leave(self) -> bool:
         """True while the model is idle and need not stay for a client that may return at once."""
-        turn_is_over = time.monotonic() > self.ready_at + _TURN_S
-        return not self.busy and (turn_is_over or self.idle_s > _RETURNS_S)
+        return not self.busy and (self.had_its_turn or self.idle_s > _RETURNS_S)
 
     @property
     def idle_s(self) -> float:
@@ -503,18 +507,19 @@ class Residency:
             # Models that are leaving will free their memory, but may have long requests.
             late = time.monotonic() > began + _TURN_S
             if late or excess_of(self.settings, [each.memory for each in (*staying, resident)]):
-                ready = [each for each in awake if each.state is ModelState.READY]
-                leaves: Resident | None = None
-                if idle := [each for each in ready if each.can_leave]:
-                    leaves = min(idle, key=lambda each: each.captioner.uses.last)
-                elif late and ready:
-                    longest = min(ready, key=lambda each: each.ready_at)
-                    if time.monotonic() > longest.ready_at + _TURN_S:
-                        leaves = longest
+                leaves = self._next_to_leave([each for each in awake if each.state is ModelState.READY], late=late)
                 if leaves is not None:
                     leaves.leave("memory")
                     began = time.monotonic()
             await asyncio.sleep(_MOMENT_S)
+
+    def _next_to_leave(self, ready: Sequence[Resident], *, late: bool) -> Resident | None:
+        """Returns the model that leaves for another one: the idle model that was used the least recently, or, if it
+        is late, the model that has been awake the longest. None if each model has to stay for now."""
+        if idle := [each for each in ready if each.can_leave]:
+            return min(idle, key=lambda each: each.captioner.uses.last)
+        longest = min(ready, key=lambda each: each.ready_at, default=None)
+        return longest if late and longest is not None and longest.had_its_turn else None
 
     def became_ready(self, resident: Resident) -> None:
         """Ends the server's start once all models that must be ready are. Has others leave if the model takes more
