@@ -45,6 +45,8 @@ from snapcap.warmup.machine.files import (
     write_file,
 )
 
+WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
 
 def check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
     """Refuse a file or folder that another user than this one and root may write to. Raises StoreRefusedError,
@@ -63,14 +65,14 @@ def check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
         )
 
 
-def close_to_group(path: Path, status: os.stat_result) -> None:
-    """Remove the group's write permission from a checked folder, if this user owns the folder.
+def close_to_others(path: Path, status: os.stat_result) -> None:
+    """Remove the write permissions of the group and of others from a file or folder, if this user owns it.
 
-    Kubernetes gives a Pod's ``fsGroup`` this permission when it mounts a volume. Afterwards, a process of another
+    Kubernetes gives a Pod's ``fsGroup`` such a permission when it mounts a volume. Afterwards, a process of another
     Pod with the same group can no longer replace verified files."""
-    if status.st_mode & stat.S_IWGRP and status.st_uid == os.geteuid():
-        with contextlib.suppress(OSError):
-            path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IWGRP)
+    if status.st_mode & WRITTEN_BY_OTHERS and status.st_uid == os.geteuid():
+        with contextlib.suppress(OSError):  # the file system has no modes
+            path.chmod(stat.S_IMODE(status.st_mode) & ~WRITTEN_BY_OTHERS)
 
 
 _BUILT, _SCRATCH = _OWN = "built", "tmp"
@@ -103,7 +105,7 @@ class FolderStore:
                     known[path] = path.stat()
                     check_owner(path, known[path])
             for path, status in known.items():
-                close_to_group(path, status)
+                close_to_others(path, status)
         except OSError as error:
             raise StoreRefusedError(f"cannot use {root} as artifact folder: {os_error_text(error)}") from error
         return cls(root)

@@ -17,7 +17,6 @@ import contextlib
 import json
 import logging
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.folder import WRITTEN_BY_OTHERS, close_to_others
 from snapcap.warmup.artifacts.manifest import CPU_LIBRARY, IMAGE_LIBRARY, Blob, VerifiedFile
 from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.errors import BuildError, os_error_text
@@ -182,7 +182,6 @@ def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
 
 
 _RECORD_BYTES = 1024 * 1024
-_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ class BuildFolder:
             make_folder(folder)
             if folder.is_symlink() or folder.lstat().st_uid not in (os.geteuid(), 0):
                 raise BuildError(f"{folder} belongs to another user, who could change what is built: remove it")
-            _close(folder)
+            close_to_others(folder, folder.lstat())
 
     def record(self, entry: str, specs: InputSpecs, checked: Blob, library: str = "") -> VerifiedFile:
         """Record that a package passed its check, with the digest and size that it had then. A package without a
@@ -211,7 +210,7 @@ class BuildFolder:
         for none. Raises OSError if the record cannot be written."""
         path = self.path / entry
         record = {"digest": checked.digest, "size": checked.size, "signature": specs, "library": library}
-        _close(path)  # torch writes it with the permissions of the umask
+        close_to_others(path, path.lstat())  # torch writes it with the permissions of the umask
         write_file(path.with_suffix(".json"), json.dumps(record).encode(), durable=False)
         return VerifiedFile(path, checked)
 
@@ -233,18 +232,10 @@ class BuildFolder:
             return None
 
 
-def _close(path: Path) -> None:
-    """Removes the right of others to write to a file or folder of this user. Raises OSError if it is missing."""
-    mode = stat.S_IMODE(path.lstat().st_mode)
-    if mode & _BY_OTHERS:
-        with contextlib.suppress(OSError):  # the file system has no modes, or the folder is root's
-            path.chmod(mode & ~_BY_OTHERS)
-
-
 def _is_own(path: Path) -> bool:
     """Returns whether only this user, or root, can have written a file. Raises OSError if it is missing."""
     status = path.lstat()
-    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & _BY_OTHERS
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & WRITTEN_BY_OTHERS
 
 
 _COMPILER = "snapcap.warmup.build.compile_worker"
